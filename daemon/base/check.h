@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programmer errors abort, in release builds too.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace terrace {
+
+[[noreturn]] inline void check_failed(const char* condition, const char* file, int line) {
+  std::fprintf(stderr, "%s:%d: check failed: %s\n", file, line, condition);
+  std::abort();
+}
+
+}  // namespace terrace
+
+// Aborts with the place and the condition if it does not hold. For what only a defect of ours can break; bad input from
+// outside is an Error.
+#define TERRACE_CHECK(condition) \
+  (static_cast<bool>(condition) ? static_cast<void>(0) : ::terrace::check_failed(#condition, __FILE__, __LINE__))

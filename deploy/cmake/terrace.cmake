@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# The project's compile settings, and one function for a layer and one for a test.
+
+set(CMAKE_CXX_STANDARD 23)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+
+find_program(TERRACE_CCACHE ccache)
+if(TERRACE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${TERRACE_CCACHE})
+endif()
+
+find_package(Threads REQUIRED)
+
+add_library(terrace_options INTERFACE)
+target_compile_options(terrace_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor -Werror)
+if(TERRACE_SANITIZE)
+  add_compile_options(-fsanitize=${TERRACE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${TERRACE_SANITIZE})
+  if(TERRACE_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # libstdc++ fences in shared_ptr: GCC warns that ThreadSanitizer does not model them; we use none of our own.
+    add_compile_options(-Wno-tsan)
+  endif()
+endif()
+
+# terrace_layer(NAME SOURCES a.cc ... LINKS lower_layer ... [PRIVATE_LINKS ...])
+# A static library of one folder. Headers are included from the repository's root of that tree ("engine/engine.h").
+function(terrace_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
+  if(ARG_SOURCES)
+    add_library(${name} STATIC ${ARG_SOURCES})
+    target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/daemon)
+    target_link_libraries(${name} PUBLIC ${ARG_LINKS} PRIVATE terrace_options ${ARG_PRIVATE_LINKS})
+  else()
+    add_library(${name} INTERFACE)
+    target_include_directories(${name} INTERFACE ${PROJECT_SOURCE_DIR}/daemon)
+    target_link_libraries(${name} INTERFACE ${ARG_LINKS})
+  endif()
+endfunction()
+
+# terrace_test(NAME SOURCES a_test.cc ... LINKS layer ...)
+# A GoogleTest binary whose cases are ctest tests of their own, each bounded at 60 s unless TIMEOUT says otherwise.
+function(terrace_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINKS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 60)
+  endif()
+  if(TERRACE_SANITIZE)
+    math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 5")
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE terrace_options ${ARG_LINKS} GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} DISCOVERY_TIMEOUT 60)
+endfunction()
