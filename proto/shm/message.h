@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages on data.sock (SOCK_SEQPACKET, one message a packet, fixed sizes): session set-up and the passing of
+// segments. Docs: docs/formats.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "shm/layout.h"
+
+namespace terrace::shm {
+
+inline constexpr std::uint32_t kMessageMagic = 0x43525254;  // "TRRC", little-endian
+
+enum class MessageType : std::uint32_t {
+  kHello = 1,    // client: opens the session; the first message, once
+  kWelcome = 2,  // daemon, with descriptors: region, doorbell (eventfd)
+  kRefused = 3,  // daemon: the session could not be opened, or has ended, and why; then the socket closes
+  kSegment = 4,  // daemon, with one descriptor: map it at `offset` of the place's range
+  kRetire = 5,   // daemon: unmap that segment, then answer kRetired
+  kRetired = 6,  // client
+  kBye = 7,      // client: close the session
+};
+
+struct MessageHeader {
+  std::uint32_t magic = kMessageMagic;
+  std::uint32_t version = kProtocolVersion;
+  MessageType type{};
+  std::uint32_t bytes = 0;  // of the whole message
+};
+
+// The bytes of a place that the session may always hold leased at once (DESIGN decision 13).
+struct GuaranteeRecord {
+  std::uint32_t place = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct Hello {
+  MessageHeader header{.type = MessageType::kHello, .bytes = 0};
+  std::uint64_t timeout_ns = 0;        // how long to wait for the guarantees
+  std::uint32_t local_world_size = 1;  // ranks on this node; divides the default guarantees
+  std::uint32_t guarantee_count = 0;   // stated ones; the places not named get the default
+  std::array<GuaranteeRecord, kPlacesMax> guarantees{};
+  std::array<char, 64> label{};  // for people, zero-terminated ("rank 3")
+};
+
+struct PlaceRecord {
+  std::uint32_t place = 0;
+  std::uint32_t writable_only = 0;  // 1: map once, writable (device); 0: map twice (host)
+  std::uint64_t range_bytes = 0;    // address space to reserve for it
+  std::uint64_t guarantee_bytes = 0;
+};
+
+struct Welcome {
+  MessageHeader header{.type = MessageType::kWelcome, .bytes = 0};
+  std::uint32_t session = 0;
+  std::uint32_t place_count = 0;
+  std::array<std::uint8_t, 16> token{};
+  std::uint64_t region_bytes = 0;
+  std::array<PlaceRecord, kPlacesMax> places{};
+};
+
+struct Refused {
+  MessageHeader header{.type = MessageType::kRefused, .bytes = 0};
+  std::uint32_t code = 0;  // terrace::ErrorCode
+  std::array<char, 500> message{};
+};
+
+// kSegment, kRetire and kRetired.
+struct SegmentMessage {
+  MessageHeader header{};
+  std::uint32_t place = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct Bye {
+  MessageHeader header{.type = MessageType::kBye, .bytes = 0};
+};
+
+static_assert(sizeof(MessageHeader) == 16 && sizeof(GuaranteeRecord) == 16 && sizeof(PlaceRecord) == 24);
+static_assert(sizeof(Hello) == 16 + 16 + 16 * kPlacesMax + 64 && sizeof(Welcome) == 48 + 24 * kPlacesMax);
+static_assert(sizeof(Refused) == 520 && sizeof(SegmentMessage) == 40);
+
+}  // namespace terrace::shm

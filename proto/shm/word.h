@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lease word: who may touch a tensor's published copy, in one atomic 64-bit word that client and daemon share.
+// Docs: docs/formats.md. Every transition is one compare-and-swap here; nothing else writes a word.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace terrace::shm {
+
+enum class State : std::uint8_t {
+  kFree = 0,      // no tensor in this slot
+  kAbsent = 1,    // nothing published: ask the daemon
+  kResident = 2,  // published at the slot's place and offset: leases are taken here
+  kClaimed = 3,   // the engine has it for itself, at zero readers and writers: ask the daemon
+};
+
+enum class Mode : std::uint8_t {
+  kRead = 0,
+  kWrite = 1,      // the old bytes are there (zeros if it was never written), new ones may be written
+  kOverwrite = 2,  // the old bytes are not needed and not fetched
+};
+
+inline constexpr std::uint32_t kIncarnationMask = (1u << 28) - 1;
+inline constexpr std::uint32_t kReadersMax = (1u << 16) - 1;
+inline constexpr std::uint32_t kWritersMax = (1u << 12) - 1;
+
+// The word taken apart. Bits: 0-2 state, 3 dirty, 4 wanted, 5 lent, 8-23 readers, 24-35 writers, 36-63 incarnation.
+struct Word {
+  State state = State::kFree;
+  bool dirty = false;   // written since the copy below was valid
+  bool wanted = false;  // an admission waits for the leases to end: no new ones; the last release rings the doorbell
+  bool lent = false;    // beyond the session's guarantee: leases only through the daemon
+  std::uint32_t readers = 0;
+  std::uint32_t writers = 0;
+  std::uint32_t incarnation = 0;
+  bool operator==(const Word&) const = default;
+
+  constexpr bool leased() const { return readers != 0 || writers != 0; }
+  constexpr std::uint64_t packed() const {
+    return static_cast<std::uint64_t>(state) | (std::uint64_t{dirty} << 3) | (std::uint64_t{wanted} << 4) |
+           (std::uint64_t{lent} << 5) | (static_cast<std::uint64_t>(readers & kReadersMax) << 8) |
+           (static_cast<std::uint64_t>(writers & kWritersMax) << 24) |
+           (static_cast<std::uint64_t>(incarnation & kIncarnationMask) << 36);
+  }
+  static constexpr Word unpack(std::uint64_t bits) {
+    return {.state = static_cast<State>(bits & 7),
+            .dirty = (bits >> 3 & 1) != 0,
+            .wanted = (bits >> 4 & 1) != 0,
+            .lent = (bits >> 5 & 1) != 0,
+            .readers = static_cast<std::uint32_t>(bits >> 8) & kReadersMax,
+            .writers = static_cast<std::uint32_t>(bits >> 24) & kWritersMax,
+            .incarnation = static_cast<std::uint32_t>(bits >> 36)};
+  }
+};
+
+using AtomicWord = std::atomic<std::uint64_t>;
+static_assert(sizeof(AtomicWord) == 8 && AtomicWord::is_always_lock_free);
+
+enum class Outcome : std::uint8_t {
+  kDone,
+  kAskDaemon,  // not leasable here and now
+  kStale,      // the slot has another incarnation: the handle is of a deleted tensor
+  kNotLeased,  // a release without a lease
+  kLeased,     // the engine cannot have it: somebody holds a lease
+};
+
+struct Step {
+  Outcome outcome = Outcome::kDone;
+  Word word;  // as it is after the step (as it was found, if nothing was done)
+};
+
+// Applies `next(word) -> Step` until the compare-and-swap holds. A step that is not kDone changes nothing.
+template <typename Next>
+Step transition(AtomicWord& word, Next next) {
+  std::uint64_t found = word.load(std::memory_order_acquire);
+  while (true) {
+    const Word before = Word::unpack(found);
+    const Step step = next(before);
+    if (step.outcome != Outcome::kDone) return {step.outcome, before};
+    if (word.compare_exchange_weak(found, step.word.packed(), std::memory_order_acq_rel, std::memory_order_acquire))
+      return step;
+  }
+}
+
+// One more lease. `daemon_grants`: the daemon itself takes it, for which `wanted` and `lent` are no obstacle.
+inline Step acquire(AtomicWord& word, std::uint32_t incarnation, Mode mode, bool daemon_grants = false) {
+  return transition(word, [=](Word w) -> Step {
+    if (w.state == State::kFree || w.incarnation != incarnation) return {Outcome::kStale, w};
+    if (w.state != State::kResident || ((w.wanted || w.lent) && !daemon_grants)) return {Outcome::kAskDaemon, w};
+    if (w.readers == kReadersMax || w.writers == kWritersMax) return {Outcome::kAskDaemon, w};
+    if (mode == Mode::kRead) {
+      ++w.readers;
+    } else {
+      ++w.writers;
+      w.dirty = true;
+    }
+    return {Outcome::kDone, w};
+  });
+}
+
+// One lease less. If the word afterwards is `wanted` and not leased, the caller rings the daemon's doorbell.
+inline Step release(AtomicWord& word, std::uint32_t incarnation, Mode mode) {
+  return transition(word, [=](Word w) -> Step {
+    if (w.state == State::kFree || w.incarnation != incarnation) return {Outcome::kStale, w};
+    std::uint32_t& count = mode == Mode::kRead ? w.readers : w.writers;
+    if (count == 0) return {Outcome::kNotLeased, w};
+    --count;
+    return {Outcome::kDone, w};
+  });
+}
+
+// Engine: takes a resident copy for itself, if nobody holds a lease. `word.dirty` says whether it was written.
+inline Step claim(AtomicWord& word, std::uint32_t incarnation) {
+  return transition(word, [=](Word w) -> Step {
+    if (w.incarnation != incarnation || w.state != State::kResident) return {Outcome::kStale, w};
+    if (w.leased()) return {Outcome::kLeased, w};
+    w.state = State::kClaimed;
+    return {Outcome::kDone, w};
+  });
+}
+
+// Engine: the next zero count is to ring. The returned word may be at zero already.
+inline Step want(AtomicWord& word, bool wanted) {
+  return transition(word, [=](Word w) -> Step {
+    w.wanted = wanted;
+    return {Outcome::kDone, w};
+  });
+}
+
+// Engine: the copy is (no longer) beyond the session's guarantee.
+inline Step lend(AtomicWord& word, bool lent) {
+  return transition(word, [=](Word w) -> Step {
+    w.lent = lent;
+    return {Outcome::kDone, w};
+  });
+}
+
+// Engine: a write-back of a resident copy begins. Refused (kLeased) while somebody may be writing: without that, the
+// bytes of a writer who releases during the write-back would count as written back.
+inline Step begin_clean(AtomicWord& word, std::uint32_t incarnation) {
+  return transition(word, [=](Word w) -> Step {
+    if (w.incarnation != incarnation || w.state != State::kResident) return {Outcome::kStale, w};
+    if (w.writers != 0) return {Outcome::kLeased, w};
+    w.dirty = false;
+    return {Outcome::kDone, w};
+  });
+}
+
+// Engine: the write-back is complete; it counts if nobody wrote, or began to, since it began.
+inline bool finish_clean(const AtomicWord& word) {
+  const Word w = Word::unpack(word.load(std::memory_order_acquire));
+  return !w.dirty && w.writers == 0;
+}
+
+// Engine: sets the whole word, in a state in which no client may change it (kFree, kAbsent, kClaimed before).
+inline void publish(AtomicWord& word, Word value) { word.store(value.packed(), std::memory_order_release); }
+
+}  // namespace terrace::shm
