@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "config/config.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace terrace::config {
+
+std::string_view name(TierKind kind) {
+  switch (kind) {
+    case TierKind::kDevice:
+      return "device";
+    case TierKind::kMemory:
+      return "memory";
+    case TierKind::kBlock:
+      return "block";
+  }
+  check_failed("a TierKind", __FILE__, __LINE__);
+}
+
+std::string_view name(HugePages pages) {
+  switch (pages) {
+    case HugePages::kAuto:
+      return "auto";
+    case HugePages::kNever:
+      return "never";
+    case HugePages::k2MiB:
+      return "2MiB";
+  }
+  check_failed("a HugePages", __FILE__, __LINE__);
+}
+
+std::string_view name(LogLevel level) {
+  switch (level) {
+    case LogLevel::kTrace:
+      return "trace";
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarn:
+      return "warn";
+    case LogLevel::kError:
+      return "error";
+  }
+  check_failed("a LogLevel", __FILE__, __LINE__);
+}
+
+bool TenantConfig::admits(std::uint32_t uid, std::uint32_t own_uid) const {
+  if (uid == 0 || any_uid) return true;
+  if (uids.empty()) return uid == own_uid;
+  return std::ranges::find(uids, uid) != uids.end();
+}
+
+}  // namespace terrace::config

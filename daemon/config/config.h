@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The daemon's configuration as plain values. parse.h reads it from TOML, resolve.h sets it against a machine;
+// docs/configuration.md says what each key means to an operator.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace terrace::config {
+
+enum class TierKind : std::uint8_t { kDevice, kMemory, kBlock };
+enum class HugePages : std::uint8_t {
+  kAuto,   // 2 MiB pages where the kernel has reserved some, else ordinary ones
+  kNever,  // ordinary pages
+  k2MiB,   // 2 MiB pages or an error at start-up
+};
+enum class LogLevel : std::uint8_t { kTrace, kDebug, kInfo, kWarn, kError };
+
+// "device", "memory", "block": as in the file and in metrics' labels.
+std::string_view name(TierKind kind);
+std::string_view name(HugePages pages);
+std::string_view name(LogLevel level);
+
+// How large a tier is: as written, and after resolve() always in bytes.
+struct Capacity {
+  std::uint64_t bytes = 0;        // 0 until resolved where it was written in percent
+  std::optional<double> percent;  // of the memory there is (device, memory) or of the file systems' room (block)
+  bool operator==(const Capacity&) const = default;
+};
+
+// One tier; the order in Config::tiers is fastest first, and the last one holds the homes.
+struct TierConfig {
+  TierKind kind = TierKind::kMemory;
+  Capacity capacity;
+  double high_mark = 0.9;                   // share of the capacity above which pressure is reported, in (0, 1]
+  std::optional<unsigned> numa_node;        // device (emulated) and memory: os index; none: the daemon chooses ("auto")
+  HugePages huge_pages = HugePages::kAuto;  // device (emulated) and memory
+  std::string device;                       // device: "emulated" or "cuda:N"
+  std::vector<std::string> paths;           // block: the files, absolute; several stripe in equal parts
+  std::uint32_t line = 0;                   // where the tier begins in the file, for messages; 0: not from a file
+};
+
+// Where the daemon listens when a tenant has no sockets of its own. Absolute paths, at most 107 bytes.
+struct Sockets {
+  std::string data;   // our client library (SOCK_SEQPACKET)
+  std::string grpc;   // every other client
+  std::string admin;  // administration, mode 0600
+};
+
+// Who may come in where. Each uid that comes through is a security domain of its own (terrace::Tenant).
+struct TenantConfig {
+  std::string name;                 // the metrics' label
+  std::string data_socket;          // never empty, never shared with another tenant
+  std::string grpc_socket;          // likewise
+  std::vector<std::uint32_t> uids;  // allowed besides root; empty and not any_uid: the daemon's own uid
+  bool any_uid = false;             // whoever reaches the socket
+  std::uint64_t quota_bytes = 0;    // homes that each uid may hold; 0: as much as there is
+  std::uint32_t line = 0;           // as in TierConfig
+
+  // Whether a peer of uid `uid` may connect to a daemon that runs as `own_uid`. Root always may.
+  bool admits(std::uint32_t uid, std::uint32_t own_uid) const;
+};
+
+// The bounds of everything that a client can make grow.
+struct Limits {
+  std::uint32_t sessions_max = 256;
+  std::uint32_t tensors_per_session_max = 65536;
+  std::uint32_t connections_max = 512;              // on all sockets together
+  std::uint32_t requests_queued_max = 4096;         // accepted and not yet answered
+  std::uint32_t request_timeout_ms = 60'000;        // for a request that brings no deadline, and the longest one
+  std::uint32_t session_idle_timeout_ms = 600'000;  // a gRPC session without a call for so long ends
+  std::uint32_t stop_timeout_ms = 8'000;            // after SIGTERM, for what is in flight
+};
+
+struct Config {
+  Sockets sockets;
+  std::string metrics_address = "127.0.0.1:9464";  // host:port of /metrics; empty: off
+  std::vector<TierConfig> tiers;                   // at least one
+  std::vector<TenantConfig> tenants;  // at least one; "default" on `sockets` where none is configured. Listen on these.
+  Limits limits;
+  bool strict = false;  // whatever the machine lacks is an error and not a line in the report
+  LogLevel log_level = LogLevel::kInfo;
+  std::string source;                 // the file it was read from; empty: defaults
+  std::vector<std::string> warnings;  // what resolve() found allowed but hardly meant
+};
+
+}  // namespace terrace::config
