@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine: sessions, catalog, policy and scheduler as one deterministic state machine (DESIGN decision 1). No I/O,
+// no clock, no locks: inputs are the calls below, outputs lie in Output until taken. Not thread-safe: the reactor's
+// own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/time.h"
+#include "engine/policy.h"
+#include "engine/request.h"
+#include "engine/status.h"
+#include "mover/transfer.h"
+#include "tier/extent.h"
+
+namespace terrace::engine {
+
+struct TierOptions {
+  std::string name;  // "device:0", "memory", "block"
+  tier::Kind kind{};
+  std::uint64_t capacity_bytes = 0;  // a multiple of segment_bytes in mapped tiers
+  std::uint64_t segment_bytes = 0;   // unit in which a mapped tier gets memory; a multiple of 2 MiB; 0 for block
+  double high_mark = 0.9;            // share of the capacity above which Watch reports pressure
+};
+
+// A limit on one configured tenant (Tenant::socket), over all its sessions.
+struct QuotaOptions {
+  std::uint32_t tenant_socket = 0;
+  std::uint64_t home_bytes_max = 0;  // bytes of tensors; 0: no limit
+};
+
+struct Options {
+  std::vector<TierOptions> tiers;  // fastest first: devices, then at most one memory, then at most one block
+  std::vector<QuotaOptions> quotas;
+  std::uint32_t sessions_max = 256;
+  std::uint32_t requests_waiting_max = 4096;   // over all sessions; more are kResourceExhausted at once
+  std::uint32_t transfers_in_flight_max = 16;  // handed down at a time, per link
+  double spare_share = 0.0;                    // part of the home tier kept back for retired regions
+  std::function<std::unique_ptr<Policy>()> make_policy = make_lru_policy;
+};
+
+// A tier passed its high mark, upwards or downwards.
+struct Pressure {
+  TierId tier{};
+  bool above = false;
+  std::uint64_t used_bytes = 0;
+  std::uint64_t capacity_bytes = 0;
+};
+
+// What is to be done outside, in order. `gone`: sessions of which nothing is left; their tables and segments may go.
+struct Output {
+  std::vector<Reply> replies;
+  std::vector<mover::Transfer> transfers;
+  std::vector<mover::SegmentOrder> segment_orders;
+  std::vector<SessionId> gone;
+  std::vector<Pressure> pressure;
+};
+
+// One entry of an access log, unverified.
+struct Access {
+  Slot slot{};
+  shm::Mode mode{};
+};
+
+class Engine {
+ public:
+  // InvalidArgument names what is wrong with the options.
+  static Result<std::unique_ptr<Engine>> create(Options options);
+  virtual ~Engine() = default;
+
+  // Every request gets exactly one reply, by its deadline (law 6), possibly in the Output of this very call.
+  virtual void submit(Time now, Request request) = 0;
+  // Nobody waits for this request any more; it gets its reply (kCancelled) unless it had it.
+  virtual void cancel(Time now, RequestId request) = 0;
+  virtual void transfer_done(Time now, const mover::TransferDone& done) = 0;
+  virtual void segment_done(Time now, const mover::SegmentDone& done) = 0;
+  // Drained access-log entries, and how many fast leases they stand for (entries may have been lost).
+  virtual void accessed(Time now, SessionId session, std::span<const Access> accesses, std::uint64_t fast_leases) = 0;
+  // The session's doorbell rang: a lease that somebody waits for may have ended.
+  virtual void lease_ended(Time now, SessionId session) = 0;
+  // The session's trainer is gone: as CloseSession, without anyone to ask.
+  virtual void session_died(Time now, SessionId session) = 0;
+  // Deadlines that have passed.
+  virtual void tick(Time now) = 0;
+
+  // When tick is next needed; kNever if nothing waits.
+  virtual Time next_deadline() const = 0;
+  virtual Output take_output() = 0;
+  virtual Status status() const = 0;
+  // Aborts unless the laws hold (O(everything)): for tests and simulation.
+  virtual void check_invariants() const = 0;
+};
+
+}  // namespace terrace::engine

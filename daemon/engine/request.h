@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests and replies as values: all that any socket can ask of the engine, in one vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/time.h"
+#include "engine/lease_table.h"
+#include "engine/status.h"
+#include "shm/word.h"
+#include "terrace/dtype.h"
+#include "terrace/error.h"
+
+namespace terrace::engine {
+
+// Bytes of a place that a session may always hold leased at once (DESIGN decision 13).
+struct Guarantee {
+  std::uint32_t place = 0;  // shm::kPlaceHost, or shm::kPlaceDevice0 + N
+  std::uint64_t bytes = 0;
+};
+
+struct TensorSpec {
+  std::string name;  // 1 to 175 bytes, unique in the session
+  std::uint64_t bytes = 0;
+  DType dtype = DType::kUint8;
+  std::vector<std::int64_t> shape;    // elements; at most 8 dimensions
+  std::vector<std::int64_t> strides;  // elements; empty: contiguous, row-major
+};
+
+// Waits until the guarantees are backed by memory; -> SessionOpened.
+struct OpenSession {
+  Tenant tenant;
+  LeaseTable table;  // lives until the engine reports the session gone
+  std::vector<Guarantee> guarantees;
+  std::uint32_t local_world_size = 1;
+  std::int32_t pid = 0;        // for people; 0: unknown
+  std::string label;           // for people
+  bool maps_segments = false;  // the trainer maps what it is given: segments leave only when it says so
+};
+struct CloseSession {};  // -> Done, when nothing of the session is left
+struct CreateTensors {
+  std::vector<TensorSpec> tensors;
+};  // all or none -> Handles
+struct DeleteTensors {
+  std::vector<Handle> tensors;
+};  // the names are free at once, the bytes at the last release
+struct Acquire {
+  std::uint32_t place = 0;
+  shm::Mode mode = shm::Mode::kRead;
+  std::vector<Handle> tensors;
+};  // -> Located
+struct Release {
+  shm::Mode mode = shm::Mode::kRead;
+  std::vector<Handle> tensors;
+};  // of leases that Acquire granted
+struct Move {
+  std::uint32_t place = 0;
+  std::vector<Handle> tensors;
+};  // swap in, swap out -> Located
+struct Prefetch {
+  std::uint32_t place = 0;
+  std::vector<Handle> tensors;
+};  // a hint
+struct Evict {
+  std::vector<Handle> tensors;
+};  // a hint
+struct DontNeed {
+  std::vector<Handle> tensors;
+};  // the content is gone; reading it is kFailedPrecondition
+struct Pin {
+  std::uint32_t place = 0;
+  std::vector<Handle> tensors;
+};  // -> Located
+struct Unpin {
+  std::vector<Handle> tensors;
+};
+struct MarkStep {
+  std::uint32_t kind = 0;
+};  // 0 train, 1 accumulate, 2 eval
+struct ListTensors {
+  std::string prefix;
+};                    // -> TensorList
+struct GetStatus {};  // no session -> Status
+struct Drain {};      // no session: no new sessions from now on
+
+using Body = std::variant<OpenSession, CloseSession, CreateTensors, DeleteTensors, Acquire, Release, Move, Prefetch,
+                          Evict, DontNeed, Pin, Unpin, MarkStep, ListTensors, GetStatus, Drain>;
+
+struct Request {
+  RequestId id{};
+  SessionId session{};  // ignored by OpenSession, GetStatus, Drain
+  Time deadline = kNever;
+  Body body;
+};
+
+// Where a tensor is, at the moment of the reply.
+struct Placement {
+  std::uint32_t place = 0;   // also shm::kPlaceBlock, shm::kPlaceNowhere (never written)
+  std::uint64_t offset = 0;  // in the place's range; 0 on the block tier
+  std::uint64_t bytes = 0;   // of the tensor
+};
+
+struct TensorInfo {
+  Handle handle;
+  TensorSpec spec;
+  Placement placement;
+  bool dirty = false;
+  bool pinned = false;
+  std::uint32_t readers = 0;
+  std::uint32_t writers = 0;
+};
+
+struct PlaceOffer {
+  std::uint32_t place = 0;
+  std::uint64_t range_bytes = 0;  // address space to reserve: the tier's capacity
+  std::uint64_t guarantee_bytes = 0;
+};
+
+struct Done {};
+struct SessionOpened {
+  SessionId session{};
+  std::vector<PlaceOffer> places;
+};
+struct Handles {
+  std::vector<Handle> tensors;
+};
+struct Located {
+  std::vector<Placement> tensors;
+};
+struct TensorList {
+  std::vector<TensorInfo> tensors;
+};
+
+using ReplyBody = std::variant<Done, SessionOpened, Handles, Located, TensorList, Status>;
+
+struct Reply {
+  RequestId id{};
+  Result<ReplyBody> result;
+};
+
+}  // namespace terrace::engine

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine can say of itself: the source of `terracectl status`, of GetStatus and of /metrics.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "mover/transfer.h"
+#include "tier/extent.h"
+
+namespace terrace::engine {
+
+// Seconds, in buckets from 1 us by factors of four; the last one is everything above.
+struct Histogram {
+  static constexpr std::size_t kBuckets = 16;
+  std::array<std::uint64_t, kBuckets> counts{};
+  double sum_seconds = 0;
+
+  // Upper bound of bucket `index` in seconds; the last has none (infinity).
+  static double upper_bound_seconds(std::size_t index);
+  void record(Duration duration);
+};
+
+enum class EvictionReason : std::uint8_t { kDemand, kPrefetch, kHint, kMove, kTakenBack };
+inline constexpr std::size_t kEvictionReasons = 5;
+
+struct TierStatus {
+  std::string name;  // "device:0", "memory", "block"
+  tier::Kind kind{};
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t used_bytes = 0;          // in extents
+  std::uint64_t segment_bytes = 0;       // taken from the system; mapped tiers
+  std::uint64_t guaranteed_bytes = 0;    // sum over sessions of max(floor, mapped); mapped tiers
+  std::uint64_t largest_free_bytes = 0;  // largest single extent that could be given out now
+  double fragmentation = 0;              // 0 to 1
+  std::uint64_t retired_bytes = 0;
+  std::uint64_t checksum_failures = 0;
+  std::uint64_t io_errors = 0;
+  std::array<std::uint64_t, kEvictionReasons> evictions{};
+};
+
+struct LinkStatus {
+  mover::Link link;
+  std::uint64_t bytes = 0;
+  std::uint64_t transfers = 0;
+  std::uint64_t failures = 0;
+  std::uint64_t queued = 0;
+  std::uint64_t in_flight = 0;
+  Histogram duration;
+};
+
+struct PlaceStatus {
+  std::uint32_t place = 0;
+  std::string name;         // "host", "device:0"
+  std::uint64_t hits = 0;   // leases taken without a wait, in the table or at the daemon
+  std::uint64_t waits = 0;  // granted after a wait
+  std::uint64_t errors = 0;
+  Histogram wait;
+};
+
+struct PrefetchStatus {
+  std::uint64_t used = 0;     // leased after it arrived
+  std::uint64_t late = 0;     // leased before it arrived
+  std::uint64_t wasted = 0;   // evicted or dropped without a lease
+  std::uint64_t refused = 0;  // no room without evicting what is leased
+};
+
+struct SessionStatus {
+  SessionId session{};
+  Tenant tenant;
+  std::int32_t pid = 0;
+  std::string label;
+  std::uint64_t tensors = 0;
+  std::uint64_t tensor_bytes = 0;
+  std::uint64_t leases = 0;
+  std::uint64_t leased_bytes = 0;
+  std::uint64_t step = 0;
+  struct Place {
+    std::uint32_t place = 0;
+    std::uint64_t guarantee_bytes = 0;
+    std::uint64_t mapped_bytes = 0;
+    std::uint64_t used_bytes = 0;
+  };
+  std::vector<Place> places;
+};
+
+struct Status {
+  bool draining = false;
+  std::vector<TierStatus> tiers;
+  std::vector<LinkStatus> links;
+  std::vector<PlaceStatus> places;
+  std::vector<SessionStatus> sessions;
+  PrefetchStatus prefetches;
+  std::uint64_t steps = 0;
+  std::uint64_t requests_waiting = 0;
+};
+
+}  // namespace terrace::engine

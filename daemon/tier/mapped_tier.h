@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tier whose memory trainers map: segments of one session side by side in one address space. Implemented by memory/
+// (DRAM) and device/ (HBM, or its emulation).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/fd.h"
+#include "base/ids.h"
+#include "terrace/error.h"
+#include "tier/extent.h"
+
+namespace terrace::tier {
+
+class MappedTier {
+ public:
+  virtual ~MappedTier() = default;
+
+  virtual Kind kind() const = 0;
+  // Memory for one segment: zeroed, prefaulted, placed on the tier's node, sealed. `bytes` is a multiple of 2 MiB.
+  // Thread-safe, and slow: for a worker. ResourceExhausted when the system has none.
+  virtual Result<Fd> create_segment(std::uint64_t bytes) const = 0;
+  // Maps a segment into the daemon at `offset` of the session's address space, which it extends. Reactor thread only.
+  virtual Result<void> install(SessionId session, Extent extent, Fd segment) = 0;
+  // The descriptor to hand to the session's trainer; borrowed, valid until removed.
+  virtual int descriptor(SessionId session, std::uint64_t offset) const = 0;
+  // Unmaps and closes the segment at `extent` (the trainer has unmapped it, or died); its pages are punched out first.
+  virtual Result<void> remove(SessionId session, Extent extent) = 0;
+  // Removes all that the session has.
+  virtual void drop(SessionId session) = 0;
+  // The daemon's own address of `offset`; valid for installed segments only, until they are removed.
+  virtual std::byte* address(SessionId session, std::uint64_t offset) const = 0;
+};
+
+}  // namespace terrace::tier
