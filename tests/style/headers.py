@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that every header compiles alone, with the warnings of the build: headers.py BUILD_FOLDER"""
+
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import tree
+
+build = pathlib.Path(sys.argv[1])
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon-virtual-dtor", "-Werror"]
+# The roots that our own includes start from; a header is included by its path below the one that holds it.
+ROOTS = ["daemon", "client/include", "client/src", "client/python/src", "client/ctl", "proto", "tests"]
+
+
+def compiler_and_includes() -> tuple[str, list[str]]:
+    """The compiler of the build, and every include folder that any of its commands names."""
+    commands = json.loads((build / "compile_commands.json").read_text())
+    compiler, includes = "c++", {}
+    for entry in commands:
+        words = shlex.split(entry["command"])
+        compiler = words[1] if words[0].endswith("ccache") else words[0]
+        for i, word in enumerate(words):
+            if word.startswith("-I") and len(word) > 2:
+                includes.setdefault(f"-I{pathlib.Path(entry['directory'], word[2:])}")
+            elif word == "-isystem":
+                includes.setdefault(f"-isystem{words[i + 1]}")
+    return compiler, list(includes)
+
+
+compiler, includes = compiler_and_includes()
+for root in ROOTS:
+    includes.append(f"-I{tree.ROOT / root}")
+
+
+def check(header: pathlib.Path) -> str:
+    """What the compiler says about a source that includes the header alone."""
+    for root in ROOTS:
+        if header.is_relative_to(root):
+            name = header.relative_to(root)
+            break
+    else:
+        return f"{header}: lies in no include root ({', '.join(ROOTS)})"
+    result = subprocess.run(
+        [compiler, "-std=c++23", "-fsyntax-only", *WARNINGS, *includes, "-x", "c++", "-"],
+        input=f'#include "{name}"\n', capture_output=True, text=True, check=False, cwd=build)
+    return f"{header}:\n{result.stderr}" if result.returncode else ""
+
+
+headers = tree.files(".h")
+tree.exit_with(tree.on_every_core(check, headers), len(headers))

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that the tree keeps the house's rules that no other tool checks: house_rules.py RULE [ROOT]
+
+Each rule is a function of a file's path and its lines that yields (line number, complaint).
+"""
+
+import pathlib
+import re
+import sys
+
+import tree
+
+LINES_MAX = 500
+CODE = (".h", ".cc", ".cu", ".py", ".pyi", ".proto", ".sh", ".cmake")
+BANNED_NAMES = re.compile(r"(?:^|_)(?:utils?|helpers?|common|managers?|misc)(?:_|$)")
+BANNED_TYPES = re.compile(r"\b(?:class|struct|namespace)\s+\w*(?:Util|Utils|Helper|Helpers|Manager|utils|helpers)\b")
+UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|not impl" r"emented|unimpl" r"emented)\b")
+
+# What each layer of the daemon may include, itself aside. `tier` and all others see base, shm and the client's error.h.
+BELOW = {
+    "base": set(),
+    "tier": {"base"},
+    "mover": {"base", "tier"},
+    "engine": {"base", "tier", "mover"},
+    "config": {"base"},
+    "topology": {"base"},
+    "metrics": {"base", "tier", "mover", "engine"},
+    "front": {"base", "tier", "mover", "engine", "config", "topology", "metrics"},
+    "sim": {"base", "tier", "mover", "engine", "config", "topology"},
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')
+
+
+def is_code(path):
+    return path.suffix in CODE or path.name == "CMakeLists.txt" or path in SCRIPTS
+
+
+def spdx(path, lines):
+    """Every file of ours that can hold a comment names its licence in its first lines."""
+    if is_code(path) or path.suffix in (".toml", ".yml", ".yaml", ".service", ".socket", ".conf"):
+        if not any("SPDX-License-Identifier: Apache-2.0" in line for line in lines[:3]):
+            yield 1, "no SPDX-License-Identifier: Apache-2.0 in the first three lines"
+
+
+def lines(path, lines):
+    """Small rooms: no source is longer than LINES_MAX."""
+    if is_code(path) and len(lines) > LINES_MAX:
+        yield LINES_MAX, f"{len(lines)} lines; split it by concept, nothing is longer than {LINES_MAX}"
+
+
+def unfinished(path, lines):
+    """Nothing is left open in the tree; open work is an issue."""
+    if is_code(path) or path.suffix == ".md":
+        for number, line in enumerate(lines, 1):
+            if UNFINISHED.search(line):
+                yield number, "left open; finish it, or take it out and file an issue"
+
+
+def names(path, lines):
+    """Names say what a thing is."""
+    for part in path.parts:
+        if BANNED_NAMES.search(part.split(".")[0].lower()):
+            yield 1, f"'{part}' says nothing; name what it holds"
+    if path.suffix in (".h", ".cc", ".py"):
+        for number, line in enumerate(lines, 1):
+            if BANNED_TYPES.search(line):
+                yield number, "a type's name says what it is, not that it helps or manages"
+
+
+def once(path, lines):
+    """Every header is guarded by #pragma once."""
+    if path.suffix == ".h" and "#pragma once" not in lines:
+        yield 1, "no #pragma once"
+
+
+def comments(path, lines):
+    """Headers, sources of tests and Python files open by saying what they hold or show."""
+    tested = path.parts[0] == "tests" and path.name.endswith("_test.cc")
+    if path.suffix == ".h" or tested:
+        if not (len(lines) > 1 and lines[1].startswith("//")):
+            yield 2, "the second line says what this file holds or shows: // ..."
+    if path.suffix == ".py" and path.name != "__init__.py":
+        if not any(line.startswith(('"""', "'''", 'r"""')) for line in lines[:4]):
+            yield 2, 'the file opens with a docstring of what it holds or shows: """..."""'
+
+
+def layers(path, lines):
+    """The daemon's layers include only what lies below them."""
+    if path.parts[0] != "daemon" or len(path.parts) < 3 or path.suffix not in (".h", ".cc"):
+        return
+    layer = path.parts[1]
+    if layer not in BELOW:
+        yield 1, f"'{layer}' is no layer that tests/style/house_rules.py knows; say there what it may include"
+        return
+    for number, line in enumerate(lines, 1):
+        included = INCLUDE.match(line)
+        if included and included[1] in BELOW and included[1] not in BELOW[layer] | {layer}:
+            yield number, f"{layer}/ includes {included[1]}/, which does not lie below it"
+
+
+def machine(path, lines):
+    """No file names a folder of the machine that it was written on."""
+    places = {str(tree.ROOT) + "/", str(pathlib.Path.home()) + "/"} - {"//"}
+    for number, line in enumerate(lines, 1):
+        if any(place in line for place in places):
+            yield number, "a path of one machine"
+
+
+RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, machine)}
+SCRIPTS = set()
+
+
+def complaints(rule, root=None):
+    """All complaints of one rule about the tree, as 'path:line: text'."""
+    if root is not None:
+        tree.ROOT = pathlib.Path(root)
+    SCRIPTS.clear()
+    SCRIPTS.update(tree.scripts())
+    checked = 0
+    found = []
+    for path in tree.files():
+        try:
+            text = (tree.ROOT / path).read_text()
+        except UnicodeDecodeError:
+            continue
+        checked += 1
+        found += [f"{path}:{number}: {complaint}" for number, complaint in RULES[rule](path, text.splitlines())]
+    return found, checked
+
+
+if __name__ == "__main__":
+    broken, number_checked = complaints(*sys.argv[1:])
+    for line in broken:
+        print(line)
+    tree.exit_with(len(broken), number_checked)

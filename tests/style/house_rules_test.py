@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that each house rule finds the fault it is for, and leaves a good tree alone."""
+
+import pathlib
+import tempfile
+import unittest
+
+import house_rules
+
+GOOD_HEADER = "// SPDX-License-Identifier: Apache-2.0\n// A thing.\n#pragma once\n"
+FAULTS = {
+    "spdx": ("daemon/base/a.h", "// A thing.\n#pragma once\nint a;\n"),
+    "lines": ("daemon/base/a.h", GOOD_HEADER + "\n" * 500),
+    "unfinished": ("daemon/base/a.h", GOOD_HEADER + "// TO" "DO: later\n"),
+    "names": ("daemon/base/string_utils.h", GOOD_HEADER),
+    "once": ("daemon/base/a.h", "// SPDX-License-Identifier: Apache-2.0\n// A thing.\n"),
+    "comments": ("tests/unit/a_test.cc", "// SPDX-License-Identifier: Apache-2.0\n#include <x>\n"),
+    "layers": ("daemon/tier/a.h", GOOD_HEADER + '#include "engine/engine.h"\n'),
+}
+
+
+class HouseRules(unittest.TestCase):
+    def check(self, rule, files):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in files.items():
+                path = pathlib.Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            if rule == "machine":
+                pathlib.Path(folder, "a.md").write_text(f"see {folder}/x\n")
+            return house_rules.complaints(rule, folder)[0]
+
+    def test_each_rule_finds_its_fault(self):
+        self.assertEqual(set(house_rules.RULES), {*FAULTS, "machine"}, "a rule without a fault here")
+        for rule, (name, text) in FAULTS.items():
+            with self.subTest(rule):
+                found = self.check(rule, {name: text})
+                self.assertEqual(1, len(found), found)
+                self.assertIn(name, found[0])
+
+    def test_a_path_of_the_machine_is_found(self):
+        self.assertEqual(1, len(self.check("machine", {})))
+
+    def test_a_good_file_passes_every_rule(self):
+        good = {"daemon/engine/a.h": GOOD_HEADER + '#include "tier/tier.h"\n#include "base/fd.h"\n'}
+        for rule in set(house_rules.RULES) - {"machine"}:
+            with self.subTest(rule):
+                self.assertEqual([], self.check(rule, good))
+
+
+if __name__ == "__main__":
+    unittest.main()
