@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reading one TOML table key by key, collecting every problem with its line. Internal to config.
+#pragma once
+
+#ifndef TOML_EXCEPTIONS
+#define TOML_EXCEPTIONS 0
+#endif
+#ifndef TOML_HEADER_ONLY
+#define TOML_HEADER_ONLY 1
+#endif
+#include <toml++/toml.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "terrace/error.h"
+
+namespace terrace::config {
+
+// Everything that is wrong with one file, in the order of its lines.
+class Problems {
+ public:
+  explicit Problems(std::string file) : file_(std::move(file)) {}
+  // `line` 0: of the file as a whole. `what` says what is wrong and what would be right.
+  void add(std::uint32_t line, std::string_view key, std::string_view what);
+  bool none() const { return problems_.empty(); }
+  // One InvalidArgument with a line for each problem: "FILE:LINE: KEY: WHAT".
+  Error error() const;
+
+ private:
+  struct Problem {
+    std::uint32_t line;
+    std::string text;
+  };
+  std::string file_;
+  std::vector<Problem> problems_;
+};
+
+// One table. Every getter returns nothing where the key is absent or wrong (a wrong one is in `problems`), and makes
+// its key a known one; finish() then names the keys that nobody asked for.
+class Section {
+ public:
+  // `prefix` stands before each key in messages: "limits." or "tier[0].". Borrows table and problems.
+  Section(const toml::table& table, std::string prefix, Problems& problems)
+      : table_(table), prefix_(std::move(prefix)), problems_(problems) {}
+
+  std::optional<std::string> text(std::string_view key);
+  std::optional<bool> flag(std::string_view key);
+  std::optional<double> number(std::string_view key);
+  std::optional<std::int64_t> integer(std::string_view key, std::int64_t min, std::int64_t max);
+  // A size in bytes, from text ("64GiB") or a whole number.
+  std::optional<std::uint64_t> bytes(std::string_view key);
+  // A string that is one of `allowed`; returns its index.
+  std::optional<std::size_t> one_of(std::string_view key, const std::vector<std::string_view>& allowed);
+  // The value as it stands, for keys of several types; null if absent.
+  const toml::node* node(std::string_view key);
+  const toml::table* table(std::string_view key);
+  // The tables of `[[key]]`; empty if absent.
+  std::vector<const toml::table*> tables(std::string_view key);
+
+  // Names what is wrong with `key`, at its line, or at the table's own where the key is absent.
+  void complain(std::string_view key, std::string_view what);
+  std::uint32_t line() const { return table_.source().begin.line; }
+  bool has(std::string_view key) const { return table_.contains(key); }
+  // Names every key that no getter knows, with the nearest one that is known.
+  void finish();
+
+ private:
+  const toml::table& table_;
+  std::string prefix_;
+  Problems& problems_;
+  std::vector<std::string> known_;
+};
+
+// The word of `known` that `word` was most likely meant to be; empty if none is near.
+std::string nearest(std::string_view word, const std::vector<std::string>& known);
+
+}  // namespace terrace::config

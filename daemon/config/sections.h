@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of parse() that have a file of their own. Internal to config.
+#pragma once
+
+#include <string>
+
+#include "config/config.h"
+#include "config/section.h"
+
+namespace terrace::config {
+
+// Reads every [[tier]] of the file into config.tiers, and checks their order.
+void read_tiers(Section& root, Problems& problems, Config& config);
+
+// Reads [sockets]; `table` may be null.
+void read_sockets(const toml::table* table, Problems& problems, Sockets& sockets);
+
+// Reads every [[tenant]] into config.tenants; without any, there is one named "default".
+void read_tenants(Section& root, Problems& problems, Config& config);
+
+// Gives each socket without a path the default one in `runtime_dir`, and sees that no two are the same file. After the
+// tenants and [sockets] are read.
+void fill_sockets(const std::string& runtime_dir, Problems& problems, Config& config);
+
+}  // namespace terrace::config
