@@ -65,4 +65,10 @@ inline constexpr std::uint64_t kChunkBytes = 1024 * 1024;
 // Entries in the checksum table that a tensor of `bytes` needs.
 constexpr std::uint64_t chunk_count(std::uint64_t bytes) { return (bytes + kChunkBytes - 1) / kChunkBytes; }
 
+// Entries that the checksum table of a block tier of `capacity_bytes` has: one for each whole chunk, and one more for
+// every 64 KiB, so that it takes tensors of 60 KiB on average before it, and not the room, is full.
+constexpr std::uint64_t checksum_entries(std::uint64_t capacity_bytes) {
+  return capacity_bytes / kChunkBytes + capacity_bytes / (64 * std::uint64_t{1024});
+}
+
 }  // namespace terrace::tier
