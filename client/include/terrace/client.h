@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The client library of Terrace: one Client is one session with the node's terraced. Needs neither gRPC nor protobuf.
+//
+//   auto client = terrace::Client::connect();
+//   auto tensor = client->create({.name = "weights", .dtype = terrace::DType::kFloat32, .shape = {1024, 1024}});
+//   auto lease = client->acquire(*tensor, {.mode = terrace::Mode::kWrite});
+//   std::ranges::fill(lease->span<float>(), 1.0f);
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "terrace/error.h"
+#include "terrace/lease.h"
+#include "terrace/pending.h"
+#include "terrace/tensor.h"
+
+namespace terrace {
+
+// How long a call waits unless it is told otherwise.
+inline constexpr std::chrono::nanoseconds kTimeoutDefault = std::chrono::seconds(60);
+
+// Bytes of a place that the session may always hold leased at once.
+struct Guarantee {
+  Place place = Place::host();
+  std::uint64_t bytes = 0;
+};
+
+struct ConnectOptions {
+  // Path of the daemon's data socket. Empty: $TERRACE_SOCKET, else $XDG_RUNTIME_DIR/terrace/data.sock if it is there,
+  // else /run/terrace/data.sock.
+  std::string socket;
+  // Places not named get the daemon's default: half the place's capacity divided by local_world_size.
+  std::vector<Guarantee> guarantees;
+  // Ranks on this node. 0: $LOCAL_WORLD_SIZE, else 1.
+  std::uint32_t local_world_size = 0;
+  // How long to wait for the daemon's answer, which waits for memory behind the guarantees.
+  std::chrono::nanoseconds timeout = kTimeoutDefault;
+  // For people, at most 63 bytes ("rank 3"). Empty: the program's name.
+  std::string label;
+};
+
+struct LeaseOptions {
+  Place place = Place::host();
+  Mode mode = Mode::kRead;
+  std::chrono::nanoseconds timeout = kTimeoutDefault;  // 0: at once or not at all
+  // A read lease at the tensor's writable address, for consumers that cannot keep read-only memory apart (torch). It
+  // is still a read lease: what is written through it may be lost.
+  bool writable_view = false;
+};
+
+// A place as the daemon offers it to this session.
+struct PlaceOffer {
+  Place place = Place::host();
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t guarantee_bytes = 0;
+};
+
+// What the step that begins does; the daemon keeps a template of accesses for each.
+enum class StepKind : std::uint32_t { kTrain = 0, kAccumulate = 1, kEval = 2 };
+
+// A session. Move-only; all calls are thread-safe (but not against moving or destroying it). Every call can fail with
+// kUnavailable (the daemon is gone or draining; leases stay valid), kDeadlineExceeded, kResourceExhausted (full, at
+// once), and kFailedPrecondition in a forked child, where nothing of the parent's session can be used.
+// kInvalidArgument for tensors of another client; kAborted for tensors that were destroyed.
+class Client {
+ public:
+  // Opens a session. kUnavailable if no daemon is there: the message shows the command that starts one.
+  // kResourceExhausted if the guarantees cannot be had in time: the message names who holds what.
+  static Result<Client> connect(ConnectOptions options = {});
+  Client(Client&& other) noexcept;
+  Client& operator=(Client&& other) noexcept;
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+  ~Client();  // close()
+
+  // Ends the session: its tensors are gone. With leases still held it ends at the last one's release. Idempotent; later
+  // calls get kFailedPrecondition.
+  void close();
+
+  // Creates all or none (of each run of 8192, where there are more: if a later run fails, the earlier ones are
+  // destroyed again). kAlreadyExists for a name in use; kResourceExhausted if they can never fit.
+  Result<std::vector<Tensor>> create(std::span<const TensorSpec> specs,
+                                     std::chrono::nanoseconds timeout = kTimeoutDefault);
+  Result<Tensor> create(const TensorSpec& spec, std::chrono::nanoseconds timeout = kTimeoutDefault);
+  // The names are free at once, the bytes at the last release of each.
+  Result<void> destroy(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout = kTimeoutDefault);
+
+  // Leases one tensor. Where it is resident already: one atomic operation, no system call. Otherwise waits while the
+  // daemon brings it. kFailedPrecondition: never written (and the mode is kRead), or leased in another place.
+  // kDataLoss: the bytes are gone; write it again.
+  Result<Lease> acquire(const Tensor& tensor, const LeaseOptions& options = {});
+  // Leases a set (at most 65536), all or nothing, in the order given. Take what is used together in one set: waiting
+  // for one lease while holding another can pass the session's guarantee.
+  Result<std::vector<Lease>> acquire(std::span<const Tensor> tensors, const LeaseOptions& options = {});
+  // The same without waiting here.
+  Pending<std::vector<Lease>> acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options = {});
+
+  // Brings the set to a place and leases nothing: where it is may change at any time afterwards.
+  Result<void> swap_in(std::span<const Tensor> tensors, Place place,
+                       std::chrono::nanoseconds timeout = kTimeoutDefault);
+  // Moves the set down to a place, and frees what it held above.
+  Result<void> swap_out(std::span<const Tensor> tensors, Place place = Place::block(),
+                        std::chrono::nanoseconds timeout = kTimeoutDefault);
+  Pending<void> swap_in_async(std::span<const Tensor> tensors, Place place,
+                              std::chrono::nanoseconds timeout = kTimeoutDefault);
+  Pending<void> swap_out_async(std::span<const Tensor> tensors, Place place = Place::block(),
+                               std::chrono::nanoseconds timeout = kTimeoutDefault);
+
+  // Hints, answered before anything has moved. Evict: soon not needed above. Dont_need: the content is not needed any
+  // more and is not written back; a read afterwards is kFailedPrecondition until it is written again.
+  Result<void> prefetch(std::span<const Tensor> tensors, Place place = Place::host());
+  Result<void> evict(std::span<const Tensor> tensors);
+  Result<void> dont_need(std::span<const Tensor> tensors);
+
+  // Keeps the set in a place until unpin; counts as leased.
+  Result<void> pin(std::span<const Tensor> tensors, Place place = Place::host(),
+                   std::chrono::nanoseconds timeout = kTimeoutDefault);
+  Result<void> unpin(std::span<const Tensor> tensors);
+
+  // A step of training begins.
+  Result<void> mark_step(StepKind kind = StepKind::kTrain);
+
+  // The daemon's number for this session, for people; 0 once closed.
+  std::uint32_t session() const;
+  // Path of the socket that it came through.
+  const std::string& socket() const;
+  // Places this session can lease in, host first where there is one.
+  std::vector<PlaceOffer> places() const;
+  // Leases and tokens not yet released, and calls not yet answered.
+  std::uint64_t held() const;
+
+ private:
+  struct State;
+  explicit Client(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace terrace

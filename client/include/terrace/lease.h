@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// A lease: the right to a tensor's bytes at an address, until it is released.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "terrace/error.h"
+#include "terrace/tensor.h"
+
+namespace terrace {
+
+// What is left of a lease whose owner is not C++: a plain value for a deleter (of DLPack, of a numpy array). Exactly
+// one release_token() per token.
+struct LeaseToken {
+  client::Session* session = nullptr;  // null: nothing to release
+  std::uint64_t handle = 0;
+  Mode mode = Mode::kRead;
+};
+static_assert(std::is_trivially_copyable_v<LeaseToken>);
+
+// Ends the lease. From any thread, at any time: also after the Client is gone, at interpreter exit, and in a forked
+// child (where it does nothing). Takes no lock and never blocks.
+void release_token(LeaseToken token) noexcept;
+
+// Move-only. While it lives the bytes stay where they are, and the memory stays mapped, also after the Client is gone.
+// The destructor releases. Different threads may use different leases; one lease is one thread's at a time.
+class Lease {
+ public:
+  Lease() = default;  // of nothing
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&& other) noexcept;
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease();
+
+  // The tensor's bytes to read; empty once released.
+  std::span<const std::byte> bytes() const { return {address_, bytes_}; }
+  // The same to write; empty unless the mode is a writing one, or the lease asked for a writable view.
+  std::span<std::byte> writable_bytes() const { return {writable_ ? address_ : nullptr, writable_ ? bytes_ : 0}; }
+  // The bytes as elements: span<const float>() under any mode, span<float>() under a writing one (empty otherwise).
+  // Empty, too, where the tensor's bytes are not a whole number of T, or T is not what `dtype` is made of in size.
+  template <typename T>
+  std::span<T> span() const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    if (bytes_ % sizeof(T) != 0 || (!std::is_const_v<T> && !writable_)) return {};
+    if (sizeof(T) != 1 && sizeof(T) != element_bytes(tensor_.dtype())) return {};
+    return {reinterpret_cast<T*>(address_), bytes_ / sizeof(T)};
+  }
+
+  const Tensor& tensor() const { return tensor_; }
+  Mode mode() const { return token_.mode; }
+  Place place() const { return place_; }
+  // Whether writable_bytes() has them.
+  bool writable() const { return writable_; }
+  explicit operator bool() const { return token_.session != nullptr; }
+
+  // Gives the lease back now. kFailedPrecondition if that was done already, or in a forked child; kInternal if the
+  // shared table says that nothing was leased (somebody wrote there).
+  Result<void> release();
+
+  // Lets go without releasing: the caller owes one release_token(). Address and bytes are to be read before.
+  LeaseToken detach() noexcept;
+
+ private:
+  friend class client::Session;
+  Tensor tensor_;
+  LeaseToken token_;
+  Place place_ = Place::host();
+  bool writable_ = false;
+  std::byte* address_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace terrace
