@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that systemd accepts deploy/systemd: the unit as it verifies it, the user as it makes it."""
+
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+SYSTEMD = pathlib.Path(__file__).resolve().parents[2] / "deploy/systemd"
+BUILD = pathlib.Path(os.environ["TERRACE_BUILD"])
+
+
+class Service(unittest.TestCase):
+    def verify(self, replace=("", "")):
+        """What systemd-analyze says about the unit, with the built daemon in the place of the installed one."""
+        daemon = BUILD / "terraced"
+        self.assertTrue(os.access(daemon, os.X_OK), f"{daemon} is not built")
+        text = (SYSTEMD / "terraced.service").read_text()
+        self.assertIn("ExecStart=/usr/bin/terraced --config", text)
+        text = text.replace("ExecStart=/usr/bin/terraced", f"ExecStart={daemon}").replace(*replace)
+        with tempfile.TemporaryDirectory() as folder:
+            unit = pathlib.Path(folder, "terraced.service")
+            unit.write_text(text)
+            result = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], text=True, capture_output=True,
+                                    check=False)
+        ours = [line for line in result.stderr.splitlines() if "terraced" in line]
+        return result.returncode, ours
+
+    def test_systemd_accepts_the_unit(self):
+        self.assertEqual((0, []), self.verify())
+
+    def test_systemd_would_have_named_a_mistake(self):
+        _, said = self.verify(replace=("WatchdogSec=", "WatchDogSeconds="))
+        self.assertIn("WatchDogSeconds", "\n".join(said))
+
+    def test_the_unit_never_ends_in_failed(self):
+        lines = (SYSTEMD / "terraced.service").read_text().splitlines()
+        for needed in ("Type=notify", "NotifyAccess=main", "WatchdogSec=30", "Restart=always", "StartLimitIntervalSec=0",
+                       "LimitMEMLOCK=infinity"):
+            self.assertIn(needed, lines)
+        self.assertFalse([line for line in lines if line.startswith("RestartPreventExitStatus")])
+
+    def test_the_user_of_the_unit_is_made(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "etc").mkdir()
+            subprocess.run(["systemd-sysusers", f"--root={folder}", SYSTEMD / "terrace.sysusers"], check=True,
+                           capture_output=True)
+            users = pathlib.Path(folder, "etc/passwd").read_text()
+            groups = pathlib.Path(folder, "etc/group").read_text()
+        self.assertRegex(users, r"(?m)^terrace:")
+        self.assertRegex(groups, r"(?m)^video:.*:terrace$")
+        self.assertIn("User=terrace", (SYSTEMD / "terraced.service").read_text().splitlines())
+
+
+if __name__ == "__main__":
+    unittest.main()
