@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The io_uring behind the reactor: file I/O and readiness of descriptors complete in one wait (DESIGN decision 2).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/time.h"
+#include "terrace/error.h"
+
+struct io_uring;
+struct io_uring_sqe;
+
+namespace terrace::mover {
+
+// Who is told that something completed; called from run_once() only.
+class Completion {
+ public:
+  virtual ~Completion() = default;
+  // `result`: what the operation gave (bytes of I/O; ready events of a poll), or -errno. `more`: it stands and will
+  // complete again (a poll); false: this was its last call.
+  virtual void completed(int result, bool more) = 0;
+};
+
+// A standing poll; no two polls of a ring have the same.
+enum class PollId : std::uint64_t { kNone = 0 };
+
+// One ring. Create it anywhere; all other calls come from the thread that made the first run_once() (the reactor), or
+// before it. What waits for submission goes to the kernel with the next run_once(), at the latest when the queue is
+// full. Nothing is allocated after creation.
+class Ring {
+ public:
+  struct Options {
+    unsigned entries = 256;     // submissions gathered between two waits; more are submitted at once
+    unsigned polls_max = 4096;  // descriptors watched at once
+    unsigned io_max = 256;      // reads and writes in flight at once (the caller's bound, which sizes the queues)
+  };
+  // kUnavailable names what forbids io_uring: the sysctl kernel.io_uring_disabled, or a seccomp filter.
+  static Result<std::unique_ptr<Ring>> create(const Options& options);
+  // Nobody is called any more. I/O in flight may still write to its buffers until the kernel has let go of the ring.
+  ~Ring();
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+
+  // The files of read() and write(), by their index here from then on; borrowed. They are registered if the kernel
+  // lets us. Once, before the first I/O.
+  void set_files(std::span<const int> descriptors);
+  bool files_registered() const { return files_registered_; }
+
+  // I/O at an offset of a file. `buffer` and `completion` must stay until `completion` was called, once. Results may
+  // be short.
+  void read(std::size_t file, std::span<std::byte> buffer, std::uint64_t offset, Completion& completion);
+  void write(std::size_t file, std::span<const std::byte> buffer, std::uint64_t offset, Completion& completion);
+
+  // Calls `completion` with the ready events (POLLIN...) whenever `descriptor` is ready for one of `events`, as long as
+  // it is (level-triggered), until unpoll(); -errno with more == false ends it. POLLHUP and POLLERR are always
+  // reported. kResourceExhausted when polls_max stand.
+  Result<PollId> poll(int descriptor, unsigned events, Completion& completion);
+  // `completion` is not called again, from now on, also for what is ready already; both it and the descriptor may go.
+  // Allowed inside completed(). A poll that ended by itself (more == false), or kNone, is nothing to take back.
+  void unpoll(PollId poll);
+
+  // Submits, waits until something completes, `timeout` has passed (zero: does not wait; Duration::max(): for ever) or
+  // a signal came, and calls what completed. How many completions there were. Errors: kInternal with system_error: the
+  // ring is of no more use.
+  Result<std::size_t> run_once(Duration timeout);
+
+  // Reads and writes whose completion has not been called.
+  std::size_t io_in_flight() const { return io_in_flight_; }
+  // Completions run on this thread only inside run_once (IORING_SETUP_DEFER_TASKRUN); older kernels interrupt instead.
+  bool deferred() const { return deferred_; }
+
+ private:
+  struct Poll {
+    Completion* completion = nullptr;  // null: given back; its last completion is not there yet
+    int descriptor = -1;
+    std::uint32_t events = 0;
+    std::uint32_t generation = 0;
+  };
+  struct Delete {
+    void operator()(io_uring* ring) const;
+  };
+
+  explicit Ring(const Options& options);
+  Result<void> set_up();
+  void enable();
+  io_uring_sqe* next_entry();
+  void arm(std::uint32_t index);
+  void dispatch(std::uint64_t user_data, int result);
+  void dispatch_poll(std::uint64_t user_data, int result);
+
+  Options options_;
+  std::unique_ptr<io_uring, Delete> ring_;
+  bool deferred_ = false;
+  bool enabled_ = true;
+  bool dispatching_ = false;
+  bool files_registered_ = false;
+  std::vector<int> files_;
+  std::vector<Poll> polls_;
+  std::vector<std::uint32_t> free_polls_;
+  std::size_t io_in_flight_ = 0;
+};
+
+}  // namespace terrace::mover

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The block tier's storage: preallocated files (or raw block devices) opened with O_DIRECT, striped, and the checksums
+// of what lies in them. Opens, places and remembers; the reads and writes are the mover's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "terrace/error.h"
+#include "tier/block/checksum_table.h"
+#include "tier/extent.h"
+
+namespace terrace::tier {
+
+struct BlockOptions {
+  std::vector<std::string> paths;    // at least one; regular files, made if they are not there, or block devices
+  std::uint64_t capacity_bytes = 0;  // of all together; rounded down to whole stripes
+  bool remove_on_close = false;      // regular files are unlinked when the tier goes (private daemons)
+};
+
+// The space of one block tier. Its bytes mean nothing to the next daemon: the catalog of what lies where is not kept.
+// Ranges that tensors leave are not discarded: on a file that would give the space to others, against the promise that
+// a home is reserved.
+class BlockFile {
+ public:
+  // Consecutive MiBs of the tier lie in consecutive files.
+  static constexpr std::uint64_t kStripeBytes = kChunkBytes;
+  // No alignment that a device asks for may be coarser: extents begin and end on it.
+  static constexpr std::uint64_t kAlignmentMax = 4096;
+
+  // Takes an exclusive flock on each path and reserves its space in full. Errors name the path and what would do:
+  // kFailedPrecondition (another process holds it, by name if that can be found; a path that is neither file nor
+  // device; a file system without O_DIRECT or without fallocate, by name; too coarse an alignment), kResourceExhausted
+  // (wanted and free bytes), kPermissionDenied, kInvalidArgument, kInternal; with system_error.
+  static Result<std::unique_ptr<BlockFile>> open(const BlockOptions& options);
+  ~BlockFile();
+  BlockFile(const BlockFile&) = delete;
+  BlockFile& operator=(const BlockFile&) = delete;
+
+  std::uint64_t capacity_bytes() const { return stripes_ * kStripeBytes; }
+  // The files, for Ring::set_files(): borrowed, valid as long as this.
+  std::vector<int> descriptors() const;
+  // What each direct read or write must be aligned to: the coarsest of the files' (STATX_DIOALIGN).
+  std::uint64_t alignment() const { return alignment_; }
+
+  // The first piece of [offset, offset + bytes): where it lies, and how much of it does in one run.
+  struct Piece {
+    std::size_t file = 0;  // index into descriptors()
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+  };
+  Piece locate(std::uint64_t offset, std::uint64_t bytes) const;
+
+  ChecksumTable& checksums() { return checksums_; }
+
+ private:
+  struct File {
+    std::string path;
+    Fd fd;
+    bool regular = true;
+  };
+
+  BlockFile() = default;
+  Result<void> add(const std::string& path, std::uint64_t bytes);
+
+  std::vector<File> files_;
+  std::uint64_t stripes_ = 0;
+  std::uint64_t alignment_ = 512;
+  bool remove_on_close_ = false;
+  ChecksumTable checksums_;
+};
+
+}  // namespace terrace::tier

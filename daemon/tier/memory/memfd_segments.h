@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Segments that are memfds: what the memory tier and the emulated device have in common.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "base/mapping.h"
+#include "tier/mapped_tier.h"
+
+namespace terrace::tier {
+
+enum class HugePages : std::uint8_t {
+  kAuto,   // 2 MiB pages where the kernel has reserved enough, else ordinary ones
+  kNever,  // ordinary pages
+  k2MiB,   // 2 MiB pages, or an error
+};
+
+struct MemfdOptions {
+  std::uint64_t capacity_bytes = 0;   // address space that each session gets
+  std::optional<unsigned> numa_node;  // memory is bound to it; none: wherever the kernel likes
+  HugePages huge_pages = HugePages::kAuto;
+};
+
+// See MappedTier. Here remove() is thread-safe and for a worker, as create_segment() is: giving a GiB of pages back
+// takes a tenth of a second. address() and descriptor() may be called meanwhile.
+class MemfdSegments : public MappedTier {
+ public:
+  static constexpr std::uint64_t kSegmentUnit = 2 * std::uint64_t{1024} * 1024;
+
+  Kind kind() const override { return kind_; }
+  // kResourceExhausted names what is free where that is less, without touching it.
+  Result<Fd> create_segment(std::uint64_t bytes) const override;
+  Result<void> install(SessionId session, Extent extent, Fd segment) override;
+  int descriptor(SessionId session, std::uint64_t offset) const override;
+  Result<void> remove(SessionId session, Extent extent) override;
+  void drop(SessionId session) override;
+  std::byte* address(SessionId session, std::uint64_t offset) const override;
+
+  // Bytes of segments that were made with 2 MiB pages, and with ordinary ones, since the start.
+  std::uint64_t huge_bytes() const { return huge_bytes_.load(std::memory_order_relaxed); }
+  std::uint64_t ordinary_bytes() const { return ordinary_bytes_.load(std::memory_order_relaxed); }
+
+ protected:
+  // `name` shows in /proc as the memfds' name.
+  MemfdSegments(Kind kind, const char* name, const MemfdOptions& options)
+      : kind_(kind), name_(name), options_(options) {}
+
+ private:
+  struct Segment {
+    std::uint64_t bytes = 0;
+    Fd fd;
+  };
+  struct Space {
+    AddressRange range;
+    std::map<std::uint64_t, Segment> segments;  // by offset
+  };
+
+  Result<Fd> create(std::uint64_t bytes, bool huge) const;
+  std::shared_ptr<Space> space_of(SessionId session) const;
+
+  Kind kind_;
+  const char* name_;
+  MemfdOptions options_;
+  mutable std::atomic<std::uint64_t> huge_bytes_ = 0;
+  mutable std::atomic<std::uint64_t> ordinary_bytes_ = 0;
+  mutable std::mutex mutex_;  // guards what follows, and every Space's segments
+  std::unordered_map<SessionId, std::shared_ptr<Space>> spaces_;
+};
+
+}  // namespace terrace::tier
