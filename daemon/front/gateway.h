@@ -62,10 +62,14 @@ class Gateway {
   // which waits for a call in progress.
   virtual std::uint64_t watch(PressureWatcher watcher) = 0;
   virtual void unwatch(std::uint64_t watcher) = 0;
+  // Runs `job` on the reactor thread, where address() may be used; short: a copy of at most 256 KiB. False, and nothing
+  // done, when the queue is full.
+  virtual bool run(std::move_only_function<void()> job) = 0;
   virtual Time now() const = 0;
   virtual const NodeFacts& facts() const = 0;
 
-  // Reactor thread only (inside an Answer): where a leased copy's bytes are in this process. Valid under the lease.
+  // Reactor thread only (inside an Answer): where a leased copy's bytes are in this process. Valid until the
+  // call returns to the reactor: the session may die before the next one. Null when it did.
   virtual std::byte* address(SessionId session, const engine::Placement& placement) = 0;
 };
 

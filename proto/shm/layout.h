@@ -48,24 +48,24 @@ enum class Operation : std::uint32_t {
 };
 
 struct Submission {
-  std::uint64_t id;  // the client's, echoed in the completion
-  Operation operation;
-  std::uint32_t mode;  // shm::Mode
-  std::uint32_t place;
-  std::uint32_t count;         // records in the block
-  std::uint64_t block_offset;  // of the request's block in the arena, bytes
-  std::uint64_t block_bytes;
-  std::uint64_t timeout_ns;  // from the daemon's receipt; 0: answer at once or fail
-  std::uint64_t value;
-  std::uint64_t reserved;
+  std::uint64_t id = 0;  // the client's, echoed in the completion
+  Operation operation{};
+  std::uint32_t mode = 0;  // shm::Mode
+  std::uint32_t place = 0;
+  std::uint32_t count = 0;         // records in the block
+  std::uint64_t block_offset = 0;  // of the request's block in the arena, bytes
+  std::uint64_t block_bytes = 0;
+  std::uint64_t timeout_ns = 0;  // from the daemon's receipt; 0: answer at once or fail
+  std::uint64_t value = 0;
+  std::uint64_t reserved = 0;
 };
 static_assert(sizeof(Submission) == 64);
 
 struct Completion {
-  std::uint64_t id;
-  std::uint32_t code;           // terrace::ErrorCode; 0: done
-  std::uint32_t message_bytes;  // of the error's text, at the start of the request's block
-  std::array<std::uint64_t, 6> reserved;
+  std::uint64_t id = 0;
+  std::uint32_t code = 0;           // terrace::ErrorCode; 0: done
+  std::uint32_t message_bytes = 0;  // of the error's text, at the start of the request's block
+  std::array<std::uint64_t, 6> reserved{};
 };
 static_assert(sizeof(Completion) == 64);
 

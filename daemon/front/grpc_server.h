@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gRPC front: terrace.v1 over connections that somebody else accepts. It listens on nothing itself.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "front/gateway.h"
+#include "terrace/error.h"
+
+namespace terrace::front {
+
+struct GrpcOptions {
+  bool admin = false;                     // the Admin service instead of Terrace; both come with the health service
+  std::vector<std::string> tenant_names;  // by Tenant::socket: what status calls them
+  std::uint32_t stream_place =
+      0;  // where Read and Write lease: host, or the first device where there is no memory tier
+  std::chrono::milliseconds request_timeout{60'000};  // of a call without a deadline, and the longest one
+  std::size_t memory_bytes_max = 256u << 20;          // what gRPC may buffer, over all connections
+  int threads_max = 16;                               // of gRPC's own
+  // Admin only: called on the reactor thread when the engine drains, because an administrator asked.
+  std::function<void()> on_drain;
+};
+
+// Translates calls to Requests and Replies to answers; holds no session, tensor or lease of its own beyond the calls
+// that are open. All methods are thread-safe.
+class GrpcServer {
+ public:
+  // `gateway` outlives the server. Internal: gRPC did not start.
+  static Result<std::unique_ptr<GrpcServer>> create(Gateway& gateway, GrpcOptions options);
+  virtual ~GrpcServer() = default;
+
+  // Serves a connected stream socket whose other end is `peer`. Does not block. Unavailable: after shutdown();
+  // ResourceExhausted: no descriptor left.
+  virtual Result<void> adopt(Fd connection, const Peer& peer) = 0;
+  // Adopted connections that are still open: for the cap on them. Linear in their number.
+  virtual std::size_t connections() const = 0;
+  // What the health service says: SERVING or NOT_SERVING. It begins as SERVING.
+  virtual void set_serving(bool serving) = 0;
+  // Waits for open calls, at most this long, then cancels them; Watch calls are ended at once. The gateway must go on
+  // answering meanwhile, so this is not for the reactor thread. Afterwards no call is open and the gateway is not used
+  // again. Once.
+  virtual void shutdown(std::chrono::milliseconds patience) = 0;
+};
+
+}  // namespace terrace::front
