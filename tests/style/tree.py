@@ -14,11 +14,11 @@ SKIPPED_FOLDERS = {".git", "build", "out", "__pycache__", ".venv"}
 def files(*suffixes: str) -> list[pathlib.Path]:
     """The project's files with one of the suffixes (all of them without any), relative to the root, sorted.
 
-    They are git's where the tree is a checkout, so that what git ignores is not checked, and else all there are.
+    They are git's where the root is a checkout, so that what git ignores is not checked, and else all there are.
     """
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                            capture_output=True, check=False)
-    if listed.returncode == 0:
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                                capture_output=True, check=True)
         found = [pathlib.Path(name) for name in listed.stdout.decode().split("\0") if name]
     else:
         found = [path.relative_to(ROOT) for path in ROOT.rglob("*")
