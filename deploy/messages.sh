@@ -22,7 +22,7 @@ logged() {
   shift
   mkdir -p "$(dirname "$log")"
   if ! "$@" >"$log" 2>&1 </dev/null; then
-    tail -n 25 "$log" >&2
+    tail -n 12 "$log" >&2
     return 1
   fi
 }
