@@ -78,7 +78,7 @@ struct Limits {
 struct Config {
   Sockets sockets;
   std::string metrics_address = "127.0.0.1:9464";  // host:port of /metrics; empty: off
-  std::vector<TierConfig> tiers;                   // at least one after resolve() after resolve()
+  std::vector<TierConfig> tiers;                   // at least one after resolve()
   std::vector<TenantConfig> tenants;  // at least one; "default" on `sockets` where none is configured. Listen on these.
   Limits limits;
   bool strict = false;  // whatever the machine lacks is an error and not a line in the report

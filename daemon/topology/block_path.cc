@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "topology/block_path.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/sysmacros.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <sstream>
+
+#include "base/bytes.h"
+#include "base/fd.h"
+#include "topology/pseudo_file.h"
+
+namespace terrace::topology {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Deeper stacks of volumes than this are taken for a loop.
+constexpr int kVolumeDepthMax = 8;
+
+Error failed(const std::string& path, std::string_view what, int error) {
+  const ErrorCode code = error == ENOENT || error == ENOTDIR                   ? ErrorCode::kNotFound
+                         : error == EACCES || error == EROFS || error == EPERM ? ErrorCode::kPermissionDenied
+                                                                               : ErrorCode::kFailedPrecondition;
+  return {code, fmt::format("{}: {}: {}", path, what, std::strerror(error)), error};
+}
+
+// The node that a device's folder in /sys, or one above it, names; -1 is the kernel's "none".
+std::optional<unsigned> node_above(fs::path folder) {
+  while (folder.has_relative_path()) {
+    if (const auto node = read_number(folder / "numa_node")) return static_cast<unsigned>(*node);
+    folder = folder.parent_path();
+  }
+  return std::nullopt;
+}
+
+void collect_disks(const fs::path& link, int depth, std::vector<BlockDevice>& disks) {
+  std::error_code error;
+  fs::path folder = fs::canonical(link, error);
+  if (error || depth > kVolumeDepthMax) return;
+  if (fs::exists(folder / "partition", error)) folder = folder.parent_path();
+  bool is_volume = false;
+  for (const fs::directory_entry& slave : fs::directory_iterator(folder / "slaves", error)) {
+    is_volume = true;
+    collect_disks(slave.path(), depth + 1, disks);
+  }
+  const std::string name = folder.filename();
+  if (is_volume || std::ranges::find(disks, name, &BlockDevice::name) != disks.end()) return;
+  disks.push_back({name, node_above(folder)});
+}
+
+struct Mount {
+  std::string file_system;
+  std::string source;
+};
+
+// The mount that holds device `major`:`minor`, from mountinfo: proc(5). The last line wins, as the last mount does.
+Mount mount_of(const std::string& root, unsigned major, unsigned minor) {
+  Mount found;
+  std::istringstream lines(read_text(root + "/proc/self/mountinfo").value_or(""));
+  const std::string device = fmt::format("{}:{}", major, minor);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream fields(line);
+    std::string id, parent, numbers;
+    fields >> id >> parent >> numbers;
+    const std::size_t dash = line.find(" - ");
+    if (numbers != device || dash == std::string::npos) continue;
+    std::istringstream rest(line.substr(dash + 3));
+    rest >> found.file_system >> found.source;
+  }
+  return found;
+}
+
+// Some file systems (btrfs) have a device number of their own; then the mount's source is the disk.
+std::vector<BlockDevice> disks_of(const struct stat& status, const Mount& mount, const std::string& root) {
+  std::vector<BlockDevice> disks = disks_under(major(status.st_dev), minor(status.st_dev), root);
+  struct stat source{};
+  if (disks.empty() && mount.source.starts_with("/dev/") && ::stat(mount.source.c_str(), &source) == 0 &&
+      S_ISBLK(source.st_mode)) {
+    disks = disks_under(major(source.st_rdev), minor(source.st_rdev), root);
+  }
+  return disks;
+}
+
+// A file to try on: the one at `path` for reading, or else one in its folder that vanishes with the descriptor.
+struct Trial {
+  Fd fd;
+  bool writable = false;
+};
+
+Result<Trial> open_trial(const std::string& path, const std::string& folder) {
+  Fd existing(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (existing) return Trial{std::move(existing), false};
+  Fd nameless(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (nameless) return Trial{std::move(nameless), true};
+  if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) {
+    return std::unexpected(failed(folder, "no file can be made here", errno));
+  }
+  std::string name = folder + "/.terrace-trial-XXXXXX";
+  Fd named(::mkostemp(name.data(), O_CLOEXEC));
+  if (!named) return std::unexpected(failed(folder, "no file can be made here", errno));
+  ::unlink(name.c_str());
+  return Trial{std::move(named), true};
+}
+
+// Opens the trial again with O_DIRECT and moves one page, as the block tier will.
+DirectIo probe_direct_io(const Trial& trial) {
+  DirectIo found;
+  found.source = "probe";
+  const std::string self = fmt::format("/proc/self/fd/{}", trial.fd.get());
+  const Fd direct(::open(self.c_str(), (trial.writable ? O_RDWR : O_RDONLY) | O_DIRECT | O_CLOEXEC));
+  if (!direct) {
+    found.why_not = std::strerror(errno);
+    return found;
+  }
+  const std::unique_ptr<void, decltype(&std::free)> page(std::aligned_alloc(kPageBytes, kPageBytes), &std::free);
+  std::memset(page.get(), 0, kPageBytes);
+  if ((trial.writable && ::pwrite(direct.get(), page.get(), kPageBytes, 0) != static_cast<ssize_t>(kPageBytes)) ||
+      ::pread(direct.get(), page.get(), kPageBytes, 0) < 0) {
+    found.why_not = std::strerror(errno);
+    return found;
+  }
+  found.supported = true;
+  found.memory_alignment_bytes = found.offset_alignment_bytes = static_cast<std::uint32_t>(kPageBytes);
+  return found;
+}
+
+DirectIo direct_io(const Trial& trial) {
+#ifdef STATX_DIOALIGN
+  struct statx status{};
+  if (::statx(trial.fd.get(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &status) == 0 &&
+      (status.stx_mask & STATX_DIOALIGN) != 0) {
+    DirectIo found{status.stx_dio_offset_align != 0, status.stx_dio_mem_align, status.stx_dio_offset_align, "statx",
+                   ""};
+    if (!found.supported) found.why_not = "the file system says that it has none";
+    return found;
+  }
+#endif
+  return probe_direct_io(trial);
+}
+
+}  // namespace
+
+std::vector<BlockDevice> disks_under(unsigned major, unsigned minor, const std::string& root) {
+  std::vector<BlockDevice> disks;
+  collect_disks(fmt::format("{}/sys/dev/block/{}:{}", root, major, minor), 0, disks);
+  return disks;
+}
+
+Result<BlockPath> inspect_block_path(const std::string& path, const Sources& sources) {
+  BlockPath found;
+  found.path = path;
+  struct stat status{};
+  const std::string folder = fs::path(path).parent_path();
+  const bool exists = ::stat(path.c_str(), &status) == 0;
+  if (exists && !S_ISREG(status.st_mode)) {
+    return fail(ErrorCode::kFailedPrecondition,
+                fmt::format("{}: is not a regular file; a block tier needs one, which the daemon makes", path));
+  }
+  if (exists) found.room_bytes = static_cast<std::uint64_t>(status.st_blocks) * 512;
+  if (!exists && ::stat(folder.c_str(), &status) != 0) {
+    return std::unexpected(failed(folder, "the folder of a block tier's file must be there", errno));
+  }
+  struct statvfs room{};
+  if (::statvfs(folder.c_str(), &room) != 0) return std::unexpected(failed(folder, "its free room is unknown", errno));
+  found.room_bytes += static_cast<std::uint64_t>(room.f_bavail) * room.f_frsize;
+  found.file_system_id = status.st_dev;
+  const Mount mount = mount_of(sources.root, major(status.st_dev), minor(status.st_dev));
+  found.file_system = mount.file_system;
+  for (const BlockDevice& disk : disks_of(status, mount, sources.root)) {
+    if (found.devices.empty()) {
+      found.numa_node = disk.numa_node;
+    } else if (found.numa_node != disk.numa_node) {
+      found.numa_node.reset();
+    }
+    found.devices.push_back(disk.name);
+  }
+  const Result<Trial> trial = open_trial(path, folder);
+  if (!trial) return std::unexpected(trial.error());
+  found.direct_io = direct_io(*trial);
+  return found;
+}
+
+}  // namespace terrace::topology

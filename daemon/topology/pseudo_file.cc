@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "topology/pseudo_file.h"
+
+#include <charconv>
+#include <fstream>
+#include <iterator>
+
+namespace terrace::topology {
+
+std::optional<std::string> read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file.is_open()) return std::nullopt;
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (file.bad()) return std::nullopt;
+  if (text.ends_with('\n')) text.pop_back();
+  return text;
+}
+
+std::optional<std::uint64_t> leading_number(std::string_view text, int base) {
+  const std::size_t begin = text.find_first_not_of(" \t");
+  if (begin == std::string_view::npos) return std::nullopt;
+  std::uint64_t value = 0;
+  const auto [rest, error] = std::from_chars(text.data() + begin, text.data() + text.size(), value, base);
+  if (error != std::errc()) return std::nullopt;
+  return value;
+}
+
+std::optional<std::uint64_t> read_number(const std::string& path) {
+  const std::optional<std::string> text = read_text(path);
+  return text ? leading_number(*text) : std::nullopt;
+}
+
+std::optional<std::string_view> line_after(std::string_view text, std::string_view key) {
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    if (line.starts_with(key)) {
+      line.remove_prefix(key.size());
+      const std::size_t begin = line.find_first_not_of(" \t");
+      return begin == std::string_view::npos ? std::string_view() : line.substr(begin);
+    }
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return std::nullopt;
+}
+
+}  // namespace terrace::topology
