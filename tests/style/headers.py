@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that every header compiles alone, with the warnings of the build: headers.py BUILD_FOLDER"""
 
-import json
 import pathlib
 import shlex
 import subprocess
@@ -12,14 +11,13 @@ import tree
 build = pathlib.Path(sys.argv[1])
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon-virtual-dtor", "-Werror"]
 # The roots that our own includes start from; a header is included by its path below the one that holds it.
-ROOTS = ["daemon", "client/include", "client/src", "client/python/src", "client/ctl", "proto", "tests"]
+ROOTS = ["daemon", "client/include", "client/src", "client/ctl", "client/python/native", "proto", "tests"]
 
 
 def compiler_and_includes() -> tuple[str, list[str]]:
     """The compiler of the build, and every include folder that any of its commands names."""
-    commands = json.loads((build / "compile_commands.json").read_text())
     compiler, includes = "c++", {}
-    for entry in commands:
+    for entry in tree.commands(build):
         words = shlex.split(entry["command"])
         compiler = words[1] if words[0].endswith("ccache") else words[0]
         for i, word in enumerate(words):

@@ -7,7 +7,6 @@ formatted and compiled with all warnings, but not read by clang-tidy: GoogleTest
 """
 
 import hashlib
-import json
 import pathlib
 import shlex
 import subprocess
@@ -25,12 +24,12 @@ settings = (tree.ROOT / ".clang-tidy").read_bytes()
 def project_sources() -> dict[pathlib.Path, dict]:
     """The build's commands by source, for sources of the daemon and the client that are not generated."""
     found = {}
-    for entry in json.loads((build / "compile_commands.json").read_text()):
+    for entry in tree.commands(build):
         path = pathlib.Path(entry["directory"], entry["file"]).resolve()
         if path.is_relative_to(tree.ROOT) and not path.is_relative_to(build.resolve()):
             relative = path.relative_to(tree.ROOT)
             if relative.parts[0] in ("daemon", "client", "proto"):
-                found[relative] = entry
+                found.setdefault(relative, entry)
     return found
 
 
@@ -56,8 +55,9 @@ def check(source: pathlib.Path) -> str:
     mark = passed / fingerprint(sources[source])
     if mark.exists():
         return ""
+    folder = sources[source]["directory"]  # CMake writes compile_commands.json where its commands run
     begin = time.monotonic()
-    result = subprocess.run(["clang-tidy-19", "-p", build, "--quiet", source], cwd=tree.ROOT, capture_output=True,
+    result = subprocess.run(["clang-tidy-19", "-p", folder, "--quiet", source], cwd=tree.ROOT, capture_output=True,
                             text=True, check=False)
     print(f"{time.monotonic() - begin:5.1f} s  {source}", flush=True)
     if result.returncode:

@@ -2,6 +2,7 @@
 """What the style tests share: which files are the project's, and running one check a file on every core."""
 
 import concurrent.futures
+import json
 import os
 import pathlib
 import subprocess
@@ -37,6 +38,15 @@ def scripts() -> list[pathlib.Path]:
         if path.suffix == ".sh" or (first.startswith(b"#!") and first.rstrip().endswith((b"bash", b"/sh"))):
             found.append(path)
     return found
+
+
+def commands(build: pathlib.Path) -> list[dict]:
+    """The compile commands of the build, and of the Python package's own build, which deploy/venv makes."""
+    python = ROOT / "build/python/compile_commands.json"
+    if (ROOT / "client/python").exists() and not python.exists():
+        sys.exit(f"{python} is missing: run deploy/venv, which builds the Python package")
+    return [entry for path in (build / "compile_commands.json", python) if path.exists()
+            for entry in json.loads(path.read_text())]
 
 
 def on_every_core(check, items) -> int:
