@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "errors.h"
+
+namespace terrace::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using std::chrono::nanoseconds;
+
+namespace {
+
+// How often a wait looks for signals, so that Ctrl-C ends it.
+constexpr nanoseconds kSignalInterval = std::chrono::milliseconds(100);
+constexpr double kTimeoutSecondsMax = 86400.0 * 365;
+
+nanoseconds duration(double seconds) {
+  if (!(seconds >= 0)) raise({ErrorCode::kInvalidArgument, "timeout is in seconds, and 0 or more"});
+  return nanoseconds(std::llround(std::min(seconds, kTimeoutSecondsMax) * 1e9));
+}
+
+Place place_of(const std::string& name) {
+  if (name == "host") return Place::host();
+  if (name == "block") return Place::block();
+  if (name.size() == 8 && name.starts_with("device:") && name[7] >= '0' && name[7] <= '7')
+    return Place::device(static_cast<std::uint32_t>(name[7] - '0'));
+  raise(
+      {ErrorCode::kInvalidArgument, "no such place: '" + name + "'; places are host, device:0 to device:7, and block"});
+}
+
+Mode mode_of(const std::string& name) {
+  if (name == "read") return Mode::kRead;
+  if (name == "write") return Mode::kWrite;
+  if (name == "overwrite") return Mode::kOverwrite;
+  raise({ErrorCode::kInvalidArgument, "no such mode: '" + name + "'; modes are read, write and overwrite"});
+}
+
+StepKind step_of(const std::string& name) {
+  if (name == "train") return StepKind::kTrain;
+  if (name == "accumulate") return StepKind::kAccumulate;
+  if (name == "eval") return StepKind::kEval;
+  raise({ErrorCode::kInvalidArgument, "no such kind of step: '" + name + "'; kinds are train, accumulate and eval"});
+}
+
+// Runs a call of the client without the GIL; its value, or the exception of its error.
+template <typename Call>
+auto unlocked(Call call) {
+  auto result = [&] {
+    const nb::gil_scoped_release without;
+    return call();
+  }();
+  return value_or_raise(std::move(result));
+}
+
+// Waits for an answer without the GIL, and lets signals end the wait. The request carries the deadline.
+template <typename T>
+T await(Pending<T> pending) {
+  while (true) {
+    auto result = [&] {
+      const nb::gil_scoped_release without;
+      return pending.wait(kSignalInterval);
+    }();
+    // An answer that is a passed deadline leaves nothing to wait for; a wait that ran out does.
+    if (result || result.error().code != ErrorCode::kDeadlineExceeded || pending.ready())
+      return value_or_raise(std::move(result));
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
+
+std::vector<Tensor> plain(const std::vector<BoundTensor>& tensors) {
+  std::vector<Tensor> made;
+  made.reserve(tensors.size());
+  for (const BoundTensor& bound : tensors) made.push_back(bound.tensor);
+  return made;
+}
+
+std::vector<HeldLease> lease(const std::shared_ptr<Connection>& connection, const std::vector<Tensor>& tensors,
+                             const std::string& mode, const std::string& place, double timeout, bool writable_view) {
+  const LeaseOptions options = {
+      .place = place_of(place), .mode = mode_of(mode), .timeout = duration(timeout), .writable_view = writable_view};
+  auto pending = [&] {
+    const nb::gil_scoped_release without;
+    return connection->client.acquire_async(tensors, options);
+  }();
+  std::vector<HeldLease> held;
+  for (Lease& granted : await(std::move(pending)))
+    held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection->leased));
+  return held;
+}
+
+HeldLease lease_one(const BoundTensor& self, const char* mode, const std::string& place, double timeout,
+                    bool writable_view = false) {
+  return std::move(lease(self.connection, {self.tensor}, mode, place, timeout, writable_view).front());
+}
+
+using Spec = std::tuple<std::string, std::vector<std::int64_t>, std::uint32_t>;  // name, shape, dtype's number
+
+struct Session {
+  std::shared_ptr<Connection> connection;
+
+  Session(std::string socket, const std::vector<std::pair<std::string, std::uint64_t>>& guarantees,
+          std::uint32_t local_world_size, double timeout, std::string label) {
+    ConnectOptions options = {.socket = std::move(socket),
+                              .guarantees = {},
+                              .local_world_size = local_world_size,
+                              .timeout = duration(timeout),
+                              .label = std::move(label)};
+    for (const auto& [place, bytes] : guarantees) options.guarantees.push_back({place_of(place), bytes});
+    connection = std::make_shared<Connection>(unlocked([&] { return Client::connect(std::move(options)); }));
+  }
+
+  std::vector<BoundTensor> create(const std::vector<Spec>& specs, double timeout) {
+    std::vector<TensorSpec> wanted;
+    for (const auto& [name, shape, dtype] : specs)
+      wanted.push_back({.name = name, .dtype = static_cast<DType>(dtype), .shape = shape, .strides = {}, .bytes = 0});
+    const nanoseconds wait = duration(timeout);
+    std::vector<BoundTensor> made;
+    for (Tensor& tensor : unlocked([&] { return connection->client.create(wanted, wait); }))
+      made.push_back({connection, std::move(tensor)});
+    return made;
+  }
+};
+
+void bind_tensor(nb::module_& module) {
+  nb::class_<BoundTensor>(module, "Tensor", "A named run of bytes with element type and shape, kept by the daemon.")
+      .def(
+          "read",
+          [](const BoundTensor& self, const std::string& place, double timeout, bool writable_view) {
+            return lease_one(self, "read", place, timeout, writable_view);
+          },
+          nb::kw_only(), "place"_a = "host", "timeout"_a = 60.0, "writable_view"_a = false)
+      .def(
+          "write",
+          [](const BoundTensor& self, const std::string& place, double timeout) {
+            return lease_one(self, "write", place, timeout);
+          },
+          nb::kw_only(), "place"_a = "host", "timeout"_a = 60.0)
+      .def(
+          "overwrite",
+          [](const BoundTensor& self, const std::string& place, double timeout) {
+            return lease_one(self, "overwrite", place, timeout);
+          },
+          nb::kw_only(), "place"_a = "host", "timeout"_a = 60.0)
+      .def_prop_ro("name", [](const BoundTensor& self) { return self.tensor.name(); })
+      .def_prop_ro("shape", [](const BoundTensor& self) { return nb::tuple(nb::cast(self.tensor.shape())); })
+      .def_prop_ro("nbytes", [](const BoundTensor& self) { return self.tensor.bytes(); })
+      .def_prop_ro("_dtype", [](const BoundTensor& self) { return static_cast<std::uint32_t>(self.tensor.dtype()); })
+      .def_prop_ro("handle", [](const BoundTensor& self) { return self.tensor.handle(); });
+}
+
+using Tensors = std::vector<BoundTensor>;
+
+void bind_moves(nb::class_<Session>& session) {
+  session
+      .def(
+          "swap_in",
+          [](Session& self, const Tensors& tensors, const std::string& place, double timeout) {
+            await(self.connection->client.swap_in_async(plain(tensors), place_of(place), duration(timeout)));
+          },
+          "tensors"_a, nb::kw_only(), "place"_a = "host", "timeout"_a = 60.0)
+      .def(
+          "swap_out",
+          [](Session& self, const Tensors& tensors, const std::string& place, double timeout) {
+            await(self.connection->client.swap_out_async(plain(tensors), place_of(place), duration(timeout)));
+          },
+          "tensors"_a, nb::kw_only(), "place"_a = "block", "timeout"_a = 60.0)
+      .def(
+          "prefetch",
+          [](Session& self, const Tensors& tensors, const std::string& place) {
+            const Place to = place_of(place);
+            unlocked([&] { return self.connection->client.prefetch(plain(tensors), to); });
+          },
+          "tensors"_a, nb::kw_only(), "place"_a = "host")
+      .def(
+          "evict",
+          [](Session& self, const Tensors& tensors) {
+            unlocked([&] { return self.connection->client.evict(plain(tensors)); });
+          },
+          "tensors"_a)
+      .def(
+          "dont_need",
+          [](Session& self, const Tensors& tensors) {
+            unlocked([&] { return self.connection->client.dont_need(plain(tensors)); });
+          },
+          "tensors"_a)
+      .def(
+          "pin",
+          [](Session& self, const Tensors& tensors, const std::string& place, double timeout) {
+            const Place to = place_of(place);
+            const nanoseconds wait = duration(timeout);
+            unlocked([&] { return self.connection->client.pin(plain(tensors), to, wait); });
+          },
+          "tensors"_a, nb::kw_only(), "place"_a = "host", "timeout"_a = 60.0)
+      .def(
+          "unpin",
+          [](Session& self, const Tensors& tensors) {
+            unlocked([&] { return self.connection->client.unpin(plain(tensors)); });
+          },
+          "tensors"_a)
+      .def(
+          "mark_step",
+          [](Session& self, const std::string& kind) {
+            const StepKind begins = step_of(kind);
+            unlocked([&] { return self.connection->client.mark_step(begins); });
+          },
+          "kind"_a = "train");
+}
+
+}  // namespace
+
+void bind_client(nb::module_& module) {
+  bind_tensor(module);
+  auto session =
+      nb::class_<Session>(module, "Session", "One connection to the daemon; terrace.Client builds on it.")
+          .def(nb::init<std::string, const std::vector<std::pair<std::string, std::uint64_t>>&, std::uint32_t, double,
+                        std::string>(),
+               "socket"_a, "guarantees"_a, "local_world_size"_a, "timeout"_a, "label"_a)
+          .def("_create", &Session::create, "specs"_a, "timeout"_a)
+          .def(
+              "_acquire",
+              [](Session& self, const Tensors& tensors, const std::string& mode, const std::string& place,
+                 double timeout, bool writable_view) {
+                return lease(self.connection, plain(tensors), mode, place, timeout, writable_view);
+              },
+              "tensors"_a, "mode"_a, "place"_a, "timeout"_a, "writable_view"_a)
+          .def(
+              "_delete",
+              [](Session& self, const Tensors& tensors, double timeout) {
+                const nanoseconds wait = duration(timeout);
+                unlocked([&] { return self.connection->client.destroy(plain(tensors), wait); });
+              },
+              "tensors"_a, "timeout"_a)
+          .def("close",
+               [](Session& self) {
+                 const nb::gil_scoped_release without;
+                 self.connection->client.close();
+               })
+          .def_prop_ro("session", [](const Session& self) { return self.connection->client.session(); })
+          .def_prop_ro("socket", [](const Session& self) { return self.connection->client.socket(); })
+          .def_prop_ro("held", [](const Session& self) { return self.connection->client.held(); })
+          .def_prop_ro("leased_bytes", [](const Session& self) { return self.connection->leased->now(); })
+          .def_prop_ro("leased_bytes_max", [](const Session& self) { return self.connection->leased->max(); })
+          .def_prop_ro("_places", [](const Session& self) {
+            std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>> places;
+            for (const PlaceOffer& offer : self.connection->client.places())
+              places.emplace_back(offer.place.name(), offer.capacity_bytes, offer.guarantee_bytes);
+            return places;
+          });
+  bind_moves(session);
+}
+
+}  // namespace terrace::python

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exports of leased memory as DLPack capsules that own the lease: https://dmlc.github.io/dlpack/latest/c_api.html
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <memory>
+
+#include "lease.h"
+
+namespace terrace::python {
+
+// A capsule for the lease's memory: "dltensor_versioned" (which says whether it is read-only), or "dltensor" for
+// consumers from before DLPack 1.0. The consumer's deleter releases this export's part of the lease: from any thread,
+// without the GIL. The caller holds the GIL.
+nanobind::object dlpack_capsule(std::shared_ptr<const Hold> hold, bool versioned);
+
+// The pair that __dlpack_device__ returns: host memory, for emulated devices too.
+nanobind::object dlpack_device();
+
+}  // namespace terrace::python

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lease.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <utility>
+
+#include "dlpack.h"
+#include "errors.h"
+
+namespace terrace::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+Hold::Hold(Lease lease, std::shared_ptr<LeasedBytes> leased)
+    : tensor_(lease.tensor()), place_(lease.place()), address_(lease.bytes().data()), leased_(std::move(leased)) {
+  token_ = lease.detach();
+  leased_->add(tensor_.bytes());
+}
+
+Hold::~Hold() {
+  release_token(token_);
+  leased_->subtract(tensor_.bytes());
+}
+
+const std::shared_ptr<const Hold>& HeldLease::hold() const {
+  if (hold_ == nullptr)
+    raise({ErrorCode::kFailedPrecondition, "the lease of '" + tensor_.name() + "' was released; lease it again"});
+  return hold_;
+}
+
+namespace {
+
+// Whether a consumer that can read DLPack up to `max_version` knows versioned capsules (1.0 and later).
+bool wants_versioned(nb::handle max_version) { return !max_version.is_none() && nb::cast<int>(max_version[0]) >= 1; }
+
+nb::object dlpack(const HeldLease& lease, nb::handle, nb::handle max_version, nb::handle device, nb::handle copy) {
+  if (!device.is_none() && !device.equal(dlpack_device()))
+    throw nb::buffer_error("leased memory is host memory; ask for no other device, and copy afterwards");
+  if (!copy.is_none() && nb::cast<bool>(copy))
+    throw nb::buffer_error("a lease is exported without a copy; make the copy from what it gives");
+  return dlpack_capsule(lease.hold(), wants_versioned(max_version));
+}
+
+bool numpy_knows(DType dtype) {
+  return dtype != DType::kBfloat16 && dtype != DType::kFloat8E4m3 && dtype != DType::kFloat8E5m2;
+}
+
+nb::object to_numpy(nb::handle self) {
+  const auto& lease = nb::cast<const HeldLease&>(self);
+  static_cast<void>(lease.hold());
+  if (!numpy_knows(lease.tensor().dtype()))
+    throw nb::type_error("numpy has no such element type; use torch.from_dlpack(lease)");
+  return nb::module_::import_("numpy").attr("from_dlpack")(self);
+}
+
+nb::object to_array(nb::handle self, nb::handle dtype, nb::handle copy) {
+  return nb::module_::import_("numpy").attr("array")(to_numpy(self), "dtype"_a = dtype, "copy"_a = copy);
+}
+
+const char* mode_name(Mode mode) { return mode == Mode::kRead ? "read" : mode == Mode::kWrite ? "write" : "overwrite"; }
+
+}  // namespace
+
+void bind_lease(nb::module_& module) {
+  nb::class_<HeldLease>(module, "Lease", "The right to a tensor's bytes, until it is released.")
+      .def("numpy", [](nb::handle self) { return to_numpy(self); })
+      .def(
+          "__array__", [](nb::handle self, nb::handle dtype, nb::handle copy) { return to_array(self, dtype, copy); },
+          "dtype"_a = nb::none(), "copy"_a = nb::none())
+      .def("__dlpack__", dlpack, nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
+           "dl_device"_a = nb::none(), "copy"_a = nb::none())
+      .def("__dlpack_device__", [](const HeldLease&) { return dlpack_device(); })
+      .def("release", &HeldLease::release)
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](HeldLease& self, nb::args) { self.release(); })
+      .def_prop_ro("released", &HeldLease::released)
+      .def_prop_ro("address",
+                   [](const HeldLease& self) { return reinterpret_cast<std::uintptr_t>(self.hold()->address()); })
+      .def_prop_ro("mode", [](const HeldLease& self) { return mode_name(self.hold()->mode()); })
+      .def_prop_ro("place", [](const HeldLease& self) { return self.hold()->place().name(); })
+      .def_prop_ro("name", [](const HeldLease& self) { return self.tensor().name(); })
+      .def_prop_ro("shape", [](const HeldLease& self) { return nb::tuple(nb::cast(self.tensor().shape())); })
+      .def_prop_ro("nbytes", [](const HeldLease& self) { return self.tensor().bytes(); });
+}
+
+}  // namespace terrace::python

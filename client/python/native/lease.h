@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A lease as Python holds it: shared by the Lease object and by every array and tensor that was made from it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "terrace/client.h"
+
+namespace terrace::python {
+
+// Bytes that one client's leases hold. Outlives the client, as leases do.
+class LeasedBytes {
+ public:
+  void add(std::uint64_t bytes) {
+    const std::uint64_t total = now_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    std::uint64_t seen = max_.load(std::memory_order_relaxed);
+    while (seen < total && !max_.compare_exchange_weak(seen, total, std::memory_order_relaxed)) {
+    }
+  }
+  void subtract(std::uint64_t bytes) { now_.fetch_sub(bytes, std::memory_order_relaxed); }
+  std::uint64_t now() const { return now_.load(std::memory_order_relaxed); }
+  std::uint64_t max() const { return max_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> now_ = 0;
+  std::atomic<std::uint64_t> max_ = 0;
+};
+
+// The right itself. Its end releases the lease, on whatever thread and without the GIL.
+class Hold {
+ public:
+  Hold(Lease lease, std::shared_ptr<LeasedBytes> leased);
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+  ~Hold();
+
+  const Tensor& tensor() const { return tensor_; }
+  Mode mode() const { return token_.mode; }
+  Place place() const { return place_; }
+  const std::byte* address() const { return address_; }
+
+ private:
+  Tensor tensor_;
+  Place place_;
+  const std::byte* address_;
+  std::shared_ptr<LeasedBytes> leased_;
+  LeaseToken token_;
+};
+
+// The Python object `terrace.Lease`.
+class HeldLease {
+ public:
+  explicit HeldLease(std::shared_ptr<const Hold> hold) : tensor_(hold->tensor()), hold_(std::move(hold)) {}
+
+  const Tensor& tensor() const { return tensor_; }
+  bool released() const { return hold_ == nullptr; }
+  // The lease; raises FailedPrecondition once it was released.
+  const std::shared_ptr<const Hold>& hold() const;
+  // Gives up this object's part: the lease ends with the last export.
+  void release() { hold_.reset(); }
+
+ private:
+  Tensor tensor_;
+  std::shared_ptr<const Hold> hold_;
+};
+
+void bind_lease(nanobind::module_& module);
+
+}  // namespace terrace::python

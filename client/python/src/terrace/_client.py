@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client: one session with the daemon, and the tensors in it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self, overload
+
+import numpy
+
+from . import _dtypes
+from ._terrace import Lease, Session, Tensor
+
+TIMEOUT_SECONDS = 60.0
+
+# dtype can be read off a tensor by the name that numpy and PyTorch share.
+Tensor.dtype = property(lambda self: _dtypes.name_of(self._dtype), doc="Its element type's name, as numpy spells it.")
+Tensor.__repr__ = lambda self: f"<terrace.Tensor {self.name!r} {self.dtype}{list(self.shape)}>"
+Lease.__repr__ = lambda self: f"<terrace.Lease of {self.name!r}{', released' if self.released else ''}>"
+
+
+class Place(NamedTuple):
+    """A place that this session can lease in, as the daemon offers it."""
+
+    name: str  # "host", or "device:N"
+    capacity_bytes: int  # of the tier
+    guarantee_bytes: int  # that this session may always hold leased there at once
+
+
+class LeaseSet(Sequence[Lease]):
+    """Leases that were granted together, in the order of the tensors; as a context manager it releases them all."""
+
+    def __init__(self, leases: list[Lease]):
+        self._leases = leases
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @overload
+    def __getitem__(self, index: int) -> Lease: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Lease]: ...
+    def __getitem__(self, index: int | slice) -> Lease | Sequence[Lease]:
+        return self._leases[index]
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Gives every lease back; what was exported from one keeps that one until it is gone."""
+        for lease in self._leases:
+            lease.release()
+
+
+class Client(Session):
+    """A session with the node's daemon. Its tensors live until they are deleted, or the session ends.
+
+    socket: path of the daemon's data socket; None: $TERRACE_SOCKET, else $XDG_RUNTIME_DIR/terrace/data.sock if it is
+        there, else /run/terrace/data.sock. Unavailable if no daemon is there: the message shows what starts one.
+    guarantees: bytes by place ("host", "device:0") that the session may always hold leased at once. Places not named
+        get half of the place's capacity divided by local_world_size.
+    local_world_size: ranks on this node; None: $LOCAL_WORLD_SIZE, else 1.
+    timeout: seconds to wait for the memory behind the guarantees; then ResourceExhausted, naming who holds what.
+    label: for people, in the operator's listings; the program's name where it is empty.
+
+    Every call raises a subclass of terrace.Error. Timeouts are in seconds. It is a context manager that closes.
+    """
+
+    def __init__(self, socket: str | None = None, *, guarantees: Mapping[str, int] | None = None,
+                 local_world_size: int | None = None, timeout: float = TIMEOUT_SECONDS, label: str = ""):
+        super().__init__(socket or "", list((guarantees or {}).items()), local_world_size or 0, timeout, label)
+        self._tensors: dict[str, Tensor] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def create(self, name: str, shape: int | Sequence[int], dtype: Any = "float32", *,
+               timeout: float = TIMEOUT_SECONDS) -> Tensor:
+        """Creates a tensor without content: C-contiguous, of an element type as numpy or PyTorch name it.
+
+        AlreadyExists for a name in use; ResourceExhausted if it can never fit.
+        """
+        return self.create_many([(name, shape, dtype)], timeout=timeout)[0]
+
+    def create_many(self, specs: Iterable[tuple[str, int | Sequence[int], Any]], *,
+                    timeout: float = TIMEOUT_SECONDS) -> list[Tensor]:
+        """Creates many, given as (name, shape, dtype): all of them, or none."""
+        numbered = [(name, [shape] if isinstance(shape, int) else [int(size) for size in shape], _dtypes.number_of(dtype))
+                    for name, shape, dtype in specs]
+        made = self._create(numbered, timeout)
+        self._tensors.update((tensor.name, tensor) for tensor in made)
+        return made
+
+    def from_array(self, name: str, array: Any, *, timeout: float = TIMEOUT_SECONDS) -> Tensor:
+        """Creates a tensor with the content of a numpy array, a PyTorch tensor, or what numpy.asarray makes one of."""
+        torch_tensor = type(array).__module__.partition(".")[0] == "torch" and hasattr(array, "detach")
+        source = array.detach() if torch_tensor else numpy.asarray(array)
+        tensor = self.create(name, tuple(source.shape), source.dtype, timeout=timeout)
+        with tensor.overwrite(timeout=timeout) as lease:
+            if torch_tensor:
+                import torch
+
+                torch.from_dlpack(lease).copy_(source)
+            else:
+                lease.numpy()[...] = source
+        return tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that this client created and has not deleted, by name."""
+        return dict(self._tensors)
+
+    def delete(self, tensors: Iterable[Tensor], *, timeout: float = TIMEOUT_SECONDS) -> None:
+        """Deletes tensors: the names are free at once, the bytes at the last release of each."""
+        gone = list(tensors)
+        self._delete(gone, timeout)
+        for tensor in gone:
+            self._tensors.pop(tensor.name, None)
+
+    def acquire(self, tensors: Iterable[Tensor], *, mode: str = "read", place: str = "host",
+                timeout: float = TIMEOUT_SECONDS, writable_view: bool = False) -> LeaseSet:
+        """Leases a set, all or nothing. Take what is used together in one set: to wait for one lease while holding
+        another can pass the session's guarantee.
+
+        mode: "read", "write", or "overwrite" (the old bytes are not needed and not fetched).
+        place: "host", or "device:N". A tensor is leased in one place at a time.
+        timeout: 0 means at once or not at all.
+        writable_view: of a read lease, the address that write leases have; writing there remains an error.
+        """
+        return LeaseSet(self._acquire(list(tensors), mode, place, timeout, writable_view))
+
+    def places(self) -> list[Place]:
+        """The places that this session can lease in."""
+        return [Place(*place) for place in self._places]

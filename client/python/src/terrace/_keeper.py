@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps one terraced for terrace.serve(): a process of its own, so that the daemon and what it made go when the trainer
+does, however that ends.
+
+Run as: _keeper.py FOLDERS -- COMMAND..., with FOLDERS a JSON list. It starts COMMAND with its output in daemon.log of
+the first folder, writes "started PID" and, should the daemon end by itself, "ended STATUS" to stdout, and waits for the
+end of stdin, which the trainer holds open and the kernel closes when the trainer dies. Then it stops the daemon and
+removes the folders.
+"""
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+
+STOP_SECONDS = 10
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """In the daemon, before exec: SIGTERM when this process is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def say(line: str) -> None:
+    try:
+        os.write(1, line.encode() + b"\n")
+    except OSError:  # the trainer is gone
+        pass
+
+
+def stop(daemon: subprocess.Popen) -> None:
+    """SIGTERM, and SIGKILL if that was not enough."""
+    if daemon.poll() is None:
+        daemon.terminate()
+        try:
+            daemon.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+def keep(folders: list[str], command: list[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+    with open(os.path.join(folders[0], "daemon.log"), "wb") as log:
+        daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                                  preexec_fn=die_with_parent, cwd=folders[0])
+    try:
+        say(f"started {daemon.pid}")
+        ended = os.pidfd_open(daemon.pid)
+        waiting = [0, ended]
+        while 0 in waiting:
+            readable, _, _ = select.select(waiting, [], [])
+            if ended in readable:
+                say(f"ended {daemon.wait()}")
+                waiting.remove(ended)
+            if 0 in readable and not os.read(0, 4096):
+                waiting.remove(0)
+    finally:
+        stop(daemon)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the end of stdin is the one way to stop
+    folders = json.loads(sys.argv[1])
+    try:
+        keep(folders, sys.argv[3:])
+    except OSError as error:
+        say(f"failed {error}")
+        os.read(0, 4096)
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

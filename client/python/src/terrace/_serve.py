@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A private daemon for one program: started as the user, and gone with all it made when the program is."""
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import _terrace
+from ._client import Client
+from ._errors import InvalidArgument, Unavailable
+
+SOCKET_PATH_BYTES_MAX = 107
+LOG_LINES_SHOWN = 15
+
+
+class ServedClient(Client):
+    """The client of a private daemon.
+
+    `socket` is the daemon's data socket: other processes of the job connect with terrace.Client(socket).
+    """
+
+    daemon_pid: int
+    """The daemon's process id."""
+    metrics_url: str
+    """Where it answers Prometheus; empty where metrics are off."""
+    admin_socket: str
+    """For `terracectl --socket`."""
+    grpc_socket: str
+    """For clients in other languages."""
+    log: pathlib.Path
+    """What the daemon has said; gone with it."""
+
+
+class _Daemon:
+    """The daemon's process, through its keeper (_keeper.py)."""
+
+    def __init__(self, folders: list[pathlib.Path], command: list[str]):
+        self.log = folders[0] / "daemon.log"
+        keeper = pathlib.Path(__file__).with_name("_keeper.py")
+        self._keeper = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(keeper), json.dumps([str(folder) for folder in folders]), "--", *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        first = self._line()
+        if not first.startswith("started "):
+            self.stop()
+            raise Unavailable(f"terraced could not be started: {first}: {' '.join(command)}")
+        self.pid = int(first.split()[1])
+
+    def _line(self) -> str:
+        return self._keeper.stdout.readline().decode().strip()
+
+    def ended(self) -> str | None:
+        """How the daemon ended by itself, with the end of its log; None while it runs."""
+        if not select.select([self._keeper.stdout], [], [], 0)[0]:
+            return None
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+        status = self._line().removeprefix("ended ") or "unknown"
+        return f"terraced ended with status {status}; it said last:\n" + "\n".join(f"  {line}" for line in lines)
+
+    def stop(self) -> None:
+        """Stops the daemon, removes what it made, and returns when both are done."""
+        self._keeper.stdin.close()
+        self._keeper.wait()
+        self._keeper.stdout.close()
+
+
+def find_terraced(path: str | os.PathLike[str] | None = None) -> str:
+    """The daemon's binary: `path`, $TERRACED, the PATH's terraced, or the one in the tree the package was built in."""
+    named = path or os.environ.get("TERRACED")
+    built = os.path.join(_terrace.SOURCE_TREE, "build", "release", "terraced")
+    found = shutil.which(named or "terraced") or (None if named else shutil.which(built))
+    if found is None:
+        where = f"{named} is not an executable file" if named else f"it is not on the PATH, nor at {built}"
+        raise Unavailable(f"terraced was not found: {where}; build it (cmake --preset release && cmake --build --preset "
+                          "release), or name it in TERRACED")
+    return os.path.abspath(found)
+
+
+def _private_folder() -> pathlib.Path:
+    """A new folder that nobody else can enter, with a path short enough for sockets in it."""
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if parent and os.access(parent, os.W_OK | os.X_OK) and len(parent) + 40 < SOCKET_PATH_BYTES_MAX:
+            return pathlib.Path(tempfile.mkdtemp(prefix="terrace-", dir=parent))
+    raise Unavailable("no folder for the daemon's sockets: neither XDG_RUNTIME_DIR nor TMPDIR nor /tmp is writable")
+
+
+def _block_file(block: str) -> tuple[pathlib.Path, str]:
+    """Makes a private folder for a block file in the folder of "FOLDER:SIZE"; gives it, and the size."""
+    folder, _, size = block.rpartition(":")
+    if not folder or not size or not os.path.isdir(folder):
+        raise InvalidArgument(f'block is "{block}"; it must be FOLDER:SIZE with a folder that exists, as in '
+                              '"/scratch:50GiB"')
+    try:
+        return pathlib.Path(tempfile.mkdtemp(prefix="terrace-block-", dir=os.path.abspath(folder))), size
+    except OSError as error:
+        raise InvalidArgument(f"no block file can be made in {folder}: {error.strerror}") from error
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _toml(folder: pathlib.Path, tiers: list[dict[str, Any]], metrics_address: str) -> str:
+    """The daemon's configuration (docs/configuration.md). JSON's strings, numbers and lists are TOML's."""
+    lines = [f"metrics_address = {json.dumps(metrics_address)}", "", "[sockets]"]
+    lines += [f"{name} = {json.dumps(f'{folder}/{name}.sock')}" for name in ("data", "grpc", "admin")]
+    for tier in tiers:
+        lines += ["", "[[tier]]"] + [f"{key} = {json.dumps(value)}" for key, value in tier.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _connect(daemon: _Daemon, data_socket: str, deadline: float, options: dict[str, Any]) -> ServedClient:
+    """A client of the daemon as soon as it serves."""
+    while True:
+        try:
+            return ServedClient(data_socket, timeout=max(1.0, deadline - time.monotonic()), **options)
+        except Unavailable as error:
+            if (ended := daemon.ended()) is not None:
+                raise Unavailable(ended) from None
+            if time.monotonic() > deadline:
+                raise Unavailable(f"terraced runs (pid {daemon.pid}) but does not serve: {error}") from error
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block: str | None = None,
+          metrics: bool | int = True, terraced: str | os.PathLike[str] | None = None,
+          guarantees: Mapping[str, int] | None = None, label: str = "", timeout: float = 60.0) -> Iterator[ServedClient]:
+    """Starts a daemon of one's own, without root or systemd, and gives a client of it; at the end of the `with` the
+    daemon stops and everything that it made is removed. So it is, too, if this process is killed.
+
+    memory: DRAM for the memory tier, as "4GiB", "25%" or bytes.
+    device: an emulated device tier of that size (ordinary memory, managed as HBM is); None: none.
+    block: "FOLDER:SIZE": a block file of that size in the folder, on a disk that can do O_DIRECT; None: none.
+    metrics: a port on the loopback for Prometheus; True: a free one; False: none.
+    terraced: the daemon's binary; None: $TERRACED, else the PATH's, else the one in the source tree.
+    guarantees, label: as for terrace.Client. timeout: seconds until it must serve.
+
+    Unavailable if there is no terraced, or it ends, with its last words.
+    """
+    binary = find_terraced(terraced)
+    with contextlib.ExitStack() as made:
+        folders = [_private_folder()]
+        made.callback(shutil.rmtree, folders[0], ignore_errors=True)
+        tiers: list[dict[str, Any]] = [{"kind": "memory", "capacity": memory}]
+        if device is not None:
+            tiers.insert(0, {"kind": "device", "device": "emulated", "capacity": device})
+        if block is not None:
+            folder, size = _block_file(block)
+            made.callback(shutil.rmtree, folder, ignore_errors=True)
+            folders.append(folder)
+            tiers.append({"kind": "block", "capacity": size, "paths": [str(folder / "block")]})
+        address = f"127.0.0.1:{_free_port() if metrics is True else metrics}" if metrics else ""
+        config = folders[0] / "terraced.toml"
+        config.write_text(_toml(folders[0], tiers, address))
+        daemon = _Daemon(folders, [binary, "--config", str(config)])
+        made.callback(daemon.stop)
+        client = _connect(daemon, str(folders[0] / "data.sock"), time.monotonic() + timeout,
+                          {"guarantees": guarantees, "label": label})
+        made.callback(client.close)
+        client.daemon_pid = daemon.pid
+        client.metrics_url = f"http://{address}/metrics" if address else ""
+        client.admin_socket = str(folders[0] / "admin.sock")
+        client.grpc_socket = str(folders[0] / "grpc.sock")
+        client.log = daemon.log
+        yield client

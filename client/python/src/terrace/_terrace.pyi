@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extension module (client/python/native): typed and documented here, for editors and type checkers."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy
+from numpy.typing import NDArray
+
+SOURCE_TREE: str
+"""Where the package was built: terrace.serve() looks for the daemon there last."""
+
+class Lease:
+    """The right to a tensor's bytes, until it is released.
+
+    While it is held the bytes stay where they are. Leaving the `with`, release() or the object's end gives it back;
+    arrays and tensors made from it own a part of it, and it ends with the last of them.
+    """
+
+    def numpy(self) -> NDArray[Any]:
+        """The leased memory as a numpy array, read-only under a read lease. TypeError for types numpy lacks."""
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray: ...
+    def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+                   dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
+        """The leased memory for torch.from_dlpack and others: no copy, and the consumer owns a part of the lease."""
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def release(self) -> None:
+        """Gives the lease back; it ends when nothing made from it is left. Once released, nothing more is made."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None: ...
+    @property
+    def released(self) -> bool: ...
+    @property
+    def address(self) -> int:
+        """Where the bytes are in this process."""
+    @property
+    def mode(self) -> str:
+        """"read", "write" or "overwrite"."""
+    @property
+    def place(self) -> str:
+        """"host", or "device:N"."""
+    @property
+    def name(self) -> str:
+        """The tensor's name."""
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Tensor:
+    """A named run of bytes with element type and shape, kept by the daemon. It is of one client."""
+
+    def read(self, *, place: str = "host", timeout: float = 60.0, writable_view: bool = False) -> Lease:
+        """Leases it to read. FailedPrecondition if it was never written; DataLoss if its bytes are gone.
+
+        writable_view: the address that write leases have, for consumers that cannot keep read-only memory apart. It
+        is still a read lease: what is written through it may be lost.
+        """
+    def write(self, *, place: str = "host", timeout: float = 60.0) -> Lease:
+        """Leases it to read and write. A tensor that was never written holds zeros."""
+    def overwrite(self, *, place: str = "host", timeout: float = 60.0) -> Lease:
+        """Leases it to write all of it: the old bytes are not fetched, and what is not written is undefined."""
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+    dtype: str
+    """Its element type's name, as numpy spells it ("float32", "bfloat16")."""
+    @property
+    def handle(self) -> int:
+        """The session's number for it, as the daemon prints it."""
+    @property
+    def _dtype(self) -> int: ...
+
+class Session:
+    """One connection to the daemon; terrace.Client builds on it."""
+
+    def __init__(self, socket: str, guarantees: Sequence[tuple[str, int]], local_world_size: int, timeout: float,
+                 label: str) -> None: ...
+    def close(self) -> None:
+        """Ends the session: its tensors are gone. With leases still held it ends at the last one's release."""
+    def swap_in(self, tensors: Sequence[Tensor], *, place: str = "host", timeout: float = 60.0) -> None:
+        """Brings the set to a place, and leases nothing."""
+    def swap_out(self, tensors: Sequence[Tensor], *, place: str = "block", timeout: float = 60.0) -> None:
+        """Moves the set down to a place, and frees what it held above."""
+    def prefetch(self, tensors: Sequence[Tensor], *, place: str = "host") -> None:
+        """A hint: the set is needed there soon. Answered before anything has moved."""
+    def evict(self, tensors: Sequence[Tensor]) -> None:
+        """A hint: the set is not needed above for a while. Answered before anything has moved."""
+    def dont_need(self, tensors: Sequence[Tensor]) -> None:
+        """The content is not needed any more, and is not written back; it must be written before it is read again."""
+    def pin(self, tensors: Sequence[Tensor], *, place: str = "host", timeout: float = 60.0) -> None:
+        """Brings the set to a place and keeps it there until unpin; counts as leased."""
+    def unpin(self, tensors: Sequence[Tensor]) -> None:
+        """Ends pin."""
+    def mark_step(self, kind: str = "train") -> None:
+        """A step begins: "train", "accumulate" or "eval"."""
+    @property
+    def session(self) -> int:
+        """The daemon's number for the session; 0 once closed."""
+    @property
+    def socket(self) -> str:
+        """Path of the daemon's data socket."""
+    @property
+    def held(self) -> int:
+        """Leases not yet given back, those of exports included, and calls not yet answered."""
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes that are leased now, exports included."""
+    @property
+    def leased_bytes_max(self) -> int:
+        """The most bytes that were ever leased at once."""
+    @property
+    def _places(self) -> list[tuple[str, int, int]]: ...
+    def _create(self, specs: Sequence[tuple[str, Sequence[int], int]], timeout: float) -> list[Tensor]: ...
+    def _delete(self, tensors: Sequence[Tensor], timeout: float) -> None: ...
+    def _acquire(self, tensors: Sequence[Tensor], mode: str, place: str, timeout: float,
+                 writable_view: bool) -> list[Lease]: ...
