@@ -33,15 +33,15 @@ struct Guarantee {
 struct ConnectOptions {
   // Path of the daemon's data socket. Empty: $TERRACE_SOCKET, else $XDG_RUNTIME_DIR/terrace/data.sock if it is there,
   // else /run/terrace/data.sock.
-  std::string socket;
+  std::string socket{};
   // Places not named get the daemon's default: half the place's capacity divided by local_world_size.
-  std::vector<Guarantee> guarantees;
+  std::vector<Guarantee> guarantees{};
   // Ranks on this node. 0: $LOCAL_WORLD_SIZE, else 1.
   std::uint32_t local_world_size = 0;
   // How long to wait for the daemon's answer, which waits for memory behind the guarantees.
   std::chrono::nanoseconds timeout = kTimeoutDefault;
   // For people, at most 63 bytes ("rank 3"). Empty: the program's name.
-  std::string label;
+  std::string label{};
 };
 
 struct LeaseOptions {

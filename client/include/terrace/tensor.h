@@ -48,11 +48,11 @@ enum class Mode : std::uint8_t {
 
 // A tensor to be created.
 struct TensorSpec {
-  std::string name;  // UTF-8, 1 to 175 bytes, unique in the session
+  std::string name{};  // UTF-8, 1 to 175 bytes, unique in the session
   DType dtype = DType::kUint8;
-  std::vector<std::int64_t> shape;    // elements; at most 8 dimensions; empty: a scalar, or flat if `bytes` is given
-  std::vector<std::int64_t> strides;  // elements, not negative; empty: contiguous, row-major
-  std::uint64_t bytes = 0;            // 0: as many as shape and strides need
+  std::vector<std::int64_t> shape{};    // elements; at most 8 dimensions; empty: a scalar, or flat if `bytes` is given
+  std::vector<std::int64_t> strides{};  // elements, not negative; empty: contiguous, row-major
+  std::uint64_t bytes = 0;              // 0: as many as shape and strides need
 };
 
 // A tensor of one session: a cheap value, copied freely, usable from any thread, and valid (for its description) also

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows what each transition of the lease word does and refuses, and that packing keeps every field.
+#include "shm/word.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace terrace::shm {
+namespace {
+
+constexpr std::uint32_t kLife = 7;
+
+AtomicWord resident(Word word = {}) {
+  word.state = State::kResident;
+  word.incarnation = kLife;
+  return AtomicWord{word.packed()};
+}
+Word now(const AtomicWord& word) { return Word::unpack(word.load()); }
+
+TEST(Word, PackingKeepsEveryField) {
+  const std::uint64_t seed = std::random_device{}();
+  RecordProperty("seed", std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 10'000; ++i) {
+    const std::uint64_t bits = random();
+    const Word word{.state = static_cast<State>(bits & 3),
+                    .dirty = (bits >> 2 & 1) != 0,
+                    .wanted = (bits >> 3 & 1) != 0,
+                    .lent = (bits >> 4 & 1) != 0,
+                    .readers = static_cast<std::uint32_t>(bits >> 5) & kReadersMax,
+                    .writers = static_cast<std::uint32_t>(bits >> 21) & kWritersMax,
+                    .incarnation = static_cast<std::uint32_t>(bits >> 33) & kIncarnationMask};
+    ASSERT_EQ(Word::unpack(word.packed()), word) << "seed " << seed;
+  }
+}
+
+TEST(Word, AcquireCountsAndAWriterDirties) {
+  AtomicWord word = resident();
+  EXPECT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kDone);
+  EXPECT_EQ(acquire(word, kLife, Mode::kRead).word.readers, 2u);
+  EXPECT_FALSE(now(word).dirty);
+  EXPECT_EQ(acquire(word, kLife, Mode::kOverwrite).word.writers, 1u);
+  EXPECT_TRUE(now(word).dirty);
+}
+
+TEST(Word, AcquireAsksTheDaemonWhereItMust) {
+  for (const Word refused :
+       {Word{.wanted = true}, Word{.lent = true}, Word{.readers = kReadersMax}, Word{.writers = kWritersMax}}) {
+    AtomicWord word = resident(refused);
+    const std::uint64_t before = word.load();
+    EXPECT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kAskDaemon);
+    EXPECT_EQ(word.load(), before);
+  }
+  for (const State state : {State::kAbsent, State::kClaimed}) {
+    AtomicWord word{Word{.state = state, .incarnation = kLife}.packed()};
+    EXPECT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kAskDaemon);
+  }
+  AtomicWord wanted = resident({.wanted = true, .lent = true});
+  EXPECT_EQ(acquire(wanted, kLife, Mode::kRead, true).outcome, Outcome::kDone);
+}
+
+TEST(Word, AnotherLifeOfTheSlotIsStale) {
+  AtomicWord word = resident();
+  EXPECT_EQ(acquire(word, kLife + 1, Mode::kRead).outcome, Outcome::kStale);
+  EXPECT_EQ(release(word, kLife + 1, Mode::kRead).outcome, Outcome::kStale);
+  EXPECT_EQ(claim(word, kLife + 1).outcome, Outcome::kStale);
+  EXPECT_EQ(begin_clean(word, kLife + 1).outcome, Outcome::kStale);
+  AtomicWord free{Word{.incarnation = kLife}.packed()};
+  EXPECT_EQ(acquire(free, kLife, Mode::kRead).outcome, Outcome::kStale);
+}
+
+TEST(Word, AReleaseWithoutALeaseChangesNothing) {
+  AtomicWord word = resident({.readers = 1});
+  EXPECT_EQ(release(word, kLife, Mode::kWrite).outcome, Outcome::kNotLeased);
+  EXPECT_EQ(release(word, kLife, Mode::kRead).outcome, Outcome::kDone);
+  EXPECT_EQ(release(word, kLife, Mode::kRead).outcome, Outcome::kNotLeased);
+  EXPECT_EQ(now(word), (Word{.state = State::kResident, .incarnation = kLife}));
+}
+
+TEST(Word, ClaimTakesOnlyWhatNobodyHolds) {
+  AtomicWord held = resident({.readers = 1});
+  EXPECT_EQ(claim(held, kLife).outcome, Outcome::kLeased);
+  AtomicWord written = resident({.dirty = true});
+  const Step claimed = claim(written, kLife);
+  EXPECT_EQ(claimed.outcome, Outcome::kDone);
+  EXPECT_TRUE(claimed.word.dirty);
+  EXPECT_EQ(claim(written, kLife).outcome, Outcome::kStale);
+}
+
+TEST(Word, CleaningCountsOnlyIfNobodyWrote) {
+  AtomicWord word = resident({.dirty = true});
+  EXPECT_EQ(begin_clean(word, kLife).outcome, Outcome::kDone);
+  EXPECT_TRUE(finish_clean(word));
+  EXPECT_EQ(begin_clean(word, kLife).outcome, Outcome::kDone);
+  EXPECT_EQ(acquire(word, kLife, Mode::kWrite).outcome, Outcome::kDone);
+  EXPECT_FALSE(finish_clean(word));
+  EXPECT_EQ(release(word, kLife, Mode::kWrite).outcome, Outcome::kDone);
+  EXPECT_FALSE(finish_clean(word));
+  AtomicWord being_written = resident({.dirty = true, .writers = 1});
+  EXPECT_EQ(begin_clean(being_written, kLife).outcome, Outcome::kLeased);
+  EXPECT_TRUE(now(being_written).dirty);
+}
+
+}  // namespace
+}  // namespace terrace::shm
