@@ -65,10 +65,11 @@ inline constexpr std::uint64_t kChunkBytes = 1024 * 1024;
 // Entries in the checksum table that a tensor of `bytes` needs.
 constexpr std::uint64_t chunk_count(std::uint64_t bytes) { return (bytes + kChunkBytes - 1) / kChunkBytes; }
 
-// Entries that the checksum table of a block tier of `capacity_bytes` has: one for each whole chunk, and one more for
-// every 64 KiB, so that it takes tensors of 60 KiB on average before it, and not the room, is full.
+// Entries that the checksum table of a block tier of `capacity_bytes` has: 8 bytes a MiB, and one more for each of the
+// first 2^20 tensors, whose last chunks are not full. No more than there can be 4 KiB tensors.
 constexpr std::uint64_t checksum_entries(std::uint64_t capacity_bytes) {
-  return capacity_bytes / kChunkBytes + capacity_bytes / (64 * std::uint64_t{1024});
+  const std::uint64_t entries = capacity_bytes / kChunkBytes + (std::uint64_t{1} << 20);
+  return entries < capacity_bytes / 4096 ? entries : capacity_bytes / 4096;
 }
 
 }  // namespace terrace::tier

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The reactor: one thread that drives the engine with a real ring, real memory and real trainers (DESIGN decision 2).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "config/config.h"
+#include "engine/engine.h"
+#include "front/gateway.h"
+#include "front/listener.h"
+#include "front/mailbox.h"
+#include "front/node.h"
+#include "front/service_notify.h"
+#include "front/session.h"
+#include "front/watch.h"
+#include "mover/mover.h"
+#include "mover/ring.h"
+#include "mover/workers.h"
+
+namespace terrace::front {
+
+class Host final : public Gateway {
+ public:
+  // Takes the node's memory, block files and io_uring, and the data sockets. `config` is resolved. The thread that
+  // calls run() is the reactor. Errors name what could not be had.
+  static Result<std::unique_ptr<Host>> create(const config::Config& config, const mover::Workers::Options& workers,
+                                              NodeFacts facts);
+  ~Host() override;
+
+  // Where connections of other sockets go (gRPC). Returns false when it cannot take one; the connection is then closed.
+  using Adopt = std::move_only_function<bool(Fd connection, const Peer& peer)>;
+  // Listens on a stream socket whose connections go to `adopt`. Before serve().
+  Result<void> listen_stream(const std::string& path, mode_t mode, Peer peer, Adopt adopt);
+  // What else counts against the cap on connections.
+  void count_connections(std::function<std::size_t()> others) { other_connections_ = std::move(others); }
+
+  // Serves until SIGTERM or SIGINT (which the caller has blocked in all threads). Then: no new connections, `stopping`
+  // on a thread of its own while requests are still answered, what is in flight is waited for, all within the
+  // configured stop timeout. Errors: the ring broke.
+  Result<void> serve(std::function<void()> stopping);
+
+  const mover::MoverFacts& mover_facts() const { return mover_->facts(); }
+
+  RequestId post(engine::Request request, Answer answer) override;
+  void cancel(RequestId request) override;
+  void open(const Peer& peer, engine::OpenSession request, Time deadline, OpenAnswer answer) override;
+  Result<SessionId> authenticate(const Token& token, const Peer& peer) override;
+  std::uint64_t watch(PressureWatcher watcher) override;
+  void unwatch(std::uint64_t watcher) override;
+  bool run(std::move_only_function<void()> job) override;
+  Time now() const override { return clock_.now(); }
+  const NodeFacts& facts() const override { return facts_; }
+  std::byte* address(SessionId session, const engine::Placement& placement) override;
+
+ private:
+  struct Door {
+    Listener listener;
+    Peer peer;    // tenant and admin of whoever comes through
+    Adopt adopt;  // null: our own data sessions
+    std::unique_ptr<Watch> watch;
+  };
+
+  Host(const config::Config& config, Node node, NodeFacts facts);
+
+  // host.cc: the loop.
+  Result<void> start(const mover::Workers::Options& workers);
+  Result<void> add_door(Listener listener, Peer peer, Adopt adopt);
+  void accept(Door& door);
+  bool admits(const Peer& peer, std::uint32_t uid) const;
+  Result<void> turn(Duration longest);
+  void pump();
+  bool pump_once();
+  void sweep();
+  void wind_up();
+
+  // host_sessions.cc: trainers on data.sock.
+  void greet(Fd connection, const Peer& peer);
+  void read_messages(Session& session);
+  void welcome(Session& session, const shm::Hello& hello);
+  void opened(std::uint64_t key, engine::Reply reply);
+  void doorbell_rang(Session& session);
+  void take_submission(Session& session, const shm::Submission& submission);
+  void answer_submission(SessionId id, const shm::Submission& submission, engine::Reply reply);
+  void complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result);
+  void drain_logs(Session& session);
+  void order(const mover::SegmentOrder& order);
+  void segment_done(const mover::SegmentDone& done);
+  void retired(Session& session, const shm::SegmentMessage& message);
+  template <typename Message>
+  void send(Session& session, const Message& message, std::span<const int> descriptors = {});
+  void end(Session& session, const Error& reason);
+  void gone(SessionId id);
+
+  // host_gateway.cc: everybody else.
+  Result<void> make_region(Session& session);
+  Result<void> watch_process(Session& session);
+  void submit(engine::Request request, Answer answer);
+  RequestId next_request() { return RequestId{++last_request_}; }
+  void register_token(const Session& session);
+  Session* find(SessionId id);
+
+  const config::Config config_;
+  Node node_;
+  const NodeFacts facts_;
+  const MonotonicClock clock_;
+  ServiceNotify notify_;
+  std::unique_ptr<Mailbox> mailbox_;
+  std::unique_ptr<mover::Ring> ring_;
+  std::unique_ptr<mover::Workers> workers_;
+  std::unique_ptr<mover::Mover> mover_;
+  std::unique_ptr<engine::Engine> engine_;
+  Fd signals_;
+  std::vector<std::unique_ptr<Watch>> watches_;  // of the mailbox and of signals
+  std::vector<std::unique_ptr<Door>> doors_;
+  std::function<std::size_t()> other_connections_ = [] { return std::size_t{0}; };
+
+  std::map<std::uint64_t, std::unique_ptr<Session>> newcomers_;  // by key: greeting and opening
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;       // open and ending
+  // To be destroyed at the end of the turn, when nobody is inside them.
+  std::vector<std::unique_ptr<Session>> doomed_;
+  std::vector<std::unique_ptr<Watch>> spent_watches_;
+  std::unordered_map<RequestId, Answer> answers_;
+  std::vector<engine::Access> accesses_;
+  std::uint64_t last_key_ = 0;
+  std::atomic<std::uint64_t> last_request_ = 0;
+  Time last_sweep_{};
+  Time last_watchdog_{};
+  bool stopping_ = false;
+
+  struct Ticket {
+    SessionId session{};
+    Tenant tenant;
+    Time last_used{};
+  };
+  std::mutex tokens_mutex_;
+  std::map<Token, Ticket> tokens_;
+  std::mutex watchers_mutex_;
+  std::map<std::uint64_t, PressureWatcher> watchers_;
+  std::uint64_t last_watcher_ = 0;
+};
+
+}  // namespace terrace::front

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trainers on data.sock: from the greeting through rings, doorbells and segments to the end.
+#include <fmt/format.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "front/host.h"
+#include "front/ring_request.h"
+
+namespace terrace::front {
+namespace {
+
+constexpr Duration kGreetingTimeout = std::chrono::seconds(10);
+
+engine::OpenSession to_open(const shm::Hello& hello, const Session& session) {
+  engine::OpenSession open;
+  open.tenant = session.peer.tenant;
+  open.pid = session.peer.pid;
+  open.local_world_size = std::max<std::uint32_t>(hello.local_world_size, 1);
+  open.label.assign(hello.label.begin(), std::ranges::find(hello.label, '\0'));
+  open.maps_segments = true;
+  for (std::uint32_t i = 0; i < hello.guarantee_count; ++i)
+    open.guarantees.push_back({hello.guarantees[i].place, hello.guarantees[i].bytes});
+  return open;
+}
+
+}  // namespace
+
+void Host::greet(Fd connection, const Peer& peer) {
+  auto session = std::make_unique<Session>();
+  session->key = ++last_key_;
+  session->peer = peer;
+  session->greeting_deadline = now() + kGreetingTimeout;
+  session->connection = std::make_unique<DataConnection>(std::move(connection));
+  auto watch = Watch::create(*ring_, session->connection->descriptor(), POLLIN,
+                             [this, &session = *session](unsigned) { read_messages(session); });
+  if (!watch || !watch_process(*session)) return;  // no room to watch it, or gone already: closing says so
+  session->connection_watch = std::move(*watch);
+  newcomers_.emplace(session->key, std::move(session));
+}
+
+void Host::read_messages(Session& session) {
+  while (session.state != Session::State::kEnding) {
+    const auto message = session.connection->receive();
+    if (!message) {
+      end(session, message.error());
+      break;
+    }
+    if (!message->has_value()) break;
+    if (const auto* hello = std::get_if<shm::Hello>(&**message)) {
+      welcome(session, *hello);
+    } else if (const auto* segment = std::get_if<shm::SegmentMessage>(&**message)) {
+      retired(session, *segment);
+    } else {
+      end(session, {ErrorCode::kCancelled, "closed by the client", 0});
+    }
+  }
+  pump();
+}
+
+void Host::welcome(Session& session, const shm::Hello& hello) {
+  if (session.state != Session::State::kGreeting)
+    return end(session, {ErrorCode::kInvalidArgument, "a second greeting on one connection", 0});
+  if (hello.guarantee_count > hello.guarantees.size())
+    return end(
+        session,
+        {ErrorCode::kInvalidArgument,
+         fmt::format("{} guarantees; there are at most {} places", hello.guarantee_count, hello.guarantees.size()), 0});
+  session.state = Session::State::kOpening;
+  if (const auto made = make_region(session); !made) return end(session, made.error());
+  session.doorbell = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!session.doorbell)
+    return end(session, {ErrorCode::kResourceExhausted, "the daemon has no descriptor left", errno});
+  auto watch =
+      Watch::create(*ring_, session.doorbell.get(), POLLIN, [this, &session](unsigned) { doorbell_rang(session); });
+  if (!watch) return end(session, watch.error());
+  session.doorbell_watch = std::move(*watch);
+  session.token = make_token();
+  session.opening = next_request();
+
+  engine::OpenSession open = to_open(hello, session);
+  open.table = session.region->table();
+  const std::uint64_t longest = std::uint64_t{config_.limits.request_timeout_ms} * 1'000'000;
+  const Time deadline = now() + Duration(std::min(hello.timeout_ns, longest));
+  submit({.id = session.opening, .session = {}, .deadline = deadline, .body = std::move(open)},
+         [this, key = session.key](engine::Reply reply) { opened(key, std::move(reply)); });
+}
+
+void Host::opened(std::uint64_t key, engine::Reply reply) {
+  auto node = newcomers_.extract(key);
+  TERRACE_CHECK(!node.empty());
+  Session& session = *node.mapped();
+  if (!reply.result) {
+    if (session.connection && session.state != Session::State::kEnding) send(session, refusal(reply.result.error()));
+    session.state = Session::State::kEnding;
+    doomed_.push_back(std::move(node.mapped()));
+    return;
+  }
+  const auto& offer = std::get<engine::SessionOpened>(*reply.result);
+  session.id = offer.session;
+  const bool abandoned = session.state == Session::State::kEnding;
+  sessions_.emplace(session.id, std::move(node.mapped()));
+  if (abandoned) return engine_->session_died(now(), session.id);
+  session.state = Session::State::kOpen;
+  register_token(session);
+  spdlog::info("session {} opened: pid {}, uid {}", static_cast<std::uint32_t>(session.id), session.peer.pid,
+               session.peer.tenant.uid);
+  if (!session.connection) return;
+
+  shm::Welcome welcome;
+  welcome.header.type = shm::MessageType::kWelcome;
+  welcome.session = static_cast<std::uint32_t>(session.id);
+  welcome.token = session.token;
+  welcome.region_bytes = session.region->bytes();
+  for (const engine::PlaceOffer& place : offer.places)
+    welcome.places[welcome.place_count++] = {.place = place.place,
+                                             .writable_only = place.place == shm::kPlaceHost ? 0u : 1u,
+                                             .range_bytes = place.range_bytes,
+                                             .guarantee_bytes = place.guarantee_bytes};
+  send(session, welcome, std::array{session.region->descriptor(), session.doorbell.get()});
+}
+
+template <typename Message>
+void Host::send(Session& session, const Message& message, std::span<const int> descriptors) {
+  if (const auto sent = session.connection->send(message, descriptors); !sent) return end(session, sent.error());
+  if (!session.connection->has_queued() || session.writable_watch) return;
+  auto watch = Watch::create(*ring_, session.connection->descriptor(), POLLOUT, [this, &session](unsigned) {
+    if (const auto flushed = session.connection->flush(); !flushed) return end(session, flushed.error());
+    if (!session.connection->has_queued()) spent_watches_.push_back(std::move(session.writable_watch));
+  });
+  if (!watch) return end(session, watch.error());
+  session.writable_watch = std::move(*watch);
+}
+
+void Host::drain_logs(Session& session) {
+  if (!session.region || session.state != Session::State::kOpen) return;
+  accesses_.clear();
+  const std::uint64_t fast_leases = session.region->drain_logs(accesses_);
+  if (fast_leases != 0) engine_->accessed(now(), session.id, accesses_, fast_leases);
+}
+
+void Host::doorbell_rang(Session& session) {
+  std::uint64_t rings = 0;
+  if (read(session.doorbell.get(), &rings, sizeof rings) != sizeof rings) return;
+  if (session.state != Session::State::kOpen) return;
+  drain_logs(session);
+  for (std::uint32_t count = 0; count < shm::kRingEntries && session.state == Session::State::kOpen; ++count) {
+    const auto submission = session.region->next_submission();
+    if (!submission) {
+      end(session, submission.error());
+      break;
+    }
+    if (!submission->has_value()) break;
+    take_submission(session, **submission);
+  }
+  if (session.state == Session::State::kOpen) engine_->lease_ended(now(), session.id);
+  pump();
+}
+
+void Host::take_submission(Session& session, const shm::Submission& submission) {
+  if (session.unanswered >= shm::kRingEntries)
+    return end(session, {ErrorCode::kInvalidArgument, "more requests under way than the ring has entries", 0});
+  ++session.unanswered;
+  const auto refuse = [&](const Error& error) { complete(session, submission, std::unexpected(error)); };
+  const auto bytes = record_bytes(submission);
+  if (!bytes) return refuse(bytes.error());
+  const auto block = session.region->read_block(submission, *bytes);
+  if (!block) {  // there is no place to put a text in
+    shm::Submission nowhere = submission;
+    nowhere.block_bytes = nowhere.block_offset = 0;
+    return complete(session, nowhere, std::unexpected(block.error()));
+  }
+  auto body = to_request(submission, *block);
+  if (!body) return refuse(body.error());
+  const std::uint64_t longest = std::uint64_t{config_.limits.request_timeout_ms} * 1'000'000;
+  submit({.id = next_request(),
+          .session = session.id,
+          .deadline = now() + Duration(std::min(submission.timeout_ns, longest)),
+          .body = std::move(*body)},
+         [this, id = session.id, submission](engine::Reply reply) {
+           answer_submission(id, submission, std::move(reply));
+         });
+}
+
+void Host::answer_submission(SessionId id, const shm::Submission& submission, engine::Reply reply) {
+  Session* session = find(id);
+  if (session != nullptr && session->state == Session::State::kOpen) complete(*session, submission, reply.result);
+}
+
+void Host::complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result) {
+  --session.unanswered;
+  shm::Completion completion{};
+  completion.id = submission.id;
+  if (result) {
+    session.region->write_block(submission, result_bytes(*result));
+  } else {
+    completion.code = static_cast<std::uint32_t>(result.error().code);
+    completion.message_bytes =
+        session.region->write_block(submission, std::as_bytes(std::span(result.error().message)));
+  }
+  if (const auto completed = session.region->complete(completion); !completed) end(session, completed.error());
+}
+
+void Host::order(const mover::SegmentOrder& order) {
+  Session* session = find(order.session);
+  const bool trainer_maps = session != nullptr && session->connection && session->state == Session::State::kOpen;
+  if (order.kind == mover::SegmentOrder::Kind::kAdd || !trainer_maps) return mover_->start(order);
+  session->retiring.push_back(order);
+  send(*session, shm::SegmentMessage{.header = {.type = shm::MessageType::kRetire},
+                                     .place = node_.places[index(order.tier)],
+                                     .offset = order.extent.offset,
+                                     .bytes = order.extent.bytes});
+}
+
+void Host::retired(Session& session, const shm::SegmentMessage& message) {
+  const auto asked = std::ranges::find_if(session.retiring, [&](const mover::SegmentOrder& order) {
+    return node_.places[index(order.tier)] == message.place && order.extent.offset == message.offset &&
+           order.extent.bytes == message.bytes;
+  });
+  if (asked == session.retiring.end())
+    return end(session, {ErrorCode::kInvalidArgument, "an answer about a segment that nobody asked about", 0});
+  const mover::SegmentOrder order = *asked;
+  session.retiring.erase(asked);
+  mover_->start(order);
+}
+
+void Host::segment_done(const mover::SegmentDone& done) {
+  const mover::SegmentOrder& order = done.order;
+  if (!done.result)
+    spdlog::warn("segment of {}: {}", node_.options.tiers[index(order.tier)].name, done.result.error().message);
+  Session* session = find(order.session);
+  const bool trainer_maps = session != nullptr && session->connection && session->state == Session::State::kOpen;
+  if (done.result && order.kind == mover::SegmentOrder::Kind::kAdd && trainer_maps) {
+    const int segment = node_.mapped[index(order.tier)]->descriptor(order.session, order.extent.offset);
+    send(*session,
+         shm::SegmentMessage{.header = {.type = shm::MessageType::kSegment},
+                             .place = node_.places[index(order.tier)],
+                             .offset = order.extent.offset,
+                             .bytes = order.extent.bytes},
+         std::array{segment});
+  }
+  engine_->segment_done(now(), done);
+}
+
+void Host::end(Session& session, const Error& reason) {
+  if (session.state == Session::State::kEnding) return;
+  const Session::State before = std::exchange(session.state, Session::State::kEnding);
+  if (session.connection && reason.code != ErrorCode::kUnavailable && reason.code != ErrorCode::kCancelled) {
+    spdlog::warn("session of pid {} ended: {}", session.peer.pid, reason.message);
+    static_cast<void>(session.connection->send(refusal(reason)));
+  }
+  // A hung-up descriptor is ready for ever: nobody looks any more. This may be one of these very watches calling.
+  for (auto* watch :
+       {&session.process_watch, &session.doorbell_watch, &session.connection_watch, &session.writable_watch})
+    if (*watch) spent_watches_.push_back(std::move(*watch));
+  switch (before) {
+    case Session::State::kGreeting: {
+      auto node = newcomers_.extract(session.key);
+      doomed_.push_back(std::move(node.mapped()));
+      break;
+    }
+    case Session::State::kOpening:
+      // Its region stays until the engine has answered.
+      engine_->cancel(now(), session.opening);
+      break;
+    case Session::State::kOpen: {
+      const std::scoped_lock lock(tokens_mutex_);
+      tokens_.erase(session.token);
+      engine_->session_died(now(), session.id);
+      break;
+    }
+    case Session::State::kEnding:
+      break;
+  }
+}
+
+void Host::gone(SessionId id) {
+  auto node = sessions_.extract(id);
+  if (node.empty()) return;
+  if (node.mapped()->state == Session::State::kOpen) {  // CloseSession, and not end()
+    node.mapped()->state = Session::State::kEnding;
+    const std::scoped_lock lock(tokens_mutex_);
+    tokens_.erase(node.mapped()->token);
+  }
+  for (const auto& tier : node_.mapped)
+    if (tier) tier->drop(id);
+  spdlog::info("session {} is gone", static_cast<std::uint32_t>(id));
+  doomed_.push_back(std::move(node.mapped()));
+}
+
+}  // namespace terrace::front

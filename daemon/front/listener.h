@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// A listening Unix socket of the daemon: claimed exclusively, with tight modes, accepting with the peer's credentials.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/fd.h"
+#include "terrace/error.h"
+
+namespace terrace::front {
+
+// Who is at the other end, as the kernel says.
+struct Credentials {
+  std::int32_t pid = 0;
+  std::uint32_t uid = 0;
+};
+
+struct Accepted {
+  Fd connection;  // non-blocking, close-on-exec
+  Credentials credentials;
+};
+
+class Listener {
+ public:
+  // Binds `path` (its folder is made if need be) with `mode`. A socket that a dead daemon left is replaced; one that a
+  // live daemon holds is kFailedPrecondition naming it. `socket_type`: SOCK_STREAM or SOCK_SEQPACKET.
+  static Result<Listener> bind(const std::string& path, int socket_type, mode_t mode);
+
+  Listener(Listener&&) noexcept = default;
+  Listener& operator=(Listener&&) = delete;
+  // Removes the socket's file. The lock's file stays: removing it would let two daemons lock two files of one name.
+  ~Listener();
+
+  int descriptor() const { return socket_.get(); }
+  const std::string& path() const { return path_; }
+
+  // The next connection; none if there is none. When the process has no descriptor left, the connection is accepted on
+  // a spare one and closed at once: it must not stay in the queue, where it would wake the reactor for ever.
+  std::optional<Accepted> accept();
+
+ private:
+  Listener(std::string path, Fd lock, Fd socket);
+
+  std::string path_;
+  Fd lock_;  // an flock on "<path>.lock" says that the daemon lives, whatever became of the socket's file
+  Fd socket_;
+  Fd spare_;
+};
+
+}  // namespace terrace::front

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "front/node.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "shm/layout.h"
+#include "tier/device/emulated_device.h"
+#include "tier/memory/memory_tier.h"
+
+namespace terrace::front {
+namespace {
+
+constexpr std::uint64_t kSegmentBytesMax = 256 * kMiB;
+constexpr std::uint64_t kSegmentsAtLeast = 16;  // so that several sessions can share a tier in fair parts
+
+// The unit in which a mapped tier of `capacity` gets memory.
+std::uint64_t segment_bytes(std::uint64_t capacity) {
+  constexpr std::uint64_t kUnit = tier::MemfdSegments::kSegmentUnit;
+  return std::clamp(align_down(capacity / kSegmentsAtLeast, kUnit), kUnit, kSegmentBytesMax);
+}
+
+tier::MemfdOptions memfd_options(const config::TierConfig& config, std::uint64_t capacity) {
+  const auto huge_pages = [&] {
+    switch (config.huge_pages) {
+      case config::HugePages::kNever:
+        return tier::HugePages::kNever;
+      case config::HugePages::k2MiB:
+        return tier::HugePages::k2MiB;
+      case config::HugePages::kAuto:
+        break;
+    }
+    return tier::HugePages::kAuto;
+  }();
+  return {.capacity_bytes = capacity, .numa_node = config.numa_node, .huge_pages = huge_pages};
+}
+
+Result<void> add_mapped(Node& node, const config::TierConfig& config, engine::TierOptions& options) {
+  options.segment_bytes = segment_bytes(config.capacity.bytes);
+  options.capacity_bytes = config.capacity.bytes / options.segment_bytes * options.segment_bytes;
+  if (options.capacity_bytes == 0)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("tier {}: capacity {} is less than one segment of {}", options.name,
+                            format_bytes(config.capacity.bytes), format_bytes(options.segment_bytes)));
+  const tier::MemfdOptions memfd = memfd_options(config, options.capacity_bytes);
+  if (options.kind == tier::Kind::kDevice) {
+    node.mapped.push_back(std::make_unique<tier::EmulatedDevice>(memfd));
+  } else {
+    node.mapped.push_back(std::make_unique<tier::MemoryTier>(memfd));
+  }
+  return {};
+}
+
+Result<void> add_block(Node& node, const config::TierConfig& config, engine::TierOptions& options) {
+  auto block = tier::BlockFile::open({.paths = config.paths, .capacity_bytes = config.capacity.bytes});
+  if (!block) return std::unexpected(block.error());
+  node.block = std::move(*block);
+  node.mapped.push_back(nullptr);
+  options.capacity_bytes = node.block->capacity_bytes();
+  return {};
+}
+
+}  // namespace
+
+mover::Tiers Node::borrowed() const {
+  mover::Tiers tiers{{}, block.get()};
+  for (const auto& tier : mapped) tiers.mapped.push_back(tier.get());
+  return tiers;
+}
+
+tier::MappedTier* Node::at_place(std::uint32_t place) const {
+  const auto found = std::ranges::find(places, place);
+  return found == places.end() ? nullptr : mapped[static_cast<std::size_t>(found - places.begin())].get();
+}
+
+Result<Node> make_node(const config::Config& config) {
+  Node node;
+  std::uint32_t devices = 0;
+  for (const config::TierConfig& tier : config.tiers) {
+    engine::TierOptions options{.name = {}, .high_mark = tier.high_mark};
+    Result<void> added;
+    switch (tier.kind) {
+      case config::TierKind::kDevice:
+        options.name = fmt::format("device:{}", devices);
+        options.kind = tier::Kind::kDevice;
+        node.places.push_back(shm::kPlaceDevice0 + devices++);
+        added = add_mapped(node, tier, options);
+        break;
+      case config::TierKind::kMemory:
+        options.name = "memory";
+        options.kind = tier::Kind::kMemory;
+        node.places.push_back(shm::kPlaceHost);
+        added = add_mapped(node, tier, options);
+        break;
+      case config::TierKind::kBlock:
+        options.name = "block";
+        options.kind = tier::Kind::kBlock;
+        node.places.push_back(shm::kPlaceBlock);
+        added = add_block(node, tier, options);
+        break;
+    }
+    if (!added) return std::unexpected(added.error());
+    node.options.tiers.push_back(std::move(options));
+  }
+  for (std::uint32_t tenant = 0; tenant < config.tenants.size(); ++tenant)
+    if (config.tenants[tenant].quota_bytes != 0)
+      node.options.quotas.push_back({.tenant_socket = tenant, .home_bytes_max = config.tenants[tenant].quota_bytes});
+  node.options.sessions_max = config.limits.sessions_max;
+  node.options.requests_waiting_max = config.limits.requests_queued_max;
+  return node;
+}
+
+}  // namespace terrace::front

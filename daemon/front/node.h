@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiers of a configuration, made; and the engine's view of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "config/config.h"
+#include "engine/engine.h"
+#include "mover/mover.h"
+#include "terrace/error.h"
+#include "tier/block/block_file.h"
+#include "tier/mapped_tier.h"
+
+namespace terrace::front {
+
+struct Node {
+  std::vector<std::unique_ptr<tier::MappedTier>> mapped;  // by TierId; null for the block tier
+  std::unique_ptr<tier::BlockFile> block;
+  engine::Options options;
+  std::vector<std::uint32_t> places;  // by TierId: shm::kPlaceHost, shm::kPlaceDevice0 + N, shm::kPlaceBlock
+
+  mover::Tiers borrowed() const;
+  // The tier of a place that clients map; none for places that are not there.
+  tier::MappedTier* at_place(std::uint32_t place) const;
+};
+
+// Makes what a resolved configuration asks for; takes the block files' locks. Errors name the tier.
+Result<Node> make_node(const config::Config& config);
+
+}  // namespace terrace::front

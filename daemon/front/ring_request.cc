@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "front/ring_request.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace terrace::front {
+namespace {
+
+using shm::Operation;
+
+Result<engine::TensorSpec> to_spec(const shm::CreateRecord& record) {
+  const auto end = std::ranges::find(record.name, '\0');
+  if (end == record.name.end())
+    return fail(ErrorCode::kInvalidArgument, "a tensor's name is longer than 175 bytes; shorten it");
+  if (record.rank > record.shape.size())
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a tensor of {} dimensions; at most 8 are possible", record.rank));
+  engine::TensorSpec spec;
+  spec.name.assign(record.name.begin(), end);
+  spec.bytes = record.bytes;
+  spec.dtype = static_cast<DType>(record.dtype);
+  spec.shape.assign(record.shape.begin(), record.shape.begin() + record.rank);
+  spec.strides.assign(record.strides.begin(), record.strides.begin() + record.rank);
+  return spec;
+}
+
+Result<engine::Body> to_create(const shm::Submission& submission, std::span<const std::byte> block) {
+  engine::CreateTensors create;
+  create.tensors.reserve(submission.count);
+  for (std::uint32_t i = 0; i < submission.count; ++i) {
+    shm::CreateRecord record;
+    std::memcpy(&record, block.data() + i * sizeof record, sizeof record);
+    auto spec = to_spec(record);
+    if (!spec) return std::unexpected(spec.error());
+    create.tensors.push_back(std::move(*spec));
+  }
+  return create;
+}
+
+std::vector<Handle> to_handles(const shm::Submission& submission, std::span<const std::byte> block) {
+  std::vector<Handle> handles;
+  handles.reserve(submission.count);
+  for (std::uint32_t i = 0; i < submission.count; ++i) {
+    std::uint64_t packed = 0;
+    std::memcpy(&packed, block.data() + i * sizeof packed, sizeof packed);
+    handles.push_back(Handle::unpack(packed));
+  }
+  return handles;
+}
+
+}  // namespace
+
+Result<std::uint64_t> record_bytes(const shm::Submission& submission) {
+  const bool create = submission.operation == Operation::kCreate;
+  const std::uint32_t count_max = create ? shm::kCreateMax : shm::kSetMax;
+  if (submission.count > count_max)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} records in one request; at most {} are possible", submission.count, count_max));
+  return submission.count * (create ? sizeof(shm::CreateRecord) : sizeof(std::uint64_t));
+}
+
+Result<engine::Body> to_request(const shm::Submission& submission, std::span<const std::byte> block) {
+  if (submission.operation == Operation::kCreate) return to_create(submission, block);
+  std::vector<Handle> tensors = to_handles(submission, block);
+  switch (submission.operation) {
+    case Operation::kCreate:
+      break;
+    case Operation::kDelete:
+      return engine::DeleteTensors{std::move(tensors)};
+    case Operation::kAcquire:
+      if (submission.mode > static_cast<std::uint32_t>(shm::Mode::kOverwrite))
+        return fail(ErrorCode::kInvalidArgument,
+                    fmt::format("mode {} does not exist; use 0 (read), 1 (write) or 2 (overwrite)", submission.mode));
+      return engine::Acquire{submission.place, static_cast<shm::Mode>(submission.mode), std::move(tensors)};
+    case Operation::kMove:
+      return engine::Move{submission.place, std::move(tensors)};
+    case Operation::kPrefetch:
+      return engine::Prefetch{submission.place, std::move(tensors)};
+    case Operation::kEvict:
+      return engine::Evict{std::move(tensors)};
+    case Operation::kDontNeed:
+      return engine::DontNeed{std::move(tensors)};
+    case Operation::kPin:
+      return engine::Pin{submission.place, std::move(tensors)};
+    case Operation::kUnpin:
+      return engine::Unpin{std::move(tensors)};
+    case Operation::kMarkStep:
+      return engine::MarkStep{static_cast<std::uint32_t>(submission.value)};
+  }
+  return fail(ErrorCode::kUnimplemented, fmt::format("operation {} is not one of this daemon's",
+                                                     static_cast<std::uint32_t>(submission.operation)));
+}
+
+std::vector<std::byte> result_bytes(const engine::ReplyBody& reply) {
+  const auto* handles = std::get_if<engine::Handles>(&reply);
+  if (handles == nullptr) return {};
+  std::vector<std::byte> bytes(handles->tensors.size() * sizeof(std::uint64_t));
+  for (std::size_t i = 0; i < handles->tensors.size(); ++i) {
+    const std::uint64_t packed = handles->tensors[i].packed();
+    std::memcpy(bytes.data() + i * sizeof packed, &packed, sizeof packed);
+  }
+  return bytes;
+}
+
+}  // namespace terrace::front

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "front/session_region.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace terrace::front {
+
+Result<SessionRegion> SessionRegion::create(std::uint32_t slots) {
+  shm::RegionHeader layout{};
+  shm::lay_out(layout, slots);
+  auto memory = sealed_memfd("terrace-session", layout.region_bytes);
+  if (!memory) return std::unexpected(memory.error());
+  auto mapping = AddressRange::map(memory->get(), layout.region_bytes, PROT_READ | PROT_WRITE);
+  if (!mapping) return std::unexpected(mapping.error());
+  return SessionRegion(std::move(*memory), std::move(*mapping), layout);
+}
+
+SessionRegion::SessionRegion(Fd memory, AddressRange mapping, const shm::RegionHeader& layout)
+    : memory_(std::move(memory)), mapping_(std::move(mapping)), view_(shm::view_region(mapping_.data(), layout)) {
+  shm::lay_out(*new (mapping_.data()) shm::RegionHeader{}, layout.table_slots);
+  submissions_ = {*view_.submission_index, view_.submissions};
+  completions_ = {*view_.completion_index, view_.completions};
+  for (std::uint32_t log = 0; log < shm::kLogCount; ++log) logs_[log] = {view_.log_index(log), view_.log_entries(log)};
+}
+
+engine::LeaseTable SessionRegion::table() { return engine::LeaseTable(view_.table); }
+
+Result<std::optional<shm::Submission>> SessionRegion::next_submission() {
+  std::array<shm::Submission, 1> next;
+  const auto count = submissions_.pop(next);
+  if (!count) return std::unexpected(count.error());
+  if (*count == 0) return std::nullopt;
+  return next[0];
+}
+
+Result<void> SessionRegion::complete(const shm::Completion& completion) {
+  const auto pushed = completions_.push(completion);
+  if (!pushed) return std::unexpected(pushed.error());
+  if (!*pushed)
+    return fail(ErrorCode::kInvalidArgument, "the trainer submits requests and does not read their completions");
+  completions_.wake();
+  return {};
+}
+
+Result<std::vector<std::byte>> SessionRegion::read_block(const shm::Submission& submission, std::uint64_t bytes) const {
+  const std::uint64_t arena = view_.arena.size();
+  if (submission.block_bytes > arena || submission.block_offset > arena - submission.block_bytes)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a block of {} bytes at offset {} does not lie in the arena of {} bytes",
+                            submission.block_bytes, submission.block_offset, arena));
+  if (submission.block_bytes < std::max<std::uint64_t>(bytes, shm::kBlockBytesMin))
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a block of {} bytes; this request needs {}", submission.block_bytes,
+                            std::max<std::uint64_t>(bytes, shm::kBlockBytesMin)));
+  const auto block = view_.arena.subspan(submission.block_offset, bytes);
+  return std::vector<std::byte>(block.begin(), block.end());
+}
+
+std::uint32_t SessionRegion::write_block(const shm::Submission& submission, std::span<const std::byte> bytes) {
+  const std::size_t count = std::min<std::size_t>(bytes.size(), submission.block_bytes);
+  std::memcpy(view_.arena.data() + submission.block_offset, bytes.data(), count);
+  return static_cast<std::uint32_t>(count);
+}
+
+std::uint64_t SessionRegion::drain_logs(std::vector<engine::Access>& accesses) {
+  std::uint64_t fast_leases = 0;
+  std::array<shm::LogEntry, shm::kLogEntries> entries;
+  for (shm::LogReader& log : logs_) {
+    const auto drained = log.drain(entries);
+    fast_leases += drained.fast_leases;
+    for (const shm::LogEntry& entry : std::span(entries).first(drained.entries))
+      accesses.push_back({Slot{entry.slot}, static_cast<shm::Mode>(entry.mode)});
+  }
+  const std::uint64_t unlogged = view_.header->unlogged.load(std::memory_order_relaxed);
+  fast_leases += unlogged - unlogged_seen_;
+  unlogged_seen_ = unlogged;
+  return fast_leases;
+}
+
+}  // namespace terrace::front

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that what a trainer writes into its ring becomes exactly the request it means, and that nonsense is refused.
+#include "front/ring_request.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+namespace terrace::front {
+namespace {
+
+std::vector<std::byte> bytes_of(const auto& records) {
+  std::vector<std::byte> bytes(records.size() * sizeof records[0]);
+  std::memcpy(bytes.data(), records.data(), bytes.size());
+  return bytes;
+}
+
+TEST(RingRequest, ReadsACreate) {
+  std::vector<shm::CreateRecord> records(1);
+  records[0].bytes = 24;
+  records[0].dtype = static_cast<std::uint32_t>(DType::kFloat32);
+  records[0].rank = 2;
+  records[0].shape = {2, 3};
+  records[0].strides = {3, 1};
+  std::strcpy(records[0].name.data(), "layer.0.weight");
+  const shm::Submission submission{.operation = shm::Operation::kCreate, .count = 1};
+  EXPECT_EQ(record_bytes(submission), sizeof(shm::CreateRecord));
+
+  const auto body = to_request(submission, bytes_of(records));
+  ASSERT_TRUE(body.has_value());
+  const auto& spec = std::get<engine::CreateTensors>(*body).tensors.at(0);
+  EXPECT_EQ(spec.name, "layer.0.weight");
+  EXPECT_EQ(spec.bytes, 24u);
+  EXPECT_EQ(spec.shape, (std::vector<std::int64_t>{2, 3}));
+  EXPECT_EQ(spec.strides, (std::vector<std::int64_t>{3, 1}));
+}
+
+TEST(RingRequest, ReadsASet) {
+  const std::vector<std::uint64_t> handles = {Handle{Slot{3}, 9}.packed(), Handle{Slot{4}, 1}.packed()};
+  const shm::Submission submission{.operation = shm::Operation::kAcquire, .mode = 1, .place = 1, .count = 2};
+  const auto body = to_request(submission, bytes_of(handles));
+  ASSERT_TRUE(body.has_value());
+  const auto& acquire = std::get<engine::Acquire>(*body);
+  EXPECT_EQ(acquire.place, shm::kPlaceDevice0);
+  EXPECT_EQ(acquire.mode, shm::Mode::kWrite);
+  EXPECT_EQ(acquire.tensors, (std::vector<Handle>{{Slot{3}, 9}, {Slot{4}, 1}}));
+}
+
+TEST(RingRequest, RefusesByName) {
+  EXPECT_EQ(record_bytes({.operation = shm::Operation::kCreate, .count = shm::kCreateMax + 1}).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(to_request({.operation = shm::Operation::kAcquire, .mode = 3}, {}).error().code,
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(to_request({.operation = shm::Operation{99}}, {}).error().code, ErrorCode::kUnimplemented);
+
+  std::vector<shm::CreateRecord> records(1);
+  std::memset(records[0].name.data(), 'x', records[0].name.size());
+  const shm::Submission create{.operation = shm::Operation::kCreate, .count = 1};
+  EXPECT_NE(to_request(create, bytes_of(records)).error().message.find("175"), std::string::npos);
+  records[0].name[3] = 0;
+  records[0].rank = 9;
+  EXPECT_NE(to_request(create, bytes_of(records)).error().message.find("9 dimensions"), std::string::npos);
+}
+
+TEST(RingRequest, SurvivesRandomBytes) {
+  constexpr std::uint32_t kSeed = 20261121;
+  std::mt19937 random(kSeed);
+  SCOPED_TRACE(kSeed);
+  for (int round = 0; round < 20000; ++round) {
+    shm::Submission submission;
+    std::vector<std::uint32_t> noise(sizeof submission / 4);
+    for (auto& word : noise) word = random();
+    std::memcpy(&submission, noise.data(), sizeof submission);
+    if (round % 2 == 0) submission.operation = static_cast<shm::Operation>(random() % 12);
+    if (round % 3 != 0) submission.count = random() % 4;
+    const auto bytes = record_bytes(submission);
+    if (!bytes) continue;
+    std::vector<std::byte> block(*bytes);
+    for (auto& byte : block) byte = static_cast<std::byte>(random());
+    const auto body = to_request(submission, block);
+    if (!body) {
+      EXPECT_FALSE(body.error().message.empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace terrace::front
