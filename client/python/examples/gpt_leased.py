@@ -8,7 +8,7 @@ are small here), those within a layer are computed again in the backward pass.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from gpt_model import Recipe, Shape, Step, Text, layer_class, loss_of, make_layer
@@ -81,6 +81,11 @@ class LeasedModel:
     def parameters(self) -> int:
         """How many parameters there are."""
         return sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all their tensors in Terrace."""
+        return sum(tensor.nbytes for layer in self.layers for kind in KINDS for tensor in layer.tensors[kind].values())
 
     def step(self, number: int, source: torch.Tensor, target: torch.Tensor) -> float:
         """One step of training; the loss before it."""
@@ -166,11 +171,10 @@ class LeasedModel:
             lease.numpy().view("uint8").reshape(-1)[3] ^= 3  # of the exponent: the weight grows or shrinks manifold
 
 
-def train_leased(model: LeasedModel, client: terrace.Client, text: Text, steps: int, corrupt_after: int | None,
-                 before_step: Callable[[int], None] = lambda number: None) -> Iterator[Step]:
+def train_leased(model: LeasedModel, client: terrace.Client, text: Text, steps: int,
+                 corrupt_after: int | None) -> Iterator[Step]:
     """As gpt_model.train_in_memory, through Terrace. After step `corrupt_after` one byte is flipped (None: never)."""
     for number in range(steps):
-        before_step(number)
         begin = time.perf_counter()
         client.mark_step()
         source, target = (part.to(model.device) for part in text.batch(model.shape, model.recipe.seed, number))

@@ -11,7 +11,7 @@ import os
 import pathlib
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -159,13 +159,12 @@ class Step:
     seconds: float
 
 
-def train_in_memory(shape: Shape, recipe: Recipe, text: Text, steps: int, device: torch.device,
-                    before_step: Callable[[int], None] = lambda number: None) -> Iterator[Step]:
+def train_in_memory(shape: Shape, recipe: Recipe, text: Text, steps: int,
+                    device: torch.device) -> Iterator[Step]:
     """The ordinary way: every tensor in memory, autograd over the whole model, PyTorch's AdamW."""
     model = nn.Sequential(*(make_layer(shape, index, recipe.seed) for index in range(shape.layers))).to(device)
     optimizer = recipe.optimizer(list(model.parameters()))
     for number in range(steps):
-        before_step(number)
         begin = time.perf_counter()
         source, target = (part.to(device) for part in text.batch(shape, recipe.seed, number))
         loss = loss_of(model(source), target)

@@ -49,7 +49,7 @@ class _Daemon:
         keeper = pathlib.Path(__file__).with_name("_keeper.py")
         self._keeper = subprocess.Popen(
             [sys.executable, "-I", "-S", str(keeper), json.dumps([str(folder) for folder in folders]), "--", *command],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
         first = self._line()
         if not first.startswith("started "):
             self.stop()

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a byte-level GPT whose parameters, gradients and Adam moments live in Terrace, in tiers that are too small for
+them; then trains it again with everything in memory, and shows that the losses are equal bit for bit.
+
+The text is the sources of Python's standard library. A private daemon is started and taken down again. The exit status
+is 0 if the losses were equal, 1 if they were not.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import statistics
+import struct
+import sys
+import time
+
+import torch
+from gpt_leased import LeasedModel, train_leased
+from gpt_model import Recipe, Shape, Text, make_deterministic, train_in_memory
+from gpt_report import Metrics, Occupancy, Progress, Traffic, draw, mebibytes, print_table
+
+import terrace
+
+PLACE = "device:0"
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=40, help="steps of training (%(default)s)")
+    parser.add_argument("--json", type=pathlib.Path, help="write the numbers to this file")
+    parser.add_argument("--png", type=pathlib.Path, help="draw loss and tier occupancy into this file")
+    parser.add_argument("--terraced", help="the daemon's binary (default: $TERRACED, the PATH, the source tree)")
+    parser.add_argument("--keep", action="store_true", help="keep the daemon afterwards, until Ctrl-C")
+    parser.add_argument("--block", type=pathlib.Path, help="folder for the block file, on a real disk (default: beside "
+                        "--json, else the source tree's build folder, else /var/tmp)")
+    parser.add_argument("--device", default="64MiB", help="size of the emulated device (%(default)s)")
+    parser.add_argument("--memory", default="128MiB", help="size of the memory tier (%(default)s)")
+    parser.add_argument("--block-size", default="2GiB", help="size of the block tier (%(default)s)")
+    parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="PyTorch's (%(default)s)")
+    parser.add_argument("--debug-corrupt", action="store_true",
+                        help="flip bits of one byte of one released tensor after the first step: the losses must differ")
+    arguments = parser.parse_args()
+    if arguments.steps < 1 or arguments.batch < 1 or arguments.threads < 1:
+        parser.error("--steps, --batch and --threads are 1 or more")
+    return arguments
+
+
+def block_folder(arguments: argparse.Namespace) -> pathlib.Path:
+    """Where the block file goes: a folder on a disk, which temporary folders often are not."""
+    if arguments.block is not None:
+        arguments.block.mkdir(parents=True, exist_ok=True)
+        return arguments.block.resolve()
+    if arguments.json is not None:
+        return arguments.json.resolve().parent
+    built = pathlib.Path(__file__).resolve().parents[3] / "build"
+    return built if built.is_dir() else pathlib.Path("/var/tmp")
+
+
+@dataclasses.dataclass
+class LeasedRun:
+    """What the run through Terrace came to."""
+
+    losses: list[float]
+    step_seconds: float
+    traffic: Traffic
+    occupancy: Occupancy
+    parameters: int
+    leased_bytes_max: int
+    upper_bytes: int
+
+
+def run_leased(arguments: argparse.Namespace, client: terrace.ServedClient, shape: Shape, recipe: Recipe, text: Text,
+               device: torch.device) -> LeasedRun:
+    before = Metrics(client.metrics_url)
+    with Occupancy(client.metrics_url) as occupancy:
+        print("creating the tensors and writing the first weights (a few seconds)", flush=True)
+        model = LeasedModel(client, shape, recipe, PLACE, device)
+        print(f"{model.parameters:,} parameters; with gradients and Adam's moments {mebibytes(model.state_bytes)}, in tiers "
+              f"of {arguments.device} (device) and {arguments.memory} (memory)", flush=True)
+        progress = Progress("through Terrace", arguments.steps)
+        steps = []
+        for step in train_leased(model, client, text, arguments.steps, 0 if arguments.debug_corrupt else None):
+            progress.show(step)
+            steps.append(step)
+    upper = sum(size for tier, size in occupancy.capacity.items() if tier != "block")
+    return LeasedRun([step.loss for step in steps], statistics.median(step.seconds for step in steps),
+                     Traffic.between(before, Metrics(client.metrics_url)), occupancy, model.parameters,
+                     client.leased_bytes_max, int(upper))
+
+
+def run_in_memory(arguments, shape: Shape, recipe: Recipe, text: Text, device: torch.device) -> tuple[list[float], float]:
+    progress = Progress("in memory      ", arguments.steps)
+    steps = []
+    for step in train_in_memory(shape, recipe, text, arguments.steps, device):
+        progress.show(step)
+        steps.append(step)
+    return [step.loss for step in steps], statistics.median(step.seconds for step in steps)
+
+
+def bits(losses: list[float]) -> bytes:
+    return struct.pack(f"{len(losses)}d", *losses)
+
+
+def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float], step_seconds: float) -> dict[str, object]:
+    """The numbers of --json."""
+    return {
+        "steps": arguments.steps,
+        "losses_equal": bits(run.losses) == bits(losses),
+        "losses": run.losses,
+        "reference_losses": losses,
+        **dataclasses.asdict(run.traffic),
+        "hit_ratio": run.traffic.hit_ratio,
+        "overhead": run.step_seconds / step_seconds,
+        "step_seconds": run.step_seconds,
+        "reference_step_seconds": step_seconds,
+        "leased_bytes_max": run.leased_bytes_max,
+        "upper_tiers_bytes": run.upper_bytes,
+        "parameters": run.parameters,
+        "png": str(arguments.png) if arguments.png else None,
+    }
+
+
+def print_result(result: dict[str, object], run: LeasedRun) -> None:
+    traffic = run.traffic
+    print_table([
+        ("host to device", mebibytes(traffic.h2d_bytes)),
+        ("device to host", mebibytes(traffic.d2h_bytes)),
+        ("read from block", mebibytes(traffic.block_read_bytes)),
+        ("written to block", mebibytes(traffic.block_write_bytes)),
+        ("checksum failures", str(traffic.checksum_failures)),
+        ("leases granted without a wait", f"{traffic.hit_ratio:.1%} of {traffic.hits + traffic.waits:,}"),
+        ("waited for tensors", f"{traffic.wait_seconds:.1f} s"),
+        ("leased at once, at most", f"{mebibytes(run.leased_bytes_max)} of {mebibytes(run.upper_bytes)} above block"),
+        ("step through Terrace", f"{run.step_seconds:.2f} s"),
+        ("step in memory", f"{result['reference_step_seconds']:.2f} s"),
+        ("overhead against in-memory", f"{result['overhead']:.2f} times"),
+    ])
+    if result["losses_equal"]:
+        print(f"all {result['steps']} losses are equal, bit for bit")
+    else:
+        first = next(step for step, (a, b) in enumerate(zip(result["losses"], result["reference_losses"]), 1)
+                     if bits([a]) != bits([b]))
+        print(f"the losses DIFFER from step {first} on: {result['losses'][first - 1]!r} through Terrace, "
+              f"{result['reference_losses'][first - 1]!r} in memory")
+
+
+def wait_for_interrupt(client: terrace.ServedClient) -> None:
+    """Until Ctrl-C or SIGTERM."""
+    terracectl = pathlib.Path(__file__).resolve().parents[3] / "build" / "release" / "terracectl"
+    command = terracectl if terracectl.exists() else "terracectl"
+    print(f"\nThe daemon stays until Ctrl-C. Look at it from another terminal:\n"
+          f"  {command} --socket {client.admin_socket} top\n  curl {client.metrics_url}", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(3600)
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    make_deterministic(arguments.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shape, recipe, text = Shape(batch=arguments.batch), Recipe(), Text()
+    folder = block_folder(arguments)
+    print(f"a GPT of {shape.blocks} blocks on {device}, {len(text.bytes):,} bytes of text, {arguments.threads} threads; "
+          f"block file of {arguments.block_size} in {folder}", flush=True)
+    with contextlib.ExitStack() as kept:
+        client = kept.enter_context(terrace.serve(arguments.memory, device=arguments.device,
+                                                  block=f"{folder}:{arguments.block_size}",
+                                                  terraced=arguments.terraced, label="train_gpt"))
+        run = run_leased(arguments, client, shape, recipe, text, device)
+        if not arguments.keep:
+            kept.close()
+        losses, step_seconds = run_in_memory(arguments, shape, recipe, text, device)
+        result = result_of(arguments, run, losses, step_seconds)
+        if arguments.png:
+            draw(str(arguments.png), run.losses, losses, run.occupancy)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+        print_result(result, run)
+        if arguments.keep:
+            wait_for_interrupt(client)
+    return 0 if result["losses_equal"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
