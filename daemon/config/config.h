@@ -62,6 +62,8 @@ struct TenantConfig {
 
   // Whether a peer of uid `uid` may connect to a daemon that runs as `own_uid`. Root always may.
   bool admits(std::uint32_t uid, std::uint32_t own_uid) const;
+  // File mode of its sockets: open to all where other uids are admitted, since peers are then turned away by uid.
+  std::uint32_t door_mode() const { return any_uid || !uids.empty() ? 0666 : 0600; }
 };
 
 // The bounds of everything that a client can make grow.

@@ -16,28 +16,9 @@
 #include <string_view>
 #include <vector>
 
-#include "terrace/error.h"
+#include "config/problems.h"
 
 namespace terrace::config {
-
-// Everything that is wrong with one file, in the order of its lines.
-class Problems {
- public:
-  explicit Problems(std::string file) : file_(std::move(file)) {}
-  // `line` 0: of the file as a whole. `what` says what is wrong and what would be right.
-  void add(std::uint32_t line, std::string_view key, std::string_view what);
-  bool none() const { return problems_.empty(); }
-  // One InvalidArgument with a line for each problem: "FILE:LINE: KEY: WHAT".
-  Error error() const;
-
- private:
-  struct Problem {
-    std::uint32_t line;
-    std::string text;
-  };
-  std::string file_;
-  std::vector<Problem> problems_;
-};
 
 // One table. Every getter returns nothing where the key is absent or wrong (a wrong one is in `problems`), and makes
 // its key a known one; finish() then names the keys that nobody asked for.

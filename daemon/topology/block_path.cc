@@ -28,6 +28,8 @@ namespace fs = std::filesystem;
 // Deeper stacks of volumes than this are taken for a loop.
 constexpr int kVolumeDepthMax = 8;
 
+std::string folder_of(const std::string& path) { return fs::path(path).parent_path(); }
+
 Error failed(const std::string& path, std::string_view what, int error) {
   const ErrorCode code = error == ENOENT || error == ENOTDIR                   ? ErrorCode::kNotFound
                          : error == EACCES || error == EROFS || error == EPERM ? ErrorCode::kPermissionDenied
@@ -82,8 +84,8 @@ Mount mount_of(const std::string& root, unsigned major, unsigned minor) {
 }
 
 // Some file systems (btrfs) have a device number of their own; then the mount's source is the disk.
-std::vector<BlockDevice> disks_of(const struct stat& status, const Mount& mount, const std::string& root) {
-  std::vector<BlockDevice> disks = disks_under(major(status.st_dev), minor(status.st_dev), root);
+std::vector<BlockDevice> disks_of(dev_t device, const Mount& mount, const std::string& root) {
+  std::vector<BlockDevice> disks = disks_under(major(device), minor(device), root);
   struct stat source{};
   if (disks.empty() && mount.source.starts_with("/dev/") && ::stat(mount.source.c_str(), &source) == 0 &&
       S_ISBLK(source.st_mode)) {
@@ -157,27 +159,37 @@ std::vector<BlockDevice> disks_under(unsigned major, unsigned minor, const std::
   return disks;
 }
 
-Result<BlockPath> inspect_block_path(const std::string& path, const Sources& sources) {
-  BlockPath found;
-  found.path = path;
+Result<BlockRoom> block_room(const std::string& path) {
   struct stat status{};
-  const std::string folder = fs::path(path).parent_path();
   const bool exists = ::stat(path.c_str(), &status) == 0;
   if (exists && !S_ISREG(status.st_mode)) {
     return fail(ErrorCode::kFailedPrecondition,
-                fmt::format("{}: is not a regular file; a block tier needs one, which the daemon makes", path));
+                fmt::format("{}: is not a regular file; name one, or a path where the daemon can make one", path));
   }
-  if (exists) found.room_bytes = static_cast<std::uint64_t>(status.st_blocks) * 512;
+  BlockRoom room;
+  if (exists) room.held_bytes = static_cast<std::uint64_t>(status.st_blocks) * 512;
+  const std::string folder = folder_of(path);
   if (!exists && ::stat(folder.c_str(), &status) != 0) {
     return std::unexpected(failed(folder, "the folder of a block tier's file must be there", errno));
   }
-  struct statvfs room{};
-  if (::statvfs(folder.c_str(), &room) != 0) return std::unexpected(failed(folder, "its free room is unknown", errno));
-  found.room_bytes += static_cast<std::uint64_t>(room.f_bavail) * room.f_frsize;
-  found.file_system_id = status.st_dev;
-  const Mount mount = mount_of(sources.root, major(status.st_dev), minor(status.st_dev));
+  struct statvfs system{};
+  if (::statvfs(folder.c_str(), &system) != 0) return std::unexpected(failed(folder, "its room is unknown", errno));
+  room.file_system_id = status.st_dev;
+  room.free_bytes = static_cast<std::uint64_t>(system.f_bavail) * system.f_frsize;
+  return room;
+}
+
+Result<BlockPath> inspect_block_path(const std::string& path, const Sources& sources) {
+  const Result<BlockRoom> room = block_room(path);
+  if (!room) return std::unexpected(room.error());
+  BlockPath found;
+  found.path = path;
+  found.file_system_id = room->file_system_id;
+  found.room_bytes = room->free_bytes + room->held_bytes;
+  const dev_t device = room->file_system_id;
+  const Mount mount = mount_of(sources.root, major(device), minor(device));
   found.file_system = mount.file_system;
-  for (const BlockDevice& disk : disks_of(status, mount, sources.root)) {
+  for (const BlockDevice& disk : disks_of(device, mount, sources.root)) {
     if (found.devices.empty()) {
       found.numa_node = disk.numa_node;
     } else if (found.numa_node != disk.numa_node) {
@@ -185,7 +197,7 @@ Result<BlockPath> inspect_block_path(const std::string& path, const Sources& sou
     }
     found.devices.push_back(disk.name);
   }
-  const Result<Trial> trial = open_trial(path, folder);
+  const Result<Trial> trial = open_trial(path, folder_of(path));
   if (!trial) return std::unexpected(trial.error());
   found.direct_io = direct_io(*trial);
   return found;

@@ -31,6 +31,16 @@ struct BlockPath {
   DirectIo direct_io;                 // tried on a nameless file in the folder, or on the file itself if it is there
 };
 
+// How much a file at a path may hold.
+struct BlockRoom {
+  std::uint64_t file_system_id = 0;  // st_dev
+  std::uint64_t free_bytes = 0;      // free to this user on the file system
+  std::uint64_t held_bytes = 0;      // what the file has already, if it is there
+};
+
+// NotFound if neither the file at `path` nor its folder is there, FailedPrecondition if it is no regular file.
+Result<BlockRoom> block_room(const std::string& path);
+
 // Looks at `path`, a file that exists or whose folder does. NotFound if neither does, PermissionDenied if the folder
 // cannot be written. Writes nothing into a file that exists.
 Result<BlockPath> inspect_block_path(const std::string& path, const Sources& sources = {});

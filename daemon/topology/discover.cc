@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <set>
 
 #include "topology/io_uring_probe.h"
 #include "topology/machine.h"
@@ -59,6 +60,14 @@ std::uint64_t node_bytes(const std::string& folder, unsigned os_index, std::uint
   return std::max(hwloc_bytes, line ? leading_number(*line).value_or(0) * 1024 : 0);
 }
 
+// hwloc gives memory without CPUs the CPUs that it is near to: those belong to the node that comes first.
+void take_cpus_once(std::vector<NumaNode>& nodes) {
+  std::set<unsigned> taken;
+  for (NumaNode& node : nodes) {
+    std::erase_if(node.cpus, [&](unsigned cpu) { return !taken.insert(cpu).second; });
+  }
+}
+
 std::vector<NumaNode> numa_nodes(hwloc_topology_t topology, const std::string& root) {
   std::vector<NumaNode> nodes;
   for (hwloc_obj_t object = nullptr;
@@ -72,19 +81,20 @@ std::vector<NumaNode> numa_nodes(hwloc_topology_t topology, const std::string& r
     nodes.push_back(std::move(node));
   }
   std::ranges::sort(nodes, {}, &NumaNode::os_index);
+  take_cpus_once(nodes);
   return nodes;
 }
 
-// The one node whose memory is local to `object`; none if it hangs off several or the system does not say. On a machine
-// of one node that is the one.
-std::optional<unsigned> node_of(hwloc_topology_t topology, hwloc_obj_t object) {
+// The one node that `object` hangs off; none if it is near several or the system does not say. On a machine of one node
+// that is the one.
+std::optional<unsigned> node_of(hwloc_topology_t topology, hwloc_obj_t object, const Machine& machine) {
   const hwloc_obj_t place = ::hwloc_get_non_io_ancestor_obj(topology, object);
-  std::vector<unsigned> nodes;
   if (place == nullptr) return std::nullopt;
-  for (const unsigned node : indices(place->nodeset)) {
-    const hwloc_obj_t memory = ::hwloc_get_numanode_obj_by_os_index(topology, node);
+  std::vector<unsigned> nodes;
+  for (const unsigned index : indices(place->nodeset)) {
     // Memory without CPUs is in its neighbour's set too; what is near it is near the neighbour.
-    if (memory != nullptr && !::hwloc_bitmap_iszero(memory->cpuset)) nodes.push_back(node);
+    const NumaNode* node = machine.numa_node(index);
+    if (node != nullptr && !node->cpu_less()) nodes.push_back(index);
   }
   return nodes.size() == 1 ? std::optional(nodes.front()) : std::nullopt;
 }
@@ -97,24 +107,26 @@ std::string gpu_name(hwloc_obj_t device) {
   return fmt::format("NVIDIA device {:04x}", device->attr->pcidev.device_id);
 }
 
-std::vector<Gpu> gpus(hwloc_topology_t topology) {
+std::vector<Gpu> gpus(hwloc_topology_t topology, const Machine& machine) {
   std::vector<Gpu> result;
   for (hwloc_obj_t device = nullptr; (device = ::hwloc_get_next_pcidev(topology, device)) != nullptr;) {
     const auto& pci = device->attr->pcidev;
     if (pci.vendor_id != kNvidia || (pci.class_id != kVgaController && pci.class_id != k3dController)) continue;
     // PCI domains are printed with four digits or more, as the kernel does.
     std::string bus_id = fmt::format("{:04x}:{:02x}:{:02x}.{:x}", pci.domain, pci.bus, pci.dev, pci.func);
-    result.push_back({std::move(bus_id), gpu_name(device), node_of(topology, device)});
+    result.push_back({std::move(bus_id), gpu_name(device), node_of(topology, device, machine)});
   }
   std::ranges::sort(result, {}, &Gpu::pci_bus_id);
   return result;
 }
 
-std::vector<BlockDevice> block_devices(hwloc_topology_t topology) {
+std::vector<BlockDevice> block_devices(hwloc_topology_t topology, const Machine& machine) {
   std::vector<BlockDevice> result;
   for (hwloc_obj_t device = nullptr; (device = ::hwloc_get_next_osdev(topology, device)) != nullptr;) {
     if (device->attr->osdev.type != HWLOC_OBJ_OSDEV_BLOCK || device->name == nullptr) continue;
-    result.push_back({device->name, node_of(topology, device)});
+    // hwloc calls CXL and DAX memory and optical drives block devices too.
+    if (device->subtype != nullptr && std::string_view(device->subtype) != "Disk") continue;
+    result.push_back({device->name, node_of(topology, device, machine)});
   }
   std::ranges::sort(result, {}, &BlockDevice::name);
   return result;
@@ -140,8 +152,8 @@ Result<Machine> discover(const Sources& sources) {
   Machine machine;
   machine.numa_nodes = numa_nodes(topology->get(), sources.root);
   if (machine.numa_nodes.empty()) return fail(ErrorCode::kInternal, "hwloc finds no NUMA node; there is always one");
-  machine.gpus = gpus(topology->get());
-  machine.block_devices = block_devices(topology->get());
+  machine.gpus = gpus(topology->get(), machine);
+  machine.block_devices = block_devices(topology->get(), machine);
   const std::uint64_t hwloc_bytes = ::hwloc_get_root_obj(topology->get())->total_memory;
   const MemoryLimit memory = memory_limit(sources.root, hwloc_bytes);
   machine.memory_bytes = memory.bytes;

@@ -68,8 +68,8 @@ struct Machine {
 
 // Where to look. The default is this machine; tests put in another.
 struct Sources {
-  std::string root;                 // stands before /proc and /sys
-  std::string hwloc_xml;            // a topology exported by hwloc (lstopo x.xml); empty: look
+  std::string root;       // stands before /proc and /sys
+  std::string hwloc_xml;  // a topology exported by hwloc (lstopo x.xml), with a `root` to go with it; empty: look
   std::optional<IoUring> io_uring;  // none: try
 };
 

@@ -41,7 +41,7 @@ std::string list_text(const Devices& devices, std::size_t max, Text text) {
   return fmt::format("{}", fmt::join(words, ", "));
 }
 
-std::string block_path_text(const BlockPath& block) {
+std::string block_path_text(const BlockPath& block, bool says_node) {
   const std::string disks = block.devices.empty() ? "no disk" : fmt::format("{}", fmt::join(block.devices, ", "));
   const DirectIo& direct = block.direct_io;
   const std::string alignment = direct.supported
@@ -49,9 +49,10 @@ std::string block_path_text(const BlockPath& block) {
                                                   format_bytes(direct.memory_alignment_bytes),
                                                   format_bytes(direct.offset_alignment_bytes), direct.source)
                                     : fmt::format("no O_DIRECT ({})", direct.why_not);
-  return fmt::format("{}: {} on {}, {}, room for {}, {}", block.path,
+  return fmt::format("{}: {} on {}{}, room for {}, {}", block.path,
                      block.file_system.empty() ? "unknown file system" : block.file_system, disks,
-                     node_text(block.numa_node), format_bytes(block.room_bytes), alignment);
+                     says_node ? " (" + node_text(block.numa_node) + ")" : "", format_bytes(block.room_bytes),
+                     alignment);
 }
 
 void add_ring_lacks(const Machine& machine, std::vector<Lack>& result) {
@@ -150,7 +151,8 @@ std::string describe(const Machine& machine, const Taken& taken, std::span<const
   line("io_uring", machine.io_uring.available ? fmt::format("{}", fmt::join(machine.io_uring.features, " "))
                                               : "none: " + machine.io_uring.why_not);
   for (std::size_t i = 0; i < taken.tiers.size(); ++i) line(fmt::format("tier {}", i), taken.tiers[i]);
-  for (const BlockPath& block : taken.block_paths) line("block file", block_path_text(block));
+  for (const BlockPath& block : taken.block_paths)
+    line("block file", block_path_text(block, machine.numa_nodes.size() > 1));
   for (const Lack& lack : missing)
     line("lacks", fmt::format("{}: {}. To have it: {}", lack.what, lack.cost, lack.cure));
   return text;

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is wrong with a configuration, collected. Internal to config.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "terrace/error.h"
+
+namespace terrace::config {
+
+// Everything that is wrong with one file, in the order of its lines.
+class Problems {
+ public:
+  explicit Problems(std::string file) : file_(std::move(file)) {}
+  // `line` 0: of the file as a whole. `what` says what is wrong and what would be right.
+  void add(std::uint32_t line, std::string_view key, std::string_view what);
+  bool none() const { return problems_.empty(); }
+  // One InvalidArgument with a line for each problem: "FILE:LINE: KEY: WHAT".
+  Error error() const;
+
+ private:
+  struct Problem {
+    std::uint32_t line;
+    std::string text;
+  };
+  std::string file_;
+  std::vector<Problem> problems_;
+};
+
+}  // namespace terrace::config
