@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "tier/extent.h"
 
@@ -29,6 +30,10 @@ class ExtentAllocator {
   std::optional<Pieces> allocate_pieces(std::uint64_t bytes);
   // Gives back an extent that was given out, or a part of one. Aborts if any of it is free already.
   void free(Extent extent);
+  // Gives out this very extent. Aborts if any of it is not free.
+  void take(Extent extent);
+  // The free parts of `range`, in order.
+  std::vector<Extent> free_within(Extent range) const;
   // Takes a free extent out for good (a bad region of a disk). Aborts if any of it is not free.
   void retire(Extent extent);
 
