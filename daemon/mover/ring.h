@@ -79,6 +79,7 @@ class Ring {
     int descriptor = -1;
     std::uint32_t events = 0;
     std::uint32_t generation = 0;
+    bool armed = false;  // the kernel has it, or will with the next submission
   };
   struct Delete {
     void operator()(io_uring* ring) const;
@@ -89,6 +90,7 @@ class Ring {
   void enable();
   io_uring_sqe* next_entry();
   void arm(std::uint32_t index);
+  void release(std::uint32_t index);
   void dispatch(std::uint64_t user_data, int result);
   void dispatch_poll(std::uint64_t user_data, int result);
 

@@ -63,10 +63,12 @@ class BlockFile {
     std::string path;
     Fd fd;
     bool regular = true;
+    bool made = false;  // by this very open(): it goes again if that fails
   };
 
   BlockFile() = default;
   Result<void> add(const std::string& path, std::uint64_t bytes);
+  void unlink_files(bool made_only);
 
   std::vector<File> files_;
   std::uint64_t stripes_ = 0;

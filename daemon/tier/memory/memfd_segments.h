@@ -45,6 +45,9 @@ class MemfdSegments : public MappedTier {
   // Bytes of segments that were made with 2 MiB pages, and with ordinary ones, since the start.
   std::uint64_t huge_bytes() const { return huge_bytes_.load(std::memory_order_relaxed); }
   std::uint64_t ordinary_bytes() const { return ordinary_bytes_.load(std::memory_order_relaxed); }
+  // errno of the last segment that could not be bound to numa_node (a container's seccomp filter says EPERM), and so
+  // lies wherever the kernel liked; 0: none.
+  int binding_error() const { return binding_error_.load(std::memory_order_relaxed); }
 
  protected:
   // `name` shows in /proc as the memfds' name.
@@ -62,6 +65,7 @@ class MemfdSegments : public MappedTier {
   };
 
   Result<Fd> create(std::uint64_t bytes, bool huge) const;
+  void bind(void* memory, std::uint64_t bytes) const;
   std::shared_ptr<Space> space_of(SessionId session) const;
 
   Kind kind_;
@@ -69,6 +73,7 @@ class MemfdSegments : public MappedTier {
   MemfdOptions options_;
   mutable std::atomic<std::uint64_t> huge_bytes_ = 0;
   mutable std::atomic<std::uint64_t> ordinary_bytes_ = 0;
+  mutable std::atomic<int> binding_error_ = 0;
   mutable std::mutex mutex_;  // guards what follows, and every Space's segments
   std::unordered_map<SessionId, std::shared_ptr<Space>> spaces_;
 };

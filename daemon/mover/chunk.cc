@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/chunk.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/check.h"
+
+namespace terrace::mover {
+namespace {
+
+// Interrupted, refused for the moment, or without progress: more often in one chunk is an error.
+constexpr unsigned kRetriesMax = 64;
+
+bool is_passing(int error) { return error == EINTR || error == EAGAIN; }
+
+}  // namespace
+
+void Chunk::start(const ChunkWork& work) {
+  TERRACE_CHECK(step_ == Step::kIdle);
+  TERRACE_CHECK(work.bytes > 0 && work.bytes <= work.padded_bytes && work.padded_bytes <= tier::kChunkBytes);
+  work_ = work;
+  retries_ = 0;
+  switch (work_.path) {
+    case Path::kCopy:
+    case Path::kZero:
+      compute(Step::kCopy);
+      break;
+    case Path::kToBlock:
+      compute(Step::kSum);
+      break;
+    case Path::kFromBlock:
+      begin_io(Step::kRead, work_.to);
+      break;
+  }
+}
+
+// Small ones are done here: a hand-over to a worker and back costs more.
+void Chunk::compute(Step step) {
+  step_ = step;
+  if (work_.bytes > surroundings_.inline_bytes_max) {
+    surroundings_.workers.submit(*this, Workers::Lane::kCopy);
+    return;
+  }
+  run();
+  done();
+}
+
+void Chunk::run() {
+  switch (step_) {
+    case Step::kCopy:
+      if (work_.path == Path::kZero) {
+        std::memset(work_.to, 0, work_.padded_bytes);
+      } else {
+        std::memmove(work_.to, work_.from, work_.bytes);
+      }
+      break;
+    case Step::kSum:
+      sum_ = tier::checksum(work_.name, {work_.from, work_.bytes});
+      break;
+    case Step::kCheck:
+    case Step::kCheckAgain:
+      sum_ = tier::checksum(work_.name, {target_, work_.bytes});
+      // Only what was checked where nobody else can write is handed on.
+      if (step_ == Step::kCheckAgain) std::memcpy(work_.to, target_, work_.bytes);
+      break;
+    default:
+      TERRACE_CHECK(false);
+  }
+}
+
+void Chunk::done() {
+  switch (step_) {
+    case Step::kCopy:
+      surroundings_.counts.copied_bytes += work_.bytes;
+      finish({});
+      return;
+    case Step::kSum:
+      begin_io(Step::kWrite, nullptr);
+      return;
+    case Step::kCheck:
+      if (sum_ == surroundings_.block->checksums().get(work_.entry)) {
+        finish({});
+        return;
+      }
+      // The client can write where this was read to, and the way from the disk may have failed once.
+      ++surroundings_.counts.reread_chunks;
+      begin_io(Step::kReadAgain, spare_);
+      return;
+    case Step::kCheckAgain:
+      (void)madvise(spare_, tier::kChunkBytes, MADV_DONTNEED);
+      if (sum_ == surroundings_.block->checksums().get(work_.entry)) {
+        finish({});
+        return;
+      }
+      ++surroundings_.counts.mismatched_chunks;
+      finish(fail(ErrorCode::kDataLoss,
+                  fmt::format("chunk {} of the tensor does not match its checksum on the block tier; write the tensor "
+                              "again",
+                              work_.name.chunk)));
+      return;
+    default:
+      TERRACE_CHECK(false);
+  }
+}
+
+void Chunk::begin_io(Step step, std::byte* target) {
+  step_ = step;
+  target_ = target;
+  io_bytes_ = 0;
+  continue_io();
+}
+
+// Where the next byte lies, and how many follow it in one run.
+tier::BlockFile::Piece Chunk::next_piece() const {
+  std::uint64_t position = work_.name.chunk * tier::kChunkBytes + io_bytes_;
+  const std::uint64_t wanted = work_.padded_bytes - io_bytes_;
+  for (const tier::Extent& extent : work_.pieces->span()) {
+    if (position < extent.bytes) {
+      return surroundings_.block->locate(extent.offset + position, std::min(wanted, extent.bytes - position));
+    }
+    position -= extent.bytes;
+  }
+  check_failed("the pieces hold the tensor", __FILE__, __LINE__);
+}
+
+void Chunk::continue_io() {
+  const auto piece = next_piece();
+  asked_bytes_ = piece.bytes;
+  if (step_ == Step::kWrite) {
+    surroundings_.ring.write(piece.file, {work_.from + io_bytes_, piece.bytes}, piece.offset, *this);
+  } else {
+    surroundings_.ring.read(piece.file, {target_ + io_bytes_, piece.bytes}, piece.offset, *this);
+  }
+}
+
+void Chunk::completed(int result, bool /*more*/) {
+  if (result < 0) {
+    if (!is_passing(-result) || ++retries_ > kRetriesMax) {
+      io_failed(-result);
+      return;
+    }
+    ++surroundings_.counts.io_retries;
+    continue_io();
+    return;
+  }
+  const auto got = static_cast<std::uint64_t>(result);
+  TERRACE_CHECK(got <= asked_bytes_);
+  auto& total =
+      step_ == Step::kWrite ? surroundings_.counts.block_written_bytes : surroundings_.counts.block_read_bytes;
+  total += got;
+  if (got < asked_bytes_) {
+    // Short: what is whole counts, and direct I/O goes on where that ends.
+    const std::uint64_t whole = align_down(got, kPageBytes);
+    if (whole == 0 && ++retries_ > kRetriesMax) {
+      ended_early();
+      return;
+    }
+    ++surroundings_.counts.io_retries;
+    io_bytes_ += whole;
+    continue_io();
+    return;
+  }
+  io_bytes_ += got;
+  if (io_bytes_ < work_.padded_bytes) {
+    continue_io();
+  } else {
+    io_done();
+  }
+}
+
+void Chunk::io_done() {
+  switch (step_) {
+    case Step::kWrite:
+      surroundings_.block->checksums().set(work_.entry, sum_);
+      finish({});
+      return;
+    case Step::kRead:
+      compute(Step::kCheck);
+      return;
+    case Step::kReadAgain:
+      compute(Step::kCheckAgain);
+      return;
+    default:
+      TERRACE_CHECK(false);
+  }
+}
+
+void Chunk::io_failed(int error) {
+  ++surroundings_.counts.io_errors;
+  const auto piece = next_piece();
+  const bool full = error == ENOSPC || error == EDQUOT || error == ENOMEM;
+  finish(fail(
+      full ? ErrorCode::kResourceExhausted : ErrorCode::kInternal,
+      fmt::format("{} {} at offset {} of the block tier's file {}: {}", step_ == Step::kWrite ? "writing" : "reading",
+                  format_bytes(piece.bytes), piece.offset, piece.file, std::strerror(error)),
+      error));
+}
+
+// Only a file that somebody else cut short does this, or a device that takes nothing.
+void Chunk::ended_early() {
+  if (step_ == Step::kWrite) {
+    io_failed(EIO);
+    return;
+  }
+  ++surroundings_.counts.io_errors;
+  const auto piece = next_piece();
+  finish(fail(ErrorCode::kDataLoss,
+              fmt::format("the block tier's file {} ends before offset {}, where the tensor lies: it was truncated; "
+                          "write the tensor again",
+                          piece.file, piece.offset + piece.bytes)));
+}
+
+void Chunk::finish(Result<void> result) {
+  step_ = Step::kIdle;
+  surroundings_.owner.chunk_done(*this, std::move(result));
+}
+
+}  // namespace terrace::mover

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// One chunk of a transfer on its way: copied, or checksummed and written, or read and checked.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "mover/mover.h"
+#include "mover/ring.h"
+#include "mover/workers.h"
+#include "terrace/error.h"
+#include "tier/block/block_file.h"
+#include "tier/extent.h"
+
+namespace terrace::mover {
+
+// How bytes get from place to place.
+enum class Path : std::uint8_t {
+  kCopy,       // between addresses
+  kZero,       // to an address, from nowhere
+  kToBlock,    // checksum, then write
+  kFromBlock,  // read, then check
+};
+
+// What a chunk is to do. Addresses are the chunk's own, `pieces` the whole tensor's on the block tier.
+struct ChunkWork {
+  Path path{};
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::uint64_t bytes = 0;         // of the tensor, in this chunk
+  std::uint64_t padded_bytes = 0;  // up to 4 KiB: what is read, written and zeroed
+  const tier::Pieces* pieces = nullptr;
+  std::uint64_t entry = 0;  // in the checksum table
+  tier::ChunkName name;
+};
+
+class Chunk;
+
+// Whoever gives chunks their work.
+class ChunkOwner {
+ public:
+  virtual ~ChunkOwner() = default;
+  // The chunk has come to its end, possibly inside start(); it may be started again.
+  virtual void chunk_done(Chunk& chunk, Result<void> result) = 0;
+};
+
+// A place in the mover's queue depth: one of a fixed number, used again and again. The reactor's, except run().
+class Chunk final : public Completion, public Job {
+ public:
+  struct Surroundings {
+    Ring& ring;
+    Workers& workers;
+    tier::BlockFile* block;
+    MoverCounts& counts;
+    ChunkOwner& owner;
+    std::uint64_t inline_bytes_max;
+  };
+  // `index`: whatever the owner knows it by. `spare`: kChunkBytes of the daemon's own memory, page-aligned, for what
+  // must be read again where no client can write.
+  Chunk(const Surroundings& surroundings, std::size_t index, std::byte* spare)
+      : surroundings_(surroundings), index_(index), spare_(spare) {}
+
+  std::size_t index() const { return index_; }
+
+  void start(const ChunkWork& work);
+
+  void completed(int result, bool more) override;
+  void run() override;
+  void done() override;
+
+ private:
+  enum class Step : std::uint8_t { kIdle, kCopy, kSum, kWrite, kRead, kCheck, kReadAgain, kCheckAgain };
+
+  void compute(Step step);
+  void begin_io(Step step, std::byte* target);
+  void continue_io();
+  void io_done();
+  void io_failed(int error);
+  void ended_early();
+  void finish(Result<void> result);
+  tier::BlockFile::Piece next_piece() const;
+
+  Surroundings surroundings_;
+  std::size_t index_;
+  std::byte* spare_;
+  ChunkWork work_;
+  Step step_ = Step::kIdle;
+  std::byte* target_ = nullptr;    // of the read in progress
+  std::uint64_t io_bytes_ = 0;     // read or written so far
+  std::uint64_t asked_bytes_ = 0;  // of the operation in flight
+  unsigned retries_ = 0;
+  std::uint64_t sum_ = 0;  // as computed, by run()
+};
+
+}  // namespace terrace::mover

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/flow.h"
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "base/check.h"
+
+namespace terrace::mover {
+
+// What a GPU needs comes in here: its own streams instead of kCopy, and between device and block either straight
+// (GPUDirect Storage) or through a pinned buffer. Today's device is emulated: it has an address as memory has, and
+// takes memory's paths.
+Path route(const Transfer& transfer, TierId block) {
+  if (transfer.zero_fill) return transfer.to.tier == block ? Path::kToBlock : Path::kZero;
+  TERRACE_CHECK(transfer.from.tier != block || transfer.to.tier != block);
+  if (transfer.to.tier == block) return Path::kToBlock;
+  return transfer.from.tier == block ? Path::kFromBlock : Path::kCopy;
+}
+
+void Flow::prepare(const Transfer& new_transfer, Path new_path, const std::byte* new_from, std::byte* new_to) {
+  transfer = new_transfer;
+  path = new_path;
+  from = new_from;
+  to = new_to;
+  chunks = tier::chunk_count(transfer.bytes);
+  begun = 0;
+  in_flight = 0;
+  result = {};
+  // Overlapping ranges are copied away from the end towards which they move, as memmove does.
+  const auto source = reinterpret_cast<std::uintptr_t>(from);
+  const auto target = reinterpret_cast<std::uintptr_t>(to);
+  one_by_one = path == Path::kCopy && source < target + transfer.bytes && target < source + transfer.bytes;
+  backwards = one_by_one && target > source;
+}
+
+ChunkWork Flow::begin_chunk(const std::byte* zeros) {
+  const std::uint64_t index = backwards ? chunks - 1 - begun : begun;
+  ++begun;
+  ++in_flight;
+  const std::uint64_t offset = index * tier::kChunkBytes;
+  const std::uint64_t bytes = std::min(tier::kChunkBytes, transfer.bytes - offset);
+  ChunkWork work{.path = path,
+                 .bytes = bytes,
+                 .padded_bytes = align_up(bytes, kPageBytes),
+                 .name = {.tensor = transfer.tensor, .version = transfer.version, .chunk = index}};
+  if (from != nullptr) work.from = from + offset;
+  if (to != nullptr) work.to = to + offset;
+  if (path == Path::kToBlock) {
+    if (from == nullptr) work.from = zeros;
+    work.pieces = &transfer.to.pieces;
+    work.entry = transfer.to.first_checksum + index;
+  } else if (path == Path::kFromBlock) {
+    work.pieces = &transfer.from.pieces;
+    work.entry = transfer.from.first_checksum + index;
+  }
+  return work;
+}
+
+}  // namespace terrace::mover

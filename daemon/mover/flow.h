@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// A transfer in progress, and the choice of its path.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mover/chunk.h"
+#include "mover/transfer.h"
+#include "terrace/error.h"
+
+namespace terrace::mover {
+
+// The one choice of how bytes travel. `block`: the block tier's id; one that no tier has where there is none.
+Path route(const Transfer& transfer, TierId block);
+
+struct Flow {
+  Transfer transfer;
+  Path path{};
+  const std::byte* from = nullptr;  // of the whole tensor; null on the block tier
+  std::byte* to = nullptr;
+  std::uint64_t chunks = 0;
+  std::uint64_t begun = 0;
+  std::uint64_t in_flight = 0;
+  bool one_by_one = false;  // source and target overlap: each chunk waits for the one before it
+  bool backwards = false;   // from the last chunk to the first
+  Result<void> result;      // of the first chunk that failed
+
+  // Nothing of it is left to begin: all is under way, or it has failed.
+  bool is_begun() const { return begun == chunks || !result; }
+  bool can_begin() const { return !is_begun() && (!one_by_one || in_flight == 0); }
+
+  // Starts it afresh: everything above from these.
+  void prepare(const Transfer& new_transfer, Path new_path, const std::byte* new_from, std::byte* new_to);
+  // The next chunk's work; counts it as begun. `zeros`: a chunk of zeros, what zero-filling the block tier writes.
+  ChunkWork begin_chunk(const std::byte* zeros);
+};
+
+}  // namespace terrace::mover

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/mover.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/mapping.h"
+#include "mover/chunk.h"
+#include "mover/flow.h"
+#include "mover/segment_jobs.h"
+
+namespace terrace::mover {
+namespace {
+
+constexpr unsigned kQueueDepthMax = 1024;
+
+// Private memory of the daemon's own, zero until written, backed where touched.
+Result<AddressRange> own_memory(std::uint64_t bytes, int protection) {
+  auto range = AddressRange::reserve(bytes);
+  if (!range) return range;
+  if (mprotect(range->data(), bytes, protection) != 0) {
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("{} of buffers: {}", format_bytes(bytes), std::strerror(errno)), errno);
+  }
+  (void)madvise(range->data(), bytes, MADV_DONTDUMP);  // it holds trainers' bytes
+  return range;
+}
+
+class ChunkMover final : public Mover, public ChunkOwner, private Completion {
+ public:
+  ChunkMover(Ring& ring, Workers& workers, Tiers tiers)
+      : ring_(ring), workers_(workers), tiers_(std::move(tiers)), segments_(workers) {}
+  ~ChunkMover() override;
+  ChunkMover(const ChunkMover&) = delete;
+  ChunkMover& operator=(const ChunkMover&) = delete;
+
+  Result<void> set_up(const Options& options);
+
+  void start(const Transfer& transfer) override;
+  void start(const SegmentOrder& order) override;
+  std::vector<TransferDone> take_transfers() override { return std::exchange(done_, {}); }
+  std::vector<SegmentDone> take_segments() override { return segments_.take_done(); }
+  std::size_t in_flight() const override { return flows_in_flight_ + segments_.in_flight(); }
+  const MoverFacts& facts() const override { return facts_; }
+  const MoverCounts& counts() const override { return counts_; }
+
+  void chunk_done(Chunk& chunk, Result<void> result) override;
+
+ private:
+  // A place in the queue depth.
+  struct Place {
+    Chunk chunk;
+    Flow* flow;
+  };
+
+  void completed(int result, bool more) override;
+  std::byte* address(const tier::Location& location, std::uint64_t bytes) const;
+  Flow& free_flow();
+  std::deque<Flow*>& queue_of(const Flow& flow) { return waiting_[static_cast<std::size_t>(flow.transfer.urgency)]; }
+  Flow* next_flow();
+  void pump();
+  void begin_chunk(Flow& flow);
+  void end(Flow& flow);
+
+  Ring& ring_;
+  Workers& workers_;
+  Tiers tiers_;
+  TierId block_{255};  // no tier's, while there is none
+  MoverFacts facts_;
+  MoverCounts counts_;
+  PollId wake_ = PollId::kNone;
+  AddressRange spare_;  // a chunk for each place; backed only while something is read again
+  AddressRange zeros_;  // one chunk
+  std::vector<std::unique_ptr<Place>> places_;
+  std::vector<Place*> free_places_;
+  std::vector<std::unique_ptr<Flow>> flows_;  // as many as were ever in flight at once
+  std::vector<Flow*> free_flows_;
+  std::array<std::deque<Flow*>, kClasses> waiting_;  // what has chunks left to begin, first come first
+  std::size_t flows_in_flight_ = 0;
+  SegmentJobs segments_;
+  std::vector<TransferDone> done_;
+  bool pumping_ = false;
+  bool stopping_ = false;
+};
+
+Result<void> ChunkMover::set_up(const Options& options) {
+  TERRACE_CHECK(options.queue_depth > 0 && options.queue_depth <= kQueueDepthMax);
+  auto spare = own_memory(options.queue_depth * tier::kChunkBytes, PROT_READ | PROT_WRITE);
+  if (!spare) return std::unexpected(std::move(spare.error()));
+  spare_ = std::move(*spare);
+  auto zeros = own_memory(tier::kChunkBytes, PROT_READ);
+  if (!zeros) return std::unexpected(std::move(zeros.error()));
+  zeros_ = std::move(*zeros);
+  auto wake = ring_.poll(workers_.descriptor(), POLLIN, *this);
+  if (!wake) return std::unexpected(std::move(wake.error()));
+  wake_ = *wake;
+
+  if (tiers_.block != nullptr) {
+    ring_.set_files(tiers_.block->descriptors());
+    const auto hole = std::find(tiers_.mapped.begin(), tiers_.mapped.end(), nullptr);
+    TERRACE_CHECK(hole != tiers_.mapped.end());  // the block tier has an id too
+    block_ = TierId{static_cast<std::uint8_t>(hole - tiers_.mapped.begin())};
+  }
+  const Chunk::Surroundings surroundings{.ring = ring_,
+                                         .workers = workers_,
+                                         .block = tiers_.block,
+                                         .counts = counts_,
+                                         .owner = *this,
+                                         .inline_bytes_max = options.inline_bytes_max};
+  for (unsigned index = 0; index < options.queue_depth; ++index) {
+    std::byte* spare_chunk = spare_.data() + index * tier::kChunkBytes;
+    places_.push_back(
+        std::make_unique<Place>(Place{.chunk = Chunk(surroundings, index, spare_chunk), .flow = nullptr}));
+    free_places_.push_back(places_.back().get());
+  }
+  facts_ = {.queue_depth = options.queue_depth,
+            .copiers = workers_.copiers(),
+            .registered_files = ring_.files_registered(),
+            .deferred_completions = ring_.deferred()};
+  return {};
+}
+
+ChunkMover::~ChunkMover() {
+  stopping_ = true;
+  while (free_places_.size() < places_.size() || segments_.in_flight() > 0) {
+    TERRACE_CHECK(ring_.run_once(Duration::max()).has_value());
+  }
+  ring_.unpoll(wake_);
+}
+
+// A worker has finished something.
+void ChunkMover::completed(int result, bool /*more*/) {
+  TERRACE_CHECK(result >= 0);
+  workers_.collect();
+}
+
+std::byte* ChunkMover::address(const tier::Location& location, std::uint64_t bytes) const {
+  TERRACE_CHECK(index(location.tier) < tiers_.mapped.size() && location.pieces.size() == 1);
+  TERRACE_CHECK(bytes <= location.pieces[0].bytes);
+  return tiers_.mapped[index(location.tier)]->address(location.session, location.pieces[0].offset);
+}
+
+Flow& ChunkMover::free_flow() {
+  if (free_flows_.empty()) {
+    flows_.push_back(std::make_unique<Flow>());
+    return *flows_.back();
+  }
+  Flow* flow = free_flows_.back();
+  free_flows_.pop_back();
+  return *flow;
+}
+
+void ChunkMover::start(const Transfer& transfer) {
+  const Path path = route(transfer, block_);
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  if (path == Path::kToBlock) {
+    TERRACE_CHECK(align_up(transfer.bytes, kPageBytes) <= transfer.to.pieces.bytes());
+  } else {
+    to = address(transfer.to, transfer.bytes);
+  }
+  if (path == Path::kFromBlock) {
+    TERRACE_CHECK(align_up(transfer.bytes, kPageBytes) <= transfer.from.pieces.bytes());
+  } else if (!transfer.zero_fill) {
+    from = address(transfer.from, transfer.bytes);
+  }
+  Flow& flow = free_flow();
+  ++flows_in_flight_;
+  flow.prepare(transfer, path, from, to);
+  if (flow.chunks == 0) {
+    end(flow);
+    return;
+  }
+  queue_of(flow).push_back(&flow);
+  pump();
+}
+
+void ChunkMover::start(const SegmentOrder& order) {
+  TERRACE_CHECK(index(order.tier) < tiers_.mapped.size() && tiers_.mapped[index(order.tier)] != nullptr);
+  segments_.start(*tiers_.mapped[index(order.tier)], order);
+}
+
+Flow* ChunkMover::next_flow() {
+  for (const auto& queue : waiting_) {
+    const auto found = std::find_if(queue.begin(), queue.end(), [](const Flow* flow) { return flow->can_begin(); });
+    if (found != queue.end()) return *found;
+  }
+  return nullptr;
+}
+
+// Small chunks end while they begin: this loop goes on with the next, instead of a call within a call for each.
+void ChunkMover::pump() {
+  if (pumping_ || stopping_) return;
+  pumping_ = true;
+  while (!free_places_.empty()) {
+    Flow* flow = next_flow();
+    if (flow == nullptr) break;
+    begin_chunk(*flow);
+  }
+  pumping_ = false;
+}
+
+void ChunkMover::begin_chunk(Flow& flow) {
+  Place& place = *free_places_.back();
+  free_places_.pop_back();
+  place.flow = &flow;
+  const ChunkWork work = flow.begin_chunk(zeros_.data());
+  if (flow.is_begun()) std::erase(queue_of(flow), &flow);
+  place.chunk.start(work);
+}
+
+void ChunkMover::chunk_done(Chunk& chunk, Result<void> result) {
+  Place& place = *places_[chunk.index()];
+  Flow& flow = *std::exchange(place.flow, nullptr);
+  free_places_.push_back(&place);
+  --flow.in_flight;
+  if (!result && flow.result) {
+    if (!flow.is_begun()) std::erase(queue_of(flow), &flow);
+    flow.result = std::move(result);
+  }
+  if (flow.in_flight == 0 && flow.is_begun()) end(flow);
+  pump();
+}
+
+void ChunkMover::end(Flow& flow) {
+  const bool block_failed = !flow.result && (flow.path == Path::kToBlock || flow.path == Path::kFromBlock);
+  done_.push_back({.id = flow.transfer.id,
+                   .result = std::move(flow.result),
+                   .failed = block_failed ? block_ : flow.transfer.to.tier});
+  --flows_in_flight_;
+  free_flows_.push_back(&flow);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Mover>> Mover::create(Ring& ring, Workers& workers, Tiers tiers, const Options& options) {
+  auto mover = std::make_unique<ChunkMover>(ring, workers, std::move(tiers));
+  if (auto done = mover->set_up(options); !done) return std::unexpected(std::move(done.error()));
+  return mover;
+}
+
+}  // namespace terrace::mover

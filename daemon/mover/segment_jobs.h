@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Segments that come and go: made and given up on the workers' slow lane, in order, installed on the reactor.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "mover/transfer.h"
+#include "mover/workers.h"
+#include "tier/mapped_tier.h"
+
+namespace terrace::mover {
+
+// The reactor's. Its destructor must not run while jobs are in flight.
+class SegmentJobs {
+ public:
+  explicit SegmentJobs(Workers& workers);
+  ~SegmentJobs();
+  SegmentJobs(const SegmentJobs&) = delete;
+  SegmentJobs& operator=(const SegmentJobs&) = delete;
+
+  void start(tier::MappedTier& tier, const SegmentOrder& order);
+  std::vector<SegmentDone> take_done();
+  std::size_t in_flight() const { return jobs_.size(); }
+
+ private:
+  class Order;
+  void ended(const SegmentOrder& order, Result<void> result);
+
+  Workers& workers_;
+  std::deque<std::unique_ptr<Order>> jobs_;  // oldest first, which is also the first to be done
+  std::vector<SegmentDone> done_;
+};
+
+}  // namespace terrace::mover

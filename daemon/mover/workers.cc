@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mover/workers.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "base/check.h"
+
+namespace terrace::mover {
+namespace {
+
+// Signals are the main thread's: a thread inherits the mask that is set while it is created.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+// A wish: where it is refused (a container's cpuset), the thread runs wherever it may.
+void pin(std::jthread& thread, const std::vector<unsigned>& processors) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const unsigned processor : processors) {
+    if (processor < CPU_SETSIZE) CPU_SET(processor, &set);
+  }
+  if (CPU_COUNT(&set) > 0) pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
+}
+
+unsigned copiers_wanted(unsigned configured) {
+  if (configured == 0) configured = std::max(1U, std::thread::hardware_concurrency() / 2);
+  return std::min(configured, Workers::kCopiersMax);
+}
+
+}  // namespace
+
+void Workers::Queue::push(Job& job) {
+  job.next_ = nullptr;
+  if (first == nullptr) {
+    first = &job;
+  } else {
+    last->next_ = &job;
+  }
+  last = &job;
+}
+
+Job* Workers::Queue::pop() {
+  Job* job = first;
+  if (job != nullptr) first = std::exchange(job->next_, nullptr);
+  return job;
+}
+
+Result<std::unique_ptr<Workers>> Workers::create(const Options& options) {
+  std::unique_ptr<Workers> workers(new Workers());
+  if (auto started = workers->start(options); !started) return std::unexpected(std::move(started.error()));
+  return workers;
+}
+
+Result<void> Workers::start(const Options& options) {
+  wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_) {
+    return fail(ErrorCode::kResourceExhausted, fmt::format("eventfd for the workers: {}", std::strerror(errno)), errno);
+  }
+  copiers_ = copiers_wanted(options.copiers);
+  const SignalsBlocked blocked;
+  try {
+    for (unsigned index = 0; index < copiers_; ++index) {
+      std::jthread& thread = threads_.emplace_back([this] { work(copies_); });
+      pthread_setname_np(thread.native_handle(), "terrace-copy");
+      if (options.node_processors.size() > 1)
+        pin(thread, options.node_processors[index % options.node_processors.size()]);
+    }
+    pthread_setname_np(threads_.emplace_back([this] { work(segments_); }).native_handle(), "terrace-segment");
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("starting {} copy workers: {}; allow more threads or configure fewer workers", copiers_,
+                            error.what()),
+                error.code().value());
+  }
+  return {};
+}
+
+Workers::~Workers() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  copies_.ready.notify_all();
+  segments_.ready.notify_all();
+  threads_.clear();
+}
+
+void Workers::work(Queue& queue) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    queue.ready.wait(lock, [&] { return stop_ || queue.first != nullptr; });
+    if (stop_) return;
+    Job* job = queue.pop();
+    lock.unlock();
+    job->run();
+    lock.lock();
+    const bool wake = finished_.first == nullptr;
+    finished_.push(*job);
+    if (--unfinished_ == 0) finished_.ready.notify_all();
+    if (wake) {
+      const std::uint64_t one = 1;
+      TERRACE_CHECK(write(wake_.get(), &one, sizeof(one)) == sizeof(one));
+    }
+  }
+}
+
+void Workers::submit(Job& job, Lane lane) {
+  Queue& queue = lane == Lane::kCopy ? copies_ : segments_;
+  {
+    const std::lock_guard lock(mutex_);
+    queue.push(job);
+    ++unfinished_;
+  }
+  queue.ready.notify_one();
+}
+
+std::size_t Workers::collect() {
+  Job* job = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t rings = 0;
+    TERRACE_CHECK(read(wake_.get(), &rings, sizeof(rings)) == sizeof(rings) || errno == EAGAIN);
+    job = std::exchange(finished_.first, nullptr);
+  }
+  std::size_t count = 0;
+  while (job != nullptr) {
+    Job* next = std::exchange(job->next_, nullptr);
+    job->done();  // may submit it again, or end it
+    job = next;
+    ++count;
+  }
+  return count;
+}
+
+void Workers::wait_idle() {
+  std::unique_lock lock(mutex_);
+  finished_.ready.wait(lock, [&] { return unfinished_ == 0; });
+}
+
+}  // namespace terrace::mover
