@@ -19,9 +19,6 @@ namespace {
 constexpr Duration kSweepPeriod = std::chrono::milliseconds(200);
 constexpr int kAcceptsAtOnce = 64;
 
-// Whoever is not admitted is turned away by uid; the mode only has to let the admitted ones reach the door.
-mode_t door_mode(const config::TenantConfig& tenant) { return tenant.any_uid || !tenant.uids.empty() ? 0666 : 0600; }
-
 Result<Fd> stop_signals() {
   sigset_t set;
   sigemptyset(&set);
@@ -82,7 +79,7 @@ Result<void> Host::start(const mover::Workers::Options& worker_options) {
 
   for (std::uint32_t tenant = 0; tenant < config_.tenants.size(); ++tenant) {
     auto listener =
-        Listener::bind(config_.tenants[tenant].data_socket, SOCK_SEQPACKET, door_mode(config_.tenants[tenant]));
+        Listener::bind(config_.tenants[tenant].data_socket, SOCK_SEQPACKET, config_.tenants[tenant].door_mode());
     if (!listener) return std::unexpected(listener.error());
     const auto added = add_door(std::move(*listener), Peer{.tenant = {.socket = tenant}}, nullptr);
     if (!added) return std::unexpected(added.error());
@@ -158,6 +155,11 @@ Result<void> Host::serve(std::function<void()> stopping) {
     if (const auto turned = turn(std::chrono::milliseconds(20)); !turned) return turned;
   mailbox_->close();
   return {};
+}
+
+void Host::stop() {
+  stopping_ = true;
+  static_cast<void>(mailbox_->post([] {}));  // wakes the reactor; a full mailbox has done so
 }
 
 void Host::wind_up() {

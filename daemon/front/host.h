@@ -48,6 +48,9 @@ class Host final : public Gateway {
   // configured stop timeout. Errors: the ring broke.
   Result<void> serve(std::function<void()> stopping);
 
+  // The same as SIGTERM, from any thread.
+  void stop();
+
   const mover::MoverFacts& mover_facts() const { return mover_->facts(); }
 
   RequestId post(engine::Request request, Answer answer) override;
@@ -134,7 +137,7 @@ class Host final : public Gateway {
   std::atomic<std::uint64_t> last_request_ = 0;
   Time last_sweep_{};
   Time last_watchdog_{};
-  bool stopping_ = false;
+  std::atomic<bool> stopping_ = false;
 
   struct Ticket {
     SessionId session{};
