@@ -22,7 +22,7 @@ BELOW = {
     "tier": {"base"},
     "mover": {"base", "tier"},
     "engine": {"base", "tier", "mover"},
-    "config": {"base"},
+    "config": {"base", "topology"},
     "topology": {"base"},
     "metrics": {"base", "tier", "mover", "engine"},
     "front": {"base", "tier", "mover", "engine", "config", "topology", "metrics"},
