@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <liburing.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -112,7 +114,8 @@ Result<void> Ring::set_up() {
 // A ring with one issuer belongs to the thread that enables it: the reactor, though another created it.
 void Ring::enable() {
   if (enabled_) return;
-  TERRACE_CHECK(io_uring_enable_rings(ring_.get()) == 0);
+  // liburing 2.3's library lacks the io_uring_enable_rings() of its header.
+  TERRACE_CHECK(syscall(SYS_io_uring_register, ring_->ring_fd, IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
   enabled_ = true;
 }
 

@@ -36,15 +36,15 @@ inline constexpr std::size_t kClasses = 5;
 // outcome is, the source stays as it is.
 struct Transfer {
   TransferId id{};
-  Link link;
+  Link link{};
   Class urgency = Class::kDemand;
   Time deadline = kNever;     // of whoever waits; orders within the class
   bool zero_fill = false;     // there is no source: the target becomes zeros
   std::uint64_t tensor = 0;   // the tensor's number, never used twice: binds block checksums together with
   std::uint64_t version = 0;  // the content version, and the chunk's offset
   std::uint64_t bytes = 0;    // of the tensor; locations are rounded up to 4 KiB
-  tier::Location from;
-  tier::Location to;
+  tier::Location from{};
+  tier::Location to{};
 };
 
 // What became of it. Errors: kDataLoss (the source's checksums do not match), kInternal or kResourceExhausted with

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that the block tier never hands out a wrong byte: bit rot, other tensors' and earlier bytes, truncation and
+// scribbling clients are told from the real thing, and each harms one tensor alone.
+#include <fcntl.h>
+
+#include <future>
+
+#include "base/fd.h"
+#include "conformance/rig.h"
+
+namespace terrace::conformance {
+namespace {
+
+class BlockConformance : public testing::Test {
+ protected:
+  static constexpr std::uint64_t kBytes = 3 * kMiB + 100;
+
+  static mover::Transfer copy(const tier::Location& from, const tier::Location& to, std::uint64_t bytes = kBytes) {
+    return {.tensor = 21, .version = 5, .bytes = bytes, .from = from, .to = to};
+  }
+  // A tensor on the block tier.
+  static tier::Location stored(Rig& rig, std::uint64_t bytes = kBytes) {
+    const auto home = rig.place(kBlock, bytes);
+    const auto done = rig.run(copy(rig.random_source(bytes), home, bytes));
+    EXPECT_TRUE(done.result) << done.result.error().message;
+    return home;
+  }
+  static void flip_bit(const Rig& rig, std::uint64_t offset) {
+    const Fd file(open(rig.folder.file("block-0").c_str(), O_RDWR | O_CLOEXEC));
+    char byte = 0;
+    ASSERT_EQ(pread(file.get(), &byte, 1, static_cast<off_t>(offset)), 1);
+    byte = static_cast<char>(byte ^ 4);
+    ASSERT_EQ(pwrite(file.get(), &byte, 1, static_cast<off_t>(offset)), 1);
+    ASSERT_EQ(fsync(file.get()), 0);
+  }
+  static void expect_lost(const mover::TransferDone& done) {
+    ASSERT_FALSE(done.result);
+    EXPECT_EQ(done.result.error().code, ErrorCode::kDataLoss) << done.result.error().message;
+    EXPECT_EQ(done.failed, kBlock);
+  }
+};
+
+TEST_F(BlockConformance, TheNameIsPartOfTheChecksum) {
+  Rig rig;
+  const auto home = stored(rig);
+  const auto target = rig.place(kMemory, kBytes);
+  auto wrong = copy(home, target);
+  wrong.version = 6;
+  expect_lost(rig.run(wrong));
+  wrong = copy(home, target);
+  wrong.tensor = 22;
+  expect_lost(rig.run(wrong));
+  EXPECT_TRUE(rig.run(copy(home, target)).result);
+  EXPECT_GE(rig.mover->counts().mismatched_chunks, 2U);
+}
+
+TEST_F(BlockConformance, AChunkInAnothersPlaceIsRefused) {
+  Rig rig;
+  const auto home = stored(rig, 2 * kMiB);
+  auto swapped = home;
+  const std::uint64_t start = home.pieces[0].offset;
+  swapped.pieces = {};
+  swapped.pieces.push({start + kMiB, kMiB});
+  swapped.pieces.push({start, kMiB});
+  expect_lost(rig.run(copy(swapped, rig.place(kMemory, 2 * kMiB), 2 * kMiB)));
+}
+
+TEST_F(BlockConformance, AFlippedBitIsLossOfThatTensorAlone) {
+  Rig rig;
+  const auto first = stored(rig);
+  const auto second = stored(rig);
+  const auto target = rig.place(kMemory, kBytes);
+  flip_bit(rig, first.pieces[0].offset + 2 * kMiB + 17);
+  expect_lost(rig.run(copy(first, target)));
+  EXPECT_EQ(rig.mover->counts().reread_chunks, 1U);
+  EXPECT_EQ(rig.mover->counts().mismatched_chunks, 1U);
+  EXPECT_TRUE(rig.run(copy(second, target)).result);
+  // Written anew, it is whole again.
+  EXPECT_TRUE(rig.run(copy(rig.random_source(kBytes), first)).result);
+  EXPECT_TRUE(rig.run(copy(first, target)).result);
+}
+
+TEST_F(BlockConformance, WhatLiesBehindTheTensorIsNotItsOwn) {
+  Rig rig;
+  const auto home = stored(rig, 5000);
+  flip_bit(rig, home.pieces[0].offset + 5000);
+  EXPECT_TRUE(rig.run(copy(home, rig.place(kMemory, 5000), 5000)).result);
+}
+
+TEST_F(BlockConformance, ATruncatedFileIsLoss) {
+  Rig rig;
+  const auto home = stored(rig);
+  ASSERT_EQ(truncate(rig.folder.file("block-0").c_str(), static_cast<off_t>(kMiB + 5000)), 0);
+  const auto done = rig.run(copy(home, rig.place(kMemory, kBytes)));
+  expect_lost(done);
+  EXPECT_NE(done.result.error().message.find("truncated"), std::string::npos) << done.result.error().message;
+}
+
+TEST_F(BlockConformance, AWriteThatFailsIsAnErrorOfTheTier) {
+  Rig rig;
+  // The ring's file is one that cannot be written: every write fails as a dying disk's do.
+  rig.mover.reset();
+  rig.ring = must(mover::Ring::create({}));
+  const Fd read_only(open(rig.folder.file("block-0").c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
+  ASSERT_EQ(dup3(read_only.get(), rig.block->descriptors()[0], O_CLOEXEC), rig.block->descriptors()[0]);
+  rig.mover = must(mover::Mover::create(*rig.ring, *rig.workers,
+                                        {.mapped = {&rig.device, &rig.memory, nullptr}, .block = rig.block.get()}, {}));
+  const auto source = rig.random_source(kBytes);
+  const auto done = rig.run(copy(source, rig.place(kBlock, kBytes)));
+  ASSERT_FALSE(done.result);
+  EXPECT_EQ(done.result.error().code, ErrorCode::kInternal);
+  EXPECT_EQ(done.result.error().system_error, EBADF);
+  EXPECT_EQ(done.failed, kBlock);
+  EXPECT_EQ(rig.mover->in_flight(), 0U);
+  EXPECT_GT(rig.mover->counts().io_errors, 0U);
+}
+
+TEST_F(BlockConformance, AHomeMayLieInPieces) {
+  Rig rig;
+  constexpr std::uint64_t kPiece = 260 * kKiB;  // no multiple of a chunk
+  tier::Location home = rig.place(kBlock, kPiece * 16);
+  const std::uint64_t start = home.pieces[0].offset;
+  home.pieces = {};
+  for (std::uint64_t index = 0; index < tier::kPiecesMax; ++index)
+    home.pieces.push({start + 2 * index * kPiece, kPiece});
+  constexpr std::uint64_t kSize = kPiece * tier::kPiecesMax - 1000;
+  const auto source = rig.random_source(kSize);
+  const auto target = rig.place(kMemory, kSize);
+  ASSERT_TRUE(rig.run(copy(source, home, kSize)).result);
+  ASSERT_TRUE(rig.run(copy(home, target, kSize)).result);
+  EXPECT_TRUE(equal(rig.bytes(source, kSize), rig.bytes(target, kSize)));
+}
+
+TEST_F(BlockConformance, SeveralFilesStripe) {
+  Rig rig({.block_files = 3});
+  rig.place(kBlock, 300 * kKiB);  // so that chunks straddle stripes
+  const auto home = rig.place(kBlock, 7 * kMiB + 9);
+  const auto source = rig.random_source(7 * kMiB + 9);
+  const auto target = rig.place(kMemory, 7 * kMiB + 9);
+  ASSERT_TRUE(rig.run(copy(source, home, 7 * kMiB + 9)).result);
+  ASSERT_TRUE(rig.run(copy(home, target, 7 * kMiB + 9)).result);
+  EXPECT_TRUE(equal(rig.bytes(source, 7 * kMiB + 9), rig.bytes(target, 7 * kMiB + 9)));
+}
+
+TEST_F(BlockConformance, ADepthOfOneSuffices) {
+  Rig rig({.mover = {.queue_depth = 1}});
+  const auto home = stored(rig);
+  EXPECT_TRUE(rig.run(copy(home, rig.place(kMemory, kBytes))).result);
+}
+
+// Holds the only copy worker until it is let go.
+class Plug final : public mover::Job {
+ public:
+  void run() override { let_go_.get_future().wait(); }
+  void done() override {}
+  void let_go() { let_go_.set_value(); }
+
+ private:
+  std::promise<void> let_go_;
+};
+
+TEST_F(BlockConformance, AScribblingClientGetsTheBytesOfTheDisk) {
+  Rig rig({.copiers = 1});
+  constexpr std::uint64_t kChunk = tier::kChunkBytes;
+  const auto home = rig.place(kBlock, kChunk);
+  const auto source = rig.random_source(kChunk);
+  ASSERT_TRUE(rig.run(copy(source, home, kChunk)).result);
+  const auto target = rig.place(kMemory, kChunk);
+
+  Plug plug;
+  rig.workers->submit(plug, mover::Workers::Lane::kCopy);
+  auto transfer = copy(home, target, kChunk);
+  transfer.id = rig.next_id();
+  rig.mover->start(transfer);
+  while (rig.ring->io_in_flight() > 0) must(rig.ring->run_once(std::chrono::milliseconds(100)));
+  // Read, and not yet checked: now the client writes where it must not.
+  rig.bytes(target, kChunk)[1234] ^= std::byte{1};
+  plug.let_go();
+  const auto done = rig.settle().at(transfer.id);
+  EXPECT_TRUE(done.result) << done.result.error().message;
+  EXPECT_EQ(rig.mover->counts().reread_chunks, 1U);
+  EXPECT_EQ(rig.mover->counts().mismatched_chunks, 0U);
+  EXPECT_TRUE(equal(rig.bytes(source, kChunk), rig.bytes(target, kChunk)));
+}
+
+// One cut-off chunk does not begin the rest: a transfer that failed ends with what it has in flight.
+TEST_F(BlockConformance, AFailedTransferEndsOnce) {
+  Rig rig({.mover = {.queue_depth = 2}});
+  const auto home = stored(rig, 9 * kMiB);
+  flip_bit(rig, home.pieces[0].offset);
+  expect_lost(rig.run(copy(home, rig.place(kMemory, 9 * kMiB), 9 * kMiB)));
+  EXPECT_EQ(rig.mover->in_flight(), 0U);
+  EXPECT_LT(rig.mover->counts().block_read_bytes, 9 * kMiB);
+}
+
+TEST_F(BlockConformance, UrgentTransfersGoFirst) {
+  Rig rig({.mover = {.queue_depth = 1}});
+  const auto home = stored(rig, 8 * kMiB);
+  const auto target = rig.place(kMemory, 8 * kMiB);
+  auto slow = copy(home, target, 8 * kMiB);
+  slow.urgency = mover::Class::kPrefetch;
+  slow.id = rig.next_id();
+  auto urgent = copy(rig.random_source(kMiB), rig.place(kDevice, kMiB), kMiB);
+  urgent.urgency = mover::Class::kDemand;
+  urgent.id = rig.next_id();
+  rig.mover->start(slow);
+  rig.mover->start(urgent);
+  std::vector<TransferId> ended;
+  while (ended.size() < 2) {
+    must(rig.ring->run_once(std::chrono::milliseconds(100)));
+    for (const auto& done : rig.mover->take_transfers()) ended.push_back(done.id);
+  }
+  EXPECT_EQ(ended.front(), urgent.id);
+}
+
+}  // namespace
+}  // namespace terrace::conformance
