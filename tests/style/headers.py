@@ -14,23 +14,25 @@ WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon
 ROOTS = ["daemon", "client/include", "client/src", "client/ctl", "client/python/native", "proto", "tests"]
 
 
-def compiler_and_includes() -> tuple[str, list[str]]:
-    """The compiler of the build, and every include folder that any of its commands names."""
-    compiler, includes = "c++", {}
+def compiler_and_arguments() -> tuple[str, list[str]]:
+    """The compiler of the build, and every include folder and definition that any of its commands names."""
+    compiler, arguments, definitions = "c++", {}, {}
     for entry in tree.commands(build):
         words = shlex.split(entry["command"])
         compiler = words[1] if words[0].endswith("ccache") else words[0]
         for i, word in enumerate(words):
             if word.startswith("-I") and len(word) > 2:
-                includes.setdefault(f"-I{pathlib.Path(entry['directory'], word[2:])}")
+                arguments[f"-I{pathlib.Path(entry['directory'], word[2:])}"] = None
             elif word == "-isystem":
-                includes.setdefault(f"-isystem{words[i + 1]}")
-    return compiler, list(includes)
+                arguments[f"-isystem{words[i + 1]}"] = None
+            elif word.startswith("-D"):
+                definitions[word.split("=")[0]] = word  # of a name that has several values one will do
+    return compiler, [*arguments, *definitions.values()]
 
 
-compiler, includes = compiler_and_includes()
+compiler, arguments = compiler_and_arguments()
 for root in ROOTS:
-    includes.append(f"-I{tree.ROOT / root}")
+    arguments.append(f"-I{tree.ROOT / root}")
 
 
 def check(header: pathlib.Path) -> str:
@@ -42,7 +44,7 @@ def check(header: pathlib.Path) -> str:
     else:
         return f"{header}: lies in no include root ({', '.join(ROOTS)})"
     result = subprocess.run(
-        [compiler, "-std=c++23", "-fsyntax-only", *WARNINGS, *includes, "-x", "c++", "-"],
+        [compiler, "-std=c++23", "-fsyntax-only", *WARNINGS, *arguments, "-x", "c++", "-"],
         input=f'#include "{name}"\n', capture_output=True, text=True, check=False, cwd=build)
     return f"{header}:\n{result.stderr}" if result.returncode else ""
 

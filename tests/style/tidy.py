@@ -40,7 +40,7 @@ def fingerprint(entry: dict) -> str:
         words = words[1:]
     output = words.index("-o")
     del words[output : output + 2]
-    seen = subprocess.run([*words, "-E", "-C"], cwd=entry["directory"], capture_output=True, check=True).stdout
+    seen = subprocess.run([*words, "-E", "-C"], cwd=entry["directory"], capture_output=True, check=False).stdout
     return hashlib.sha256(settings + entry["command"].encode() + seen).hexdigest()
 
 
