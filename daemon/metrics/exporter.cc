@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "metrics/exporter.h"
+
+#include <fmt/format.h>
+#include <netdb.h>
+#include <prometheus/collectable.h>
+#include <prometheus/exposer.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <future>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/fd.h"
+#include "metrics/families.h"
+
+namespace terrace::metrics {
+namespace {
+
+constexpr std::chrono::seconds kAnswerTimeout{2};
+
+// Asks the engine at each scrape. Thread-safe.
+class StatusCollector final : public prometheus::Collectable {
+ public:
+  StatusCollector(front::Gateway& gateway, std::vector<std::string> tenant_names)
+      : gateway_(gateway), tenant_names_(std::move(tenant_names)) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    auto answer = std::make_shared<std::promise<engine::Reply>>();  // may outlive this call
+    std::future<engine::Reply> reply = answer->get_future();
+    gateway_.post({.deadline = gateway_.now() + kAnswerTimeout, .body = engine::GetStatus{}},
+                  [answer](engine::Reply one) { answer->set_value(std::move(one)); });
+    const std::string& version = gateway_.facts().version;
+    if (reply.wait_for(kAnswerTimeout) != std::future_status::ready) return vital_families(false, version);
+    const engine::Reply got = reply.get();
+    if (!got.result) return vital_families(false, version);
+    auto all = vital_families(true, version);
+    for (auto& one : families(std::get<engine::Status>(*got.result), tenant_names_)) all.push_back(std::move(one));
+    return all;
+  }
+
+ private:
+  front::Gateway& gateway_;
+  const std::vector<std::string> tenant_names_;
+};
+
+struct Endpoint {
+  std::string host;
+  std::string port;
+};
+
+Result<Endpoint> split(const std::string& address) {
+  const auto colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0 || colon + 1 == address.size())
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("metrics address '{}' is not host:port; \"127.0.0.1:9464\" would be one", address));
+  std::string host = address.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  return Endpoint{host, address.substr(colon + 1)};
+}
+
+// Resolves the address and binds it for a moment: the server below says that it could not, and never why. Returns the
+// numeric form.
+Result<std::string> probe(const std::string& address) {
+  const auto endpoint = split(address);
+  if (!endpoint) return std::unexpected(endpoint.error());
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int error = ::getaddrinfo(endpoint->host.c_str(), endpoint->port.c_str(), &hints, &found); error != 0)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("metrics address '{}' cannot be resolved: {}", address, ::gai_strerror(error)));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, ::freeaddrinfo);
+
+  const Fd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
+      ::bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 || ::listen(socket.get(), 1) != 0) {
+    const int error = errno;
+    return fail(ErrorCode::kUnavailable,
+                fmt::format("metrics address {} cannot be had: {}; set another one, or \"\" for no metrics", address,
+                            std::strerror(error)),
+                error);
+  }
+  char host[NI_MAXHOST];
+  ::getnameinfo(found->ai_addr, found->ai_addrlen, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  return found->ai_family == AF_INET6 ? fmt::format("[{}]:{}", host, endpoint->port)
+                                      : fmt::format("{}:{}", host, endpoint->port);
+}
+
+class HttpExporter final : public Exporter {
+ public:
+  HttpExporter(front::Gateway& gateway, std::vector<std::string> tenant_names)
+      : collector_(std::make_shared<StatusCollector>(gateway, std::move(tenant_names))) {}
+
+  Result<void> start(const std::string& address) {
+    auto numeric = probe(address);
+    if (!numeric) return std::unexpected(numeric.error());
+    try {
+      exposer_ = std::make_unique<prometheus::Exposer>(
+          std::vector<std::string>{"listening_ports", *numeric, "num_threads", "2"});
+      exposer_->RegisterCollectable(collector_);
+    } catch (const std::exception& error) {
+      return fail(ErrorCode::kUnavailable, fmt::format("metrics address {} cannot be had: {}", address, error.what()));
+    }
+    address_ = numeric->substr(0, numeric->rfind(':') + 1) + std::to_string(exposer_->GetListeningPorts().at(0));
+    return {};
+  }
+  const std::string& address() const override { return address_; }
+
+ private:
+  const std::shared_ptr<StatusCollector> collector_;
+  std::string address_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Exporter>> Exporter::create(front::Gateway& gateway, const config::Config& config) {
+  std::vector<std::string> tenant_names;
+  for (const config::TenantConfig& tenant : config.tenants) tenant_names.push_back(tenant.name);
+  auto exporter = std::make_unique<HttpExporter>(gateway, std::move(tenant_names));
+  if (auto started = exporter->start(config.metrics_address); !started) return std::unexpected(started.error());
+  return exporter;
+}
+
+}  // namespace terrace::metrics

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "metrics/families.h"
+
+#include <limits>
+#include <utility>
+
+#include "mover/link_name.h"
+
+namespace terrace::metrics {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+
+MetricFamily family(std::string name, std::string help, MetricType type) {
+  return {std::move(name), std::move(help), type, {}};
+}
+
+void add(MetricFamily& family, Labels labels, double value) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  if (family.type == MetricType::Counter) {
+    metric.counter.value = value;
+  } else {
+    metric.gauge.value = value;
+  }
+  family.metric.push_back(std::move(metric));
+}
+
+void add(MetricFamily& family, Labels labels, std::uint64_t value) {
+  add(family, std::move(labels), static_cast<double>(value));
+}
+
+void add(MetricFamily& family, Labels labels, const engine::Histogram& histogram) {
+  ClientMetric metric;
+  metric.label = std::move(labels);
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < engine::Histogram::kBuckets; ++i) {
+    sum += histogram.counts[i];
+    const bool last = i + 1 == engine::Histogram::kBuckets;
+    const double bound = last ? std::numeric_limits<double>::infinity() : engine::Histogram::upper_bound_seconds(i);
+    metric.histogram.bucket.push_back({sum, bound});
+  }
+  metric.histogram.sample_count = sum;
+  metric.histogram.sample_sum = histogram.sum_seconds;
+  family.metric.push_back(std::move(metric));
+}
+
+using Families = std::vector<MetricFamily>;
+
+void add_tiers(const engine::Status& status, Families& out) {
+  using Tier = engine::TierStatus;
+  const auto bytes = [&](std::string name, std::string help, std::uint64_t Tier::* member) {
+    MetricFamily& one = out.emplace_back(family(std::move(name), std::move(help), MetricType::Gauge));
+    for (const Tier& tier : status.tiers) add(one, {{"tier", tier.name}}, tier.*member);
+  };
+  bytes("terrace_tier_capacity_bytes", "Size of the tier as configured.", &Tier::capacity_bytes);
+  bytes("terrace_tier_used_bytes", "Bytes of tensors' copies and reserved homes in the tier.", &Tier::used_bytes);
+  bytes("terrace_tier_segment_bytes", "Bytes that the tier has taken from the system.", &Tier::segment_bytes);
+  bytes("terrace_tier_guaranteed_bytes", "Bytes that sessions have a right to or have mapped.",
+        &Tier::guaranteed_bytes);
+  bytes("terrace_tier_largest_free_bytes", "Largest single extent that could be given out.", &Tier::largest_free_bytes);
+  bytes("terrace_retired_bytes", "Bytes taken out of use after device errors.", &Tier::retired_bytes);
+
+  MetricFamily& fragmentation =
+      out.emplace_back(family("terrace_tier_fragmentation_ratio",
+                              "0: all free space is in one piece; towards 1: in many small ones.", MetricType::Gauge));
+  for (const Tier& tier : status.tiers) add(fragmentation, {{"tier", tier.name}}, tier.fragmentation);
+
+  const auto count = [&](std::string name, std::string help, std::uint64_t Tier::* member) {
+    MetricFamily& one = out.emplace_back(family(std::move(name), std::move(help), MetricType::Counter));
+    for (const Tier& tier : status.tiers) add(one, {{"tier", tier.name}}, tier.*member);
+  };
+  count("terrace_checksum_failures_total", "Chunks that did not come back as they went out.", &Tier::checksum_failures);
+  count("terrace_io_errors_total", "Transfers that the tier's device failed.", &Tier::io_errors);
+
+  constexpr std::pair<engine::EvictionReason, const char*> kReasons[] = {
+      {engine::EvictionReason::kDemand, "demand"},
+      {engine::EvictionReason::kPrefetch, "prefetch"},
+      {engine::EvictionReason::kHint, "hint"},
+      {engine::EvictionReason::kMove, "move"},
+      {engine::EvictionReason::kTakenBack, "taken_back"},
+  };
+  static_assert(std::size(kReasons) == engine::kEvictionReasons);
+  MetricFamily& evictions = out.emplace_back(
+      family("terrace_evictions_total", "Copies evicted from the tier, by what for.", MetricType::Counter));
+  for (const Tier& tier : status.tiers)
+    for (const auto& [reason, label] : kReasons)
+      add(evictions, {{"tier", tier.name}, {"reason", label}}, tier.evictions[static_cast<std::size_t>(reason)]);
+}
+
+void add_links(const engine::Status& status, Families& out) {
+  using Link = engine::LinkStatus;
+  const auto number = [&](std::string name, std::string help, MetricType type, std::uint64_t Link::* member) {
+    MetricFamily& one = out.emplace_back(family(std::move(name), std::move(help), type));
+    for (const Link& link : status.links) add(one, {{"link", mover::name(link.link)}}, link.*member);
+  };
+  number("terrace_transfer_bytes_total", "Bytes moved over the link.", MetricType::Counter, &Link::bytes);
+  number("terrace_transfers_total", "Transfers that ended well.", MetricType::Counter, &Link::transfers);
+  number("terrace_transfer_failures_total", "Transfers that failed.", MetricType::Counter, &Link::failures);
+  number("terrace_transfers_queued", "Transfers that wait for the link.", MetricType::Gauge, &Link::queued);
+  number("terrace_transfers_in_flight", "Transfers that run on the link.", MetricType::Gauge, &Link::in_flight);
+  MetricFamily& duration = out.emplace_back(
+      family("terrace_transfer_duration_seconds", "How long transfers took, start to end.", MetricType::Histogram));
+  for (const Link& link : status.links) add(duration, {{"link", mover::name(link.link)}}, link.duration);
+}
+
+void add_places(const engine::Status& status, Families& out) {
+  MetricFamily& acquires = out.emplace_back(
+      family("terrace_acquires_total", "Leases asked for: granted at once (hit), after a wait (wait), refused (error).",
+             MetricType::Counter));
+  for (const auto& place : status.places) {
+    add(acquires, {{"place", place.name}, {"result", "hit"}}, place.hits);
+    add(acquires, {{"place", place.name}, {"result", "wait"}}, place.waits);
+    add(acquires, {{"place", place.name}, {"result", "error"}}, place.errors);
+  }
+  MetricFamily& wait = out.emplace_back(
+      family("terrace_acquire_wait_seconds", "How long those that waited for a lease waited.", MetricType::Histogram));
+  for (const auto& place : status.places) add(wait, {{"place", place.name}}, place.wait);
+}
+
+void add_tenants(const engine::Status& status, std::span<const std::string> names, Families& out) {
+  struct Sum {
+    std::uint64_t sessions = 0;
+    std::uint64_t tensors = 0;
+    std::uint64_t tensor_bytes = 0;
+    std::uint64_t leases = 0;
+  };
+  std::vector<Sum> sums(names.size());
+  for (const auto& session : status.sessions) {
+    if (session.tenant.socket >= sums.size()) continue;
+    Sum& sum = sums[session.tenant.socket];
+    ++sum.sessions;
+    sum.tensors += session.tensors;
+    sum.tensor_bytes += session.tensor_bytes;
+    sum.leases += session.leases;
+  }
+  const auto gauge = [&](std::string name, std::string help, std::uint64_t Sum::* member) {
+    MetricFamily& one = out.emplace_back(family(std::move(name), std::move(help), MetricType::Gauge));
+    for (std::size_t i = 0; i < names.size(); ++i) add(one, {{"tenant", names[i]}}, sums[i].*member);
+  };
+  gauge("terrace_sessions", "Open sessions.", &Sum::sessions);
+  gauge("terrace_tensors", "Tensors of open sessions.", &Sum::tensors);
+  gauge("terrace_tensor_bytes", "Bytes of the tensors of open sessions.", &Sum::tensor_bytes);
+  gauge("terrace_leases", "Leases held.", &Sum::leases);
+}
+
+void add_node(const engine::Status& status, Families& out) {
+  MetricFamily& prefetches =
+      out.emplace_back(family("terrace_prefetches_total", "What became of prefetches.", MetricType::Counter));
+  add(prefetches, {{"outcome", "used"}}, status.prefetches.used);
+  add(prefetches, {{"outcome", "late"}}, status.prefetches.late);
+  add(prefetches, {{"outcome", "wasted"}}, status.prefetches.wasted);
+  add(prefetches, {{"outcome", "refused"}}, status.prefetches.refused);
+  add(out.emplace_back(family("terrace_steps_total", "Training steps marked.", MetricType::Counter)), {}, status.steps);
+  add(out.emplace_back(family("terrace_requests_waiting", "Requests that wait for their reply.", MetricType::Gauge)),
+      {}, status.requests_waiting);
+  add(out.emplace_back(family("terrace_draining", "1 when no new session is opened.", MetricType::Gauge)), {},
+      std::uint64_t{status.draining});
+}
+
+}  // namespace
+
+std::vector<MetricFamily> families(const engine::Status& status, std::span<const std::string> tenant_names) {
+  Families out;
+
+  add_tiers(status, out);
+  add_links(status, out);
+  add_places(status, out);
+  add_tenants(status, tenant_names, out);
+  add_node(status, out);
+  return out;
+}
+
+std::vector<MetricFamily> vital_families(bool up, std::string_view version) {
+  Families out;
+  add(out.emplace_back(family("terrace_up", "1 when the engine answers.", MetricType::Gauge)), {}, std::uint64_t{up});
+  add(out.emplace_back(family("terrace_build_info", "Always 1; the labels say what runs.", MetricType::Gauge)),
+      {{"version", std::string(version)}}, std::uint64_t{1});
+  return out;
+}
+
+}  // namespace terrace::metrics
