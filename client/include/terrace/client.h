@@ -21,6 +21,10 @@
 
 namespace terrace {
 
+namespace shm {
+enum class Operation : std::uint32_t;
+}
+
 // How long a call waits unless it is told otherwise.
 inline constexpr std::chrono::nanoseconds kTimeoutDefault = std::chrono::seconds(60);
 
@@ -137,6 +141,10 @@ class Client {
  private:
   struct State;
   explicit Client(std::unique_ptr<State> state);
+  client::Session* live() const;  // null once closed
+  Result<void> ask(shm::Operation operation, std::span<const Tensor> tensors, std::uint32_t place,
+                   std::chrono::nanoseconds timeout);
+  Pending<void> move_async(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout);
   std::unique_ptr<State> state_;
 };
 

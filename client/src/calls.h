@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Requests to the daemon through the session's rings, and their answers. Thread-safe: any number of threads submit and
+// wait; whoever waits drains the completions for all.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "arena.h"
+#include "data_socket.h"
+#include "shm/region.h"
+#include "shm/ring.h"
+#include "terrace/error.h"
+
+namespace terrace::client {
+
+// What is asked: one of the two spans is the block's content.
+struct Question {
+  shm::Operation operation{};
+  shm::Mode mode = shm::Mode::kRead;
+  std::uint32_t place = 0;
+  std::uint64_t value = 0;
+  std::chrono::nanoseconds timeout{};
+  std::span<const std::uint64_t> handles{};
+  std::span<const shm::CreateRecord> records{};
+};
+
+// A request that is under way or answered. Its fields are Calls' own until wait() or ready() said that it is done; then
+// `error` is the answer, or nothing if it was granted.
+struct Call {
+  std::uint64_t id = 0;
+  shm::Operation operation{};
+  shm::Mode mode{};
+  std::vector<std::uint64_t> handles;  // of the question; of the answer to a create
+  Arena::Block block;
+  bool done = false;
+  bool abandoned = false;
+  std::optional<Error> error;
+};
+
+class Calls {
+ public:
+  // What to do with leases that nobody waits for any more; called under the lock of Calls.
+  using GiveBack = std::function<void(std::span<const std::uint64_t> handles, shm::Mode mode)>;
+
+  // `doorbell`: the daemon's eventfd. Both outlive this.
+  Calls(const shm::RegionView& region, int doorbell, GiveBack give_back);
+
+  // Hands the question to the daemon; waits, until `deadline`, while rings or arena are full. kResourceExhausted then.
+  Result<std::shared_ptr<Call>> submit(const Question& question, Deadline deadline);
+  // Whether it is answered. Never blocks.
+  bool ready(const std::shared_ptr<Call>& call);
+  // Waits for the answer. False: it is still under way at the deadline.
+  bool wait(const std::shared_ptr<Call>& call, Deadline deadline);
+  // Nobody waits any more: what the answer brings is given back when it comes.
+  void abandon(const std::shared_ptr<Call>& call);
+  // Whether answers to abandoned calls are still to come; drains what is there.
+  bool has_abandoned();
+  // The daemon is gone: all calls, also later ones, end with this error.
+  void fail_all(const Error& error);
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  // All of these under mutex_.
+  std::shared_ptr<Call> try_submit(const Question& question);
+  void drain();
+  void complete(const shm::Completion& completion);
+  void read_answer(Call& call, const shm::Completion& completion);
+  void undo(Call& call);
+  void break_off(Error error);
+
+  // Until the tail moves past `seen`, or a while has passed.
+  void sleep(std::uint32_t seen, Deadline deadline);
+  bool spin(std::uint32_t seen) const;
+
+  shm::RegionView region_;
+  int doorbell_;
+  GiveBack give_back_;
+  std::mutex mutex_;
+  Arena arena_;
+  shm::RingProducer<shm::Submission> submissions_;
+  shm::RingConsumer<shm::Completion> completions_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Call>> under_way_;  // at most as many as a ring has entries
+  std::uint64_t last_id_ = 0;
+  std::uint64_t abandoned_ = 0;
+  std::vector<std::pair<shm::Operation, std::vector<std::uint64_t>>> to_undo_;
+  std::optional<Error> broken_;
+};
+
+}  // namespace terrace::client

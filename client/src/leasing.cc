@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Taking leases: in the shared table where the copy is there, through the daemon otherwise.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "access_log.h"
+#include "answers.h"
+#include "session.h"
+
+namespace terrace::client {
+namespace {
+
+static_assert(static_cast<int>(Mode::kRead) == static_cast<int>(shm::Mode::kRead) &&
+              static_cast<int>(Mode::kWrite) == static_cast<int>(shm::Mode::kWrite) &&
+              static_cast<int>(Mode::kOverwrite) == static_cast<int>(shm::Mode::kOverwrite));
+static_assert(Place::host().number() == shm::kPlaceHost && Place::device(0).number() == shm::kPlaceDevice0 &&
+              Place::block().number() == shm::kPlaceBlock);
+
+constexpr shm::Mode wire(Mode mode) { return static_cast<shm::Mode>(mode); }
+constexpr std::uint32_t slot_of(std::uint64_t handle) { return static_cast<std::uint32_t>(handle); }
+constexpr std::uint32_t incarnation_of(std::uint64_t handle) { return static_cast<std::uint32_t>(handle >> 32); }
+
+std::unexpected<Error> destroyed(const Tensor& tensor) {
+  return fail(ErrorCode::kAborted, "tensor \"" + tensor.name() + "\" was destroyed: create it again");
+}
+
+}  // namespace
+
+Result<void> Session::check_place(Place place) const {
+  if (range(place.number()) != nullptr) return {};
+  std::string offered;
+  for (const PlaceOffer& offer : offers()) offered += (offered.empty() ? "" : ", ") + offer.place.name();
+  return fail(ErrorCode::kNotFound, "no place " + place.name() + ": this session can lease in " + offered);
+}
+
+shm::Outcome Session::try_fast(std::uint64_t handle, const LeaseOptions& options) {
+  shm::TableSlot& slot = region_.table[slot_of(handle)];
+  const shm::Step step = shm::acquire(slot.word, incarnation_of(handle), wire(options.mode));
+  if (step.outcome != shm::Outcome::kDone) return step.outcome;
+  if (slot.place == options.place.number()) return shm::Outcome::kDone;
+  give_back(handle, wire(options.mode));
+  return shm::Outcome::kAskDaemon;
+}
+
+Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options) {
+  const std::span<const Tensor> set(&tensor, 1);
+  Result<void> checked = usable();
+  if (checked) checked = check_place(options.place);
+  if (!checked) return std::unexpected(checked.error());
+  if (!owns(tensor)) return std::unexpected(handles_of(set).error());
+  switch (try_fast(tensor.handle(), options)) {
+    case shm::Outcome::kDone:
+      log_access(serial_, region_, slot_of(tensor.handle()), wire(options.mode));
+      return make_lease(tensor, options, deadline_after(options.timeout));
+    case shm::Outcome::kStale:
+      return destroyed(tensor);
+    default:
+      break;
+  }
+  Result<std::vector<Lease>> leases = acquire_slowly(set, options);
+  if (!leases) return std::unexpected(leases.error());
+  return std::move(leases->front());
+}
+
+Result<std::vector<Lease>> Session::acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
+  const Result<bool> fast = try_fast_set(tensors, options);
+  if (!fast) return std::unexpected(fast.error());
+  if (*fast) return make_leases(tensors, options, deadline_after(options.timeout));
+  return acquire_slowly(tensors, options);
+}
+
+Result<std::vector<Lease>> Session::acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options) {
+  const Deadline deadline = deadline_after(options.timeout);
+  const Result<std::shared_ptr<Call>> call = submit_acquire(tensors, options);
+  if (!call) return std::unexpected(call.error());
+  if (Result<void> granted = finish(*call, options.timeout); !granted) return std::unexpected(granted.error());
+  return make_leases(tensors, options, std::max(deadline, deadline_after(kMappingTimeout)));
+}
+
+Result<std::shared_ptr<Call>> Session::submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
+  const Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
+  if (!handles) return std::unexpected(handles.error());
+  return submit({.operation = shm::Operation::kAcquire,
+                 .mode = wire(options.mode),
+                 .place = options.place.number(),
+                 .timeout = options.timeout,
+                 .handles = *handles});
+}
+
+Pending<std::vector<Lease>> Session::acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options) {
+  using Answer = Result<std::vector<Lease>>;
+  const auto at_once = [](Answer answer) {
+    return Pending<std::vector<Lease>>(std::make_unique<KnownAnswer<std::vector<Lease>>>(std::move(answer)));
+  };
+  const Result<bool> fast = try_fast_set(tensors, options);
+  if (!fast) return at_once(std::unexpected(fast.error()));
+  if (*fast) return at_once(make_leases(tensors, options, deadline_after(options.timeout)));
+  Result<std::shared_ptr<Call>> call = submit_acquire(tensors, options);
+  if (!call) return at_once(std::unexpected(call.error()));
+  return Pending<std::vector<Lease>>(std::make_unique<LeasesAnswer>(
+      *this, std::move(*call), std::vector<Tensor>(tensors.begin(), tensors.end()), options));
+}
+
+// In id order, so that two threads' sets meet at their first common tensor and neither holds what the other waits for.
+Result<bool> Session::try_fast_set(std::span<const Tensor> tensors, const LeaseOptions& options) {
+  if (Result<void> known = check_place(options.place); !known) return std::unexpected(known.error());
+  Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
+  if (!handles) return std::unexpected(handles.error());
+  std::ranges::sort(*handles, {}, slot_of);
+  std::size_t taken = 0;
+  shm::Outcome outcome = shm::Outcome::kDone;
+  while (taken < handles->size() && (outcome = try_fast((*handles)[taken], options)) == shm::Outcome::kDone) ++taken;
+  if (taken == handles->size()) {
+    for (const std::uint64_t handle : *handles) log_access(serial_, region_, slot_of(handle), wire(options.mode));
+    return true;
+  }
+  for (std::size_t i = taken; i-- > 0;) give_back((*handles)[i], wire(options.mode));
+  if (outcome == shm::Outcome::kStale) {
+    return destroyed(*std::ranges::find(tensors, (*handles)[taken], &Tensor::handle));
+  }
+  return false;
+}
+
+Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors, const LeaseOptions& options,
+                                                Deadline deadline) {
+  std::vector<Lease> leases;
+  leases.reserve(tensors.size());
+  std::optional<Error> wrong;
+  for (const Tensor& tensor : tensors) {
+    if (wrong) {
+      give_back(tensor.handle(), wire(options.mode));
+      continue;
+    }
+    Result<Lease> lease = make_lease(tensor, options, deadline);
+    if (lease) {
+      leases.push_back(std::move(*lease));
+    } else {
+      wrong = lease.error();
+    }
+  }
+  if (wrong) return std::unexpected(*wrong);
+  return leases;
+}
+
+Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& options, Deadline deadline) {
+  const shm::TableSlot& slot = region_.table[slot_of(tensor.handle())];
+  const std::uint64_t offset = slot.offset;
+  const PlaceRange* const place = range(slot.place);
+  Result<void> usable_here;
+  if (slot.place != options.place.number() || place == nullptr || !place->holds(offset, tensor.bytes())) {
+    usable_here = fail(ErrorCode::kInternal, "terraced granted tensor \"" + tensor.name() + "\" at " +
+                                                 std::to_string(offset) + " of place " + std::to_string(slot.place) +
+                                                 ", which is not within " + options.place.name());
+  } else if (!place->mapped(offset, tensor.bytes())) {
+    usable_here = wait_mapped(*place, offset, tensor.bytes(), deadline);
+  }
+  if (!usable_here) {
+    give_back(tensor.handle(), wire(options.mode));
+    return std::unexpected(usable_here.error());
+  }
+  Lease lease;
+  lease.tensor_ = tensor;
+  lease.token_ = {.session = this, .handle = tensor.handle(), .mode = options.mode};
+  lease.place_ = options.place;
+  lease.writable_ = options.mode != Mode::kRead || options.writable_view;
+  lease.address_ = place->address(offset, lease.writable_);
+  lease.bytes_ = tensor.bytes();
+  reference();
+  return lease;
+}
+
+Result<void> Session::wait_mapped(const PlaceRange& place, std::uint64_t offset, std::uint64_t bytes,
+                                  Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  const auto settled = [&] { return gone_.has_value() || place.mapped(offset, bytes); };
+  changed_.wait_until(lock, deadline, settled);
+  if (place.mapped(offset, bytes)) return {};
+  if (gone_) return std::unexpected(*gone_);
+  return fail(ErrorCode::kDeadlineExceeded, "terraced granted a lease, but not passed the memory behind it in time");
+}
+
+}  // namespace terrace::client

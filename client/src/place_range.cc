@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "place_range.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+namespace terrace::client {
+namespace {
+
+constexpr std::uint64_t granules_up(std::uint64_t bytes) {
+  return (bytes + PlaceRange::kGranuleBytes - 1) / PlaceRange::kGranuleBytes;
+}
+
+// Neither forked children nor core files get to see it.
+void keep_private(std::byte* address, std::uint64_t bytes) {
+  ::madvise(address, bytes, MADV_DONTFORK);
+  ::madvise(address, bytes, MADV_DONTDUMP);
+}
+
+// Address space alone, aligned to a granule so that huge pages can be mapped into it.
+std::byte* reserve_aligned(std::uint64_t bytes) {
+  const std::uint64_t whole = bytes + PlaceRange::kGranuleBytes;
+  void* found = ::mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (found == MAP_FAILED) return nullptr;
+  auto* start = static_cast<std::byte*>(found);
+  const std::uint64_t beyond = reinterpret_cast<std::uintptr_t>(start) % PlaceRange::kGranuleBytes;
+  const std::uint64_t before = beyond == 0 ? 0 : PlaceRange::kGranuleBytes - beyond;
+  if (before != 0) ::munmap(start, before);
+  ::munmap(start + before + bytes, whole - before - bytes);
+  keep_private(start + before, bytes);
+  return start + before;
+}
+
+Result<void> map_at(std::byte* address, std::uint64_t bytes, int protection, int flags, int fd) {
+  if (::mmap(address, bytes, protection, flags | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    const int error = errno;
+    return fail(ErrorCode::kInternal,
+                "mapping a segment of " + std::to_string(bytes) + " bytes failed: " + std::strerror(error), error);
+  }
+  keep_private(address, bytes);
+  return {};
+}
+
+constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+}  // namespace
+
+PlaceRange::PlaceRange(const shm::PlaceRecord& record)
+    : record_(record),
+      reserved_bytes_(granules_up(record.range_bytes) * kGranuleBytes),
+      granules_((granules_up(record.range_bytes) + 63) / 64) {}
+
+Result<std::unique_ptr<PlaceRange>> PlaceRange::reserve(const shm::PlaceRecord& record) {
+  std::unique_ptr<PlaceRange> range(new PlaceRange(record));
+  range->writable_ = reserve_aligned(range->reserved_bytes_);
+  if (record.writable_only == 0 && range->writable_ != nullptr) {
+    range->readable_ = reserve_aligned(range->reserved_bytes_);
+  }
+  if (range->writable_ == nullptr || (record.writable_only == 0 && range->readable_ == nullptr)) {
+    return fail(ErrorCode::kResourceExhausted,
+                "no " + std::to_string(record.range_bytes) +
+                    " bytes of address space for the session's memory: raise RLIMIT_AS (ulimit -v)",
+                ENOMEM);
+  }
+  return range;
+}
+
+PlaceRange::~PlaceRange() {
+  if (readable_ != nullptr) ::munmap(readable_, reserved_bytes_);
+  if (writable_ != nullptr) ::munmap(writable_, reserved_bytes_);
+}
+
+Result<void> PlaceRange::check(std::uint64_t offset, std::uint64_t bytes) const {
+  if (bytes != 0 && offset % kGranuleBytes == 0 && bytes % kGranuleBytes == 0 && offset <= reserved_bytes_ &&
+      bytes <= reserved_bytes_ - offset) {
+    return {};
+  }
+  return fail(ErrorCode::kInvalidArgument,
+              "terraced passed a segment of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                  ", which is not whole pieces of 2 MiB within the place's " + std::to_string(record_.range_bytes));
+}
+
+Result<void> PlaceRange::map(std::uint64_t offset, std::uint64_t bytes, int fd) {
+  if (Result<void> fits = check(offset, bytes); !fits) return fits;
+  if (readable_ != nullptr) {
+    if (Result<void> done = map_at(readable_ + offset, bytes, PROT_READ, MAP_SHARED, fd); !done) return done;
+  }
+  if (Result<void> done = map_at(writable_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd); !done) return done;
+  set_mapped(offset, bytes, true);
+  return {};
+}
+
+Result<void> PlaceRange::unmap(std::uint64_t offset, std::uint64_t bytes) {
+  if (Result<void> fits = check(offset, bytes); !fits) return fits;
+  set_mapped(offset, bytes, false);
+  if (readable_ != nullptr) {
+    if (Result<void> done = map_at(readable_ + offset, bytes, PROT_NONE, kNothing, -1); !done) return done;
+  }
+  return map_at(writable_ + offset, bytes, PROT_NONE, kNothing, -1);
+}
+
+bool PlaceRange::mapped(std::uint64_t offset, std::uint64_t bytes) const {
+  const std::uint64_t end = granules_up(offset + bytes);
+  for (std::uint64_t granule = offset / kGranuleBytes; granule < end; ++granule) {
+    if ((granules_[granule / 64].load(std::memory_order_acquire) >> granule % 64 & 1) == 0) return false;
+  }
+  return true;
+}
+
+void PlaceRange::set_mapped(std::uint64_t offset, std::uint64_t bytes, bool mapped) {
+  for (std::uint64_t granule = offset / kGranuleBytes; granule < (offset + bytes) / kGranuleBytes; ++granule) {
+    const std::uint64_t bit = std::uint64_t{1} << granule % 64;
+    if (mapped) {
+      granules_[granule / 64].fetch_or(bit, std::memory_order_release);
+    } else {
+      granules_[granule / 64].fetch_and(~bit, std::memory_order_release);
+    }
+  }
+}
+
+}  // namespace terrace::client

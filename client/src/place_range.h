@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The address space of one place: a reserved range into which the daemon's segments are mapped as they come, once
+// read-only and once writable (a device's once, writable).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "shm/message.h"
+#include "terrace/error.h"
+
+namespace terrace::client {
+
+class PlaceRange {
+ public:
+  // Segments are whole runs of these.
+  static constexpr std::uint64_t kGranuleBytes = 2ull << 20;
+
+  static Result<std::unique_ptr<PlaceRange>> reserve(const shm::PlaceRecord& record);
+  PlaceRange(const PlaceRange&) = delete;
+  PlaceRange& operator=(const PlaceRange&) = delete;
+  ~PlaceRange();
+
+  const shm::PlaceRecord& record() const { return record_; }
+
+  // One thread at a time. kInvalidArgument for a segment that does not fit the range.
+  Result<void> map(std::uint64_t offset, std::uint64_t bytes, int fd);
+  Result<void> unmap(std::uint64_t offset, std::uint64_t bytes);
+
+  // Whether [offset, offset + bytes) lies in the range. Thread-safe, as all below.
+  bool holds(std::uint64_t offset, std::uint64_t bytes) const {
+    return offset <= record_.range_bytes && bytes <= record_.range_bytes - offset;
+  }
+  // Whether every byte of it is mapped.
+  bool mapped(std::uint64_t offset, std::uint64_t bytes) const;
+  std::byte* address(std::uint64_t offset, bool writable) const {
+    return (writable || record_.writable_only != 0 ? writable_ : readable_) + offset;
+  }
+
+ private:
+  explicit PlaceRange(const shm::PlaceRecord& record);
+  Result<void> check(std::uint64_t offset, std::uint64_t bytes) const;
+  void set_mapped(std::uint64_t offset, std::uint64_t bytes, bool mapped);
+
+  shm::PlaceRecord record_;
+  std::uint64_t reserved_bytes_ = 0;  // the range, in whole granules
+  std::byte* readable_ = nullptr;     // null where the place is mapped once
+  std::byte* writable_ = nullptr;
+  std::vector<std::atomic<std::uint64_t>> granules_;  // one bit each: mapped
+};
+
+}  // namespace terrace::client

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "session.h"
+
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "sessions.h"
+
+namespace terrace::client {
+namespace {
+
+// How much longer than the daemon the library waits for the daemon's answer.
+constexpr std::chrono::seconds kGrace{2};
+
+Result<std::uint32_t> world_size(const ConnectOptions& options) {
+  if (options.local_world_size != 0) return options.local_world_size;
+  const char* text = std::getenv("LOCAL_WORLD_SIZE");
+  if (text == nullptr || *text == '\0') return 1;
+  char* end = nullptr;
+  const unsigned long value = std::strtoul(text, &end, 10);
+  if (*end == '\0' && value >= 1 && value <= 4096) return static_cast<std::uint32_t>(value);
+  return fail(ErrorCode::kInvalidArgument,
+              std::string("LOCAL_WORLD_SIZE is \"") + text + "\": it is the number of ranks on this node, 1 to 4096");
+}
+
+Result<shm::Hello> make_hello(const ConnectOptions& options) {
+  shm::Hello hello;
+  hello.header.bytes = sizeof hello;
+  hello.timeout_ns = static_cast<std::uint64_t>(std::max<std::int64_t>(options.timeout.count(), 0));
+  const Result<std::uint32_t> ranks = world_size(options);
+  if (!ranks) return std::unexpected(ranks.error());
+  hello.local_world_size = *ranks;
+  if (options.guarantees.size() > hello.guarantees.size()) {
+    return fail(ErrorCode::kInvalidArgument, std::to_string(options.guarantees.size()) +
+                                                 " guarantees: there are at most " + std::to_string(shm::kPlacesMax) +
+                                                 " places");
+  }
+  for (const Guarantee& guarantee : options.guarantees) {
+    hello.guarantees[hello.guarantee_count++] = {.place = guarantee.place.number(), .bytes = guarantee.bytes};
+  }
+  const std::string label = options.label.empty() ? program_invocation_short_name : options.label;
+  std::ranges::copy(label.substr(0, hello.label.size() - 1), hello.label.begin());
+  return hello;
+}
+
+// Maps the region and takes it apart.
+Result<shm::RegionView> map_region(int fd, std::uint64_t bytes) {
+  struct stat status{};
+  if (::fstat(fd, &status) != 0 || static_cast<std::uint64_t>(status.st_size) != bytes) {
+    return fail(ErrorCode::kInternal, "terraced passed a session region of " + std::to_string(status.st_size) +
+                                          " bytes and says that it has " + std::to_string(bytes));
+  }
+  void* found = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (found == MAP_FAILED) {
+    const int error = errno;
+    return fail(ErrorCode::kResourceExhausted, std::string("cannot map the session region: ") + std::strerror(error),
+                error);
+  }
+  ::madvise(found, bytes, MADV_DONTFORK);
+  ::madvise(found, bytes, MADV_DONTDUMP);
+  Result<shm::RegionView> view = shm::open_region(static_cast<std::byte*>(found), bytes);
+  if (!view) ::munmap(found, bytes);
+  return view;
+}
+
+}  // namespace
+
+Result<Session::Opened> Session::open(const ConnectOptions& options) {
+  const Result<shm::Hello> hello = make_hello(options);
+  if (!hello) return std::unexpected(hello.error());
+  const std::string path = find_socket(options.socket);
+  const Deadline deadline = deadline_after(options.timeout) + kGrace;
+  Result<DataSocket> socket = DataSocket::connect(path, deadline);
+  if (!socket) return std::unexpected(socket.error());
+  // A daemon that refuses at once may have closed already: what it said can still be read.
+  const Result<void> sent = socket->send(hello->header);
+  Result<Message> answer = socket->receive(deadline);
+  if (!answer) return std::unexpected(sent ? answer.error() : sent.error());
+  if (answer->header.type == shm::MessageType::kRefused) return std::unexpected(error_of(answer->as<shm::Refused>()));
+  if (answer->header.type != shm::MessageType::kWelcome) {
+    return fail(ErrorCode::kInternal, "terraced answered the greeting with a message of type " +
+                                          std::to_string(static_cast<std::uint32_t>(answer->header.type)));
+  }
+  auto session = settle(path, std::move(*socket), std::move(*answer));
+  if (!session) return std::unexpected(session.error());
+  try {
+    Session& whole = **session;
+    auto reader = std::make_unique<std::thread>([&whole] { whole.read_messages(); });
+    return Opened{session->release(), std::move(reader)};
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kResourceExhausted, std::string("no thread for the session: ") + error.what(),
+                error.code().value());
+  }
+}
+
+Result<std::unique_ptr<Session, void (*)(Session*)>> Session::settle(const std::string& path, DataSocket socket,
+                                                                     Message message) {
+  const auto welcome = message.as<shm::Welcome>();
+  if (message.descriptors.size() != 2 || welcome.place_count > welcome.places.size()) {
+    return fail(ErrorCode::kInternal, "terraced's welcome has " + std::to_string(message.descriptors.size()) +
+                                          " descriptors and " + std::to_string(welcome.place_count) +
+                                          " places: 2, and at most " + std::to_string(shm::kPlacesMax) + ", are right");
+  }
+  Descriptor wake(::eventfd(0, EFD_CLOEXEC));
+  if (!wake) return fail(ErrorCode::kResourceExhausted, std::string("no eventfd: ") + std::strerror(errno), errno);
+  const Result<shm::RegionView> region = map_region(message.descriptors[0].get(), welcome.region_bytes);
+  if (!region) return std::unexpected(region.error());
+  std::unique_ptr<Session, void (*)(Session*)> session(
+      new Session(path, std::move(socket), welcome, std::move(message.descriptors[1]), std::move(wake), *region),
+      [](Session* unopened) { delete unopened; });
+  for (std::uint32_t i = 0; i < welcome.place_count; ++i) {
+    const shm::PlaceRecord& place = welcome.places[i];
+    if (place.place >= session->ranges_.size() || session->ranges_[place.place] != nullptr) {
+      return fail(ErrorCode::kInternal, "terraced's welcome names place " + std::to_string(place.place) +
+                                            " twice, or there is none of that number");
+    }
+    Result<std::unique_ptr<PlaceRange>> range = PlaceRange::reserve(place);
+    if (!range) return std::unexpected(range.error());
+    session->ranges_[place.place] = std::move(*range);
+  }
+  return session;
+}
+
+Session::Session(std::string path, DataSocket socket, const shm::Welcome& welcome, Descriptor doorbell, Descriptor wake,
+                 shm::RegionView region)
+    : serial_(next_serial()),
+      id_(welcome.session),
+      path_(std::move(path)),
+      socket_(std::move(socket)),
+      doorbell_(std::move(doorbell)),
+      wake_(std::move(wake)),
+      region_(region),
+      region_bytes_(welcome.region_bytes),
+      calls_(region_, doorbell_.get(), [this](std::span<const std::uint64_t> handles, shm::Mode mode) {
+        for (const std::uint64_t handle : handles) give_back(handle, mode);
+      }) {
+  enlist(*this);
+}
+
+Session::~Session() {
+  strike_off(*this);
+  ::munmap(region_.base, region_bytes_);
+}
+
+std::vector<PlaceOffer> Session::offers() const {
+  std::vector<PlaceOffer> offers;
+  for (const std::unique_ptr<PlaceRange>& range : ranges_) {
+    if (range == nullptr) continue;
+    offers.push_back({.place = Place::from_number(range->record().place),
+                      .capacity_bytes = range->record().range_bytes,
+                      .guarantee_bytes = range->record().guarantee_bytes});
+  }
+  return offers;
+}
+
+bool Session::unreference() noexcept {
+  const int wake = wake_.get();  // the session may be gone as soon as the count is down
+  if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+  [[maybe_unused]] const ssize_t written = ::write(wake, &kLast, sizeof kLast);
+  return true;
+}
+
+shm::Outcome Session::give_back(std::uint64_t handle, shm::Mode mode) noexcept {
+  const auto slot = static_cast<std::uint32_t>(handle);
+  const auto incarnation = static_cast<std::uint32_t>(handle >> 32);
+  const shm::Step step = shm::release(region_.table[slot].word, incarnation, mode);
+  if (step.outcome == shm::Outcome::kDone && step.word.wanted && !step.word.leased()) {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(doorbell_.get(), &one, sizeof one);
+  }
+  return step.outcome;
+}
+
+void Session::become_forked_child() {
+  forked_.store(true, std::memory_order_relaxed);
+  socket_.reset();
+  doorbell_.reset();
+  wake_.reset();
+}
+
+Result<void> Session::usable() const {
+  if (!forked()) return {};
+  return fail(ErrorCode::kFailedPrecondition,
+              "this process is a fork of the one that opened the session: a session cannot be used across fork; "
+              "connect in the child");
+}
+
+void Session::abandon(const std::shared_ptr<Call>& call) {
+  calls_.abandon(call);
+  const std::uint64_t one = 1;  // the reader looks after it from now on
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
+}
+
+Result<void> Session::finish(const std::shared_ptr<Call>& call, std::chrono::nanoseconds timeout) {
+  if (!calls_.wait(call, deadline_after(timeout) + kGrace)) {
+    abandon(call);
+    return fail(ErrorCode::kDeadlineExceeded, "terraced has not answered in time: is it stopped, or overloaded?");
+  }
+  if (call->error) return std::unexpected(*call->error);
+  return {};
+}
+
+}  // namespace terrace::client

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// A session with the daemon, as everything of the library shares it: client, leases, tokens and pending answers. It
+// lives, with its mappings, until the last of them is gone. Thread-safe.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "calls.h"
+#include "data_socket.h"
+#include "descriptor.h"
+#include "place_range.h"
+#include "shm/log.h"
+#include "shm/region.h"
+#include "tensor_record.h"
+#include "terrace/client.h"
+
+namespace terrace::client {
+
+class Session {
+ public:
+  struct Opened {
+    Session* session = nullptr;           // with one reference, the caller's
+    std::unique_ptr<std::thread> reader;  // ends with the session
+  };
+  static Result<Opened> open(const ConnectOptions& options);
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  std::uint64_t serial() const { return serial_; }
+  std::uint32_t id() const { return id_; }
+  const std::string& path() const { return path_; }
+  std::vector<PlaceOffer> offers() const;
+  // Whether this process is a forked child of the one that opened the session.
+  bool forked() const { return forked_.load(std::memory_order_relaxed); }
+
+  std::uint64_t references() const { return references_.load(std::memory_order_relaxed); }
+  void reference() { references_.fetch_add(1, std::memory_order_relaxed); }
+  // True: that was the last one, and the session is being taken down. No lock, no waiting.
+  bool unreference() noexcept;
+
+  Result<std::vector<Tensor>> create(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
+  Result<Lease> acquire(const Tensor& tensor, const LeaseOptions& options);
+  Result<std::vector<Lease>> acquire(std::span<const Tensor> tensors, const LeaseOptions& options);
+  Pending<std::vector<Lease>> acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options);
+  // Any request about tensors whose answer is a plain yes.
+  struct Order {
+    shm::Operation operation{};
+    std::uint32_t place = 0;
+    std::uint64_t value = 0;
+    std::chrono::nanoseconds timeout = kTimeoutDefault;
+  };
+  Result<void> ask(std::span<const Tensor> tensors, const Order& order);
+  Pending<void> ask_async(std::span<const Tensor> tensors, const Order& order);
+
+  // Ends one lease: the word alone, then the doorbell if somebody waits. No lock, no waiting.
+  shm::Outcome give_back(std::uint64_t handle, shm::Mode mode) noexcept;
+  // The calling thread needs its access log no more.
+  void give_back_log(std::uint32_t log) { shm::LogWriter::give_back(region_.log_index(log)); }
+
+  // By the fork handler, in the child: nothing of the session is used any more.
+  void become_forked_child();
+
+ private:
+  friend class CallAnswer;
+  friend class LeasesAnswer;
+
+  // What the reader's eventfd is given with the last reference.
+  static constexpr std::uint64_t kLast = std::uint64_t{1} << 32;
+
+  // A granted lease's memory is on its way already: how long it may take, whatever the call's own timeout.
+  static constexpr std::chrono::seconds kMappingTimeout{10};
+
+  Session(std::string path, DataSocket socket, const shm::Welcome& welcome, Descriptor doorbell, Descriptor wake,
+          shm::RegionView region);
+  ~Session();
+  static Result<std::unique_ptr<Session, void (*)(Session*)>> settle(const std::string& path, DataSocket socket,
+                                                                     Message welcome);
+
+  // The library's own thread: segments come and go.
+  void read_messages();
+  Result<void> handle(const Message& message);
+  Result<void> handle_segment(const Message& message);
+  void lose_daemon(const Error& why);
+
+  Result<void> usable() const;
+  bool owns(const Tensor& tensor) const;
+  // The packed handles, if all are this session's.
+  Result<std::vector<std::uint64_t>> handles_of(std::span<const Tensor> tensors) const;
+  Result<std::shared_ptr<Call>> submit(const Question& question);
+  // Nobody waits any more for this call.
+  void abandon(const std::shared_ptr<Call>& call);
+  // Waits for an answer up to a little beyond its timeout: the daemon's own refusal says more than ours.
+  Result<void> finish(const std::shared_ptr<Call>& call, std::chrono::nanoseconds timeout);
+  Result<std::shared_ptr<Call>> submit_order(std::span<const Tensor> tensors, const Order& order);
+  Result<std::shared_ptr<Call>> submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options);
+  Result<std::vector<Lease>> acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options);
+  Result<std::vector<Tensor>> create_run(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
+
+  Result<void> check_place(Place place) const;
+  PlaceRange* range(std::uint32_t place) const { return place < ranges_.size() ? ranges_[place].get() : nullptr; }
+  // One lease in the table; kAskDaemon if it is not to be had there.
+  shm::Outcome try_fast(std::uint64_t handle, const LeaseOptions& options);
+  // The whole set in the table; false if the daemon is to be asked.
+  Result<bool> try_fast_set(std::span<const Tensor> tensors, const LeaseOptions& options);
+  // The lease that is counted already: gives it back if it cannot be used.
+  Result<Lease> make_lease(const Tensor& tensor, const LeaseOptions& options, Deadline deadline);
+  Result<std::vector<Lease>> make_leases(std::span<const Tensor> tensors, const LeaseOptions& options,
+                                         Deadline deadline);
+  Result<void> wait_mapped(const PlaceRange& range, std::uint64_t offset, std::uint64_t bytes, Deadline deadline);
+
+  const std::uint64_t serial_;
+  const std::uint32_t id_;
+  const std::string path_;
+  DataSocket socket_;
+  Descriptor doorbell_;
+  Descriptor wake_;  // of the reader: one per wake-up, kLast with the last reference
+  shm::RegionView region_;
+  std::uint64_t region_bytes_;
+  std::array<std::unique_ptr<PlaceRange>, shm::kPlacesMax> ranges_;
+  Calls calls_;
+  std::atomic<std::uint64_t> references_{1};
+  std::atomic<bool> forked_{false};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // a segment was mapped, or the daemon is gone
+  std::optional<Error> gone_;
+};
+
+}  // namespace terrace::client
