@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// terracectl: administration of one daemon over its admin socket.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+#include "ctl/connection.h"
+#include "ctl/json.h"
+#include "ctl/top.h"
+#include "ctl/views.h"
+
+namespace terrace::ctl {
+namespace {
+
+struct Arguments {
+  std::string socket;
+  bool json = false;
+  TopOptions top;
+  std::uint32_t session = 0;
+  std::string prefix;
+};
+
+std::string line(const nlohmann::ordered_json& json) { return json.dump(2) + '\n'; }
+
+Result<std::string> status(Connection& connection, const Arguments& arguments) {
+  const auto answer = connection.call(&v1::Admin::Stub::GetStatus, v1::AdminGetStatusRequest());
+  if (!answer) return std::unexpected(answer.error());
+  return arguments.json ? line(to_json(answer->status())) : status_text(answer->status());
+}
+
+Result<std::string> sessions(Connection& connection, const Arguments& arguments) {
+  const auto answer = connection.call(&v1::Admin::Stub::ListSessions, v1::ListSessionsRequest());
+  if (!answer) return std::unexpected(answer.error());
+  return arguments.json ? line(to_json(*answer)) : sessions_text(answer->sessions());
+}
+
+Result<std::string> tensors(Connection& connection, const Arguments& arguments) {
+  v1::AdminListTensorsRequest request;
+  request.set_session(arguments.session);
+  request.set_prefix(arguments.prefix);
+  const auto answer = connection.call(&v1::Admin::Stub::ListTensors, request);
+  if (!answer) return std::unexpected(answer.error());
+  return arguments.json ? line(to_json(*answer)) : tensors_text(*answer);
+}
+
+Result<std::string> topology(Connection& connection, const Arguments& arguments) {
+  const auto answer = connection.call(&v1::Admin::Stub::GetTopology, v1::GetTopologyRequest());
+  if (!answer) return std::unexpected(answer.error());
+  if (!arguments.json) return answer->start_report();
+  const auto parsed = nlohmann::ordered_json::parse(answer->topology_json(), nullptr, false);
+  if (parsed.is_discarded()) return fail(ErrorCode::kInternal, "the daemon's topology is not JSON");
+  return line(parsed);
+}
+
+Result<std::string> drain(Connection& connection, const Arguments& arguments) {
+  const auto answer = connection.call(&v1::Admin::Stub::Drain, v1::DrainRequest());
+  if (!answer) return std::unexpected(answer.error());
+  if (arguments.json) return line(to_json(*answer));
+  return fmt::format("draining: no new sessions; {} still open\n", answer->sessions());
+}
+
+Result<std::string> top(Connection& connection, const Arguments& arguments) {
+  TopOptions options = arguments.top;
+  options.json = arguments.json;
+  if (auto ran = run_top(connection, options); !ran) return std::unexpected(ran.error());
+  return std::string();
+}
+
+using Command = Result<std::string> (*)(Connection&, const Arguments&);
+
+int report(const Error& error) {
+  fmt::print(stderr, "terracectl: {}\n", error.message);
+  return 1;
+}
+
+int run(int argc, char** argv) {
+  Arguments arguments;
+  Command command = nullptr;
+  CLI::App app("Asks a terraced how it is, and drains it.", "terracectl");
+  app.set_version_flag("--version", TERRACE_VERSION);
+  app.add_option("--socket", arguments.socket,
+                 "Admin socket (default: TERRACE_ADMIN_SOCKET, $XDG_RUNTIME_DIR/terrace/admin.sock, "
+                 "/run/terrace/admin.sock)");
+  app.add_flag("--json", arguments.json, "For programs: JSON instead of text");
+  app.require_subcommand(1);
+  app.fallthrough();  // options may come before or after the command
+  const auto add = [&](const char* name, const char* help, Command what) {
+    CLI::App* sub = app.add_subcommand(name, help);
+    sub->callback([&command, what] { command = what; });
+    return sub;
+  };
+  add("status", "Tiers, links, places and what the daemon lacks", status);
+  CLI::App* live = add("top", "The same with sessions, live", top);
+  live->add_flag("--once", arguments.top.once, "One screen, with totals instead of rates");
+  live->add_option("--interval", arguments.top.interval_seconds, "Seconds between screens")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  add("sessions", "Open sessions of every tenant", sessions);
+  CLI::App* list = add("tensors", "Tensors of every session", tensors);
+  list->add_option("--session", arguments.session, "Of this session alone");
+  list->add_option("--prefix", arguments.prefix, "Whose names begin so");
+  add("topology", "The machine as the daemon found it", topology);
+  add("drain", "Open no new sessions from now on", drain);
+  CLI11_PARSE(app, argc, argv);
+
+  auto socket = find_socket(arguments.socket);
+  if (!socket) return report(socket.error());
+  Connection connection(std::move(*socket));
+  const auto text = command(connection, arguments);
+  if (!text) return report(text.error());
+  std::fputs(text->c_str(), stdout);
+  return 0;
+}
+
+}  // namespace
+}  // namespace terrace::ctl
+
+int main(int argc, char** argv) { return terrace::ctl::run(argc, argv); }
