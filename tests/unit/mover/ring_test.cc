@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that the ring tells of readiness as long as it lasts, never calls whoever has turned away, and is bounded.
+#include "mover/ring.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+
+namespace terrace::mover {
+namespace {
+
+// Counts its calls, and does what the test wants of it.
+class Recorder final : public Completion {
+ public:
+  void completed(int result, bool more) override {
+    ++calls;
+    last = result;
+    stands = more;
+    if (then) then();
+  }
+  int calls = 0;
+  int last = 0;
+  bool stands = false;
+  std::function<void()> then;
+};
+
+class RingTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = Ring::create({.entries = 8, .polls_max = 64, .io_max = 64});
+    ASSERT_TRUE(made) << made.error().message;
+    ring = std::move(*made);
+  }
+  static Fd event() { return Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
+  static void ring_bell(const Fd& fd) {
+    const std::uint64_t one = 1;
+    ASSERT_EQ(write(fd.get(), &one, sizeof(one)), static_cast<ssize_t>(sizeof(one)));
+  }
+  static void drain(const Fd& fd) {
+    std::uint64_t count = 0;
+    ASSERT_EQ(read(fd.get(), &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
+  }
+  std::size_t turn(Duration timeout = std::chrono::seconds(10)) {
+    const auto count = ring->run_once(timeout);
+    EXPECT_TRUE(count) << count.error().message;
+    return count.value_or(0);
+  }
+  // Rounds that do not wait, until there is nothing more to tell.
+  void settle() {
+    while (turn(Duration::zero()) > 0) {
+    }
+  }
+
+  std::unique_ptr<Ring> ring;
+};
+
+TEST_F(RingTest, ReturnsWhenNothingHappens) {
+  EXPECT_EQ(turn(Duration::zero()), 0U);
+  EXPECT_EQ(turn(std::chrono::milliseconds(1)), 0U);
+}
+
+TEST_F(RingTest, TellsOfReadinessAgainAndAgainUntilItIsTakenAway) {
+  const Fd bell = event();
+  Recorder recorder;
+  const auto poll = ring->poll(bell.get(), POLLIN, recorder);
+  ASSERT_TRUE(poll);
+  EXPECT_EQ(turn(Duration::zero()), 0U);
+  ring_bell(bell);
+  for (int round = 1; round <= 3; ++round) {
+    turn();
+    EXPECT_EQ(recorder.calls, round);  // it was left unread, and so is told again
+  }
+  EXPECT_TRUE(recorder.last & POLLIN);
+  EXPECT_TRUE(recorder.stands);
+  drain(bell);
+  settle();
+  const int before = recorder.calls;
+  EXPECT_EQ(turn(Duration::zero()), 0U);
+  ring_bell(bell);
+  turn();
+  EXPECT_EQ(recorder.calls, before + 1);
+}
+
+TEST_F(RingTest, ABellOfAnotherThreadEndsTheWait) {
+  const Fd bell = event();
+  Recorder recorder;
+  ASSERT_TRUE(ring->poll(bell.get(), POLLIN, recorder));
+  std::jthread other([&] { ring_bell(bell); });
+  while (recorder.calls == 0) turn(Duration::max());
+}
+
+TEST_F(RingTest, WhoeverTurnedAwayIsNotCalled) {
+  const Fd bell = event();
+  auto recorder = std::make_unique<Recorder>();
+  const auto poll = ring->poll(bell.get(), POLLIN, *recorder);
+  settle();
+  ring_bell(bell);
+  ring->unpoll(*poll);
+  recorder.reset();  // a call would be of freed memory
+  settle();
+  turn(std::chrono::milliseconds(1));
+  settle();
+  ring->unpoll(*poll);  // taken back twice: nothing
+}
+
+TEST_F(RingTest, ARingDescriptorThatIsReadyInTheSameRoundIsTakenBackInTime) {
+  const Fd first = event();
+  const Fd second = event();
+  Recorder one;
+  Recorder other;
+  const auto poll_one = ring->poll(first.get(), POLLIN, one);
+  const auto poll_other = ring->poll(second.get(), POLLIN, other);
+  one.then = [&] { ring->unpoll(*poll_other); };
+  other.then = [&] { ring->unpoll(*poll_one); };
+  ring_bell(first);
+  ring_bell(second);
+  for (int round = 0; round < 10; ++round) turn();
+  // Whichever came first silenced the other; it alone goes on being told.
+  EXPECT_NE(one.calls > 0, other.calls > 0);
+}
+
+TEST_F(RingTest, ACallMayEndItsOwnPollAndBeginAnother) {
+  const Fd bell = event();
+  Recorder second;
+  Recorder first;
+  auto poll = ring->poll(bell.get(), POLLIN, first);
+  Result<PollId> next;
+  first.then = [&] {
+    ring->unpoll(*poll);
+    next = ring->poll(bell.get(), POLLIN, second);
+  };
+  ring_bell(bell);
+  while (second.calls == 0) turn();
+  EXPECT_EQ(first.calls, 1);
+  ring->unpoll(*next);
+}
+
+TEST_F(RingTest, ReportsTheOtherEndsClose) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()), 0);
+  const Fd here(ends[0]);
+  Fd there(ends[1]);
+  Recorder recorder;
+  ASSERT_TRUE(ring->poll(here.get(), POLLIN, recorder));
+  settle();
+  there.reset();
+  turn();
+  EXPECT_TRUE(recorder.last & POLLHUP);
+}
+
+TEST_F(RingTest, AWrongDescriptorEndsThePollWithItsErrno) {
+  Recorder recorder;
+  ASSERT_TRUE(ring->poll(1'000'000, POLLIN, recorder));
+  turn();
+  EXPECT_EQ(recorder.last, -EBADF);
+  EXPECT_FALSE(recorder.stands);
+  settle();
+  EXPECT_EQ(recorder.calls, 1);
+}
+
+TEST_F(RingTest, PollsAreBoundedAndTheirPlacesComeBack) {
+  const Fd bell = event();
+  Recorder recorder;
+  for (int round = 0; round < 3; ++round) {
+    std::vector<PollId> polls;
+    for (int index = 0; index < 64; ++index) {
+      auto poll = ring->poll(bell.get(), POLLIN, recorder);  // more than the queue's 8 entries
+      ASSERT_TRUE(poll) << poll.error().message;
+      polls.push_back(*poll);
+    }
+    const auto refused = ring->poll(bell.get(), POLLIN, recorder);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+    for (const PollId poll : polls) ring->unpoll(poll);
+    settle();
+  }
+  EXPECT_EQ(recorder.calls, 0);
+}
+
+TEST_F(RingTest, ReadsAndWritesFilesBeyondTheQueuesLength) {
+  const Fd file(memfd_create("ring-test", MFD_CLOEXEC));
+  const std::array<int, 1> files = {file.get()};
+  ring->set_files(files);
+  constexpr std::size_t kParts = 50;
+  std::array<Recorder, kParts> recorders;
+  std::vector<std::array<std::byte, 512>> parts(kParts);
+  for (std::size_t index = 0; index < kParts; ++index) {
+    parts[index].fill(static_cast<std::byte>(index));
+    ring->write(0, parts[index], index * 512, recorders[index]);
+  }
+  while (ring->io_in_flight() > 0) turn();
+  for (auto& part : parts) part.fill(std::byte{0});
+  for (std::size_t index = 0; index < kParts; ++index) ring->read(0, parts[index], index * 512, recorders[index]);
+  while (ring->io_in_flight() > 0) turn();
+  for (std::size_t index = 0; index < kParts; ++index) {
+    EXPECT_EQ(recorders[index].calls, 2);
+    EXPECT_EQ(recorders[index].last, 512);
+    EXPECT_EQ(parts[index][511], static_cast<std::byte>(index));
+  }
+  Recorder end;
+  ring->read(0, parts[0], kParts * 512, end);
+  while (ring->io_in_flight() > 0) turn();
+  EXPECT_EQ(end.last, 0);
+}
+
+TEST_F(RingTest, MayBeMadeByAnotherThreadThanTheReactor) {
+  const Fd bell = event();
+  Recorder recorder;
+  ASSERT_TRUE(ring->poll(bell.get(), POLLIN, recorder));
+  ring_bell(bell);
+  std::jthread reactor([&] { turn(); });
+  reactor.join();
+  EXPECT_EQ(recorder.calls, 1);
+}
+
+}  // namespace
+}  // namespace terrace::mover

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that the block tier takes its space for itself, says clearly why it cannot, and knows where each byte lies.
+#include "tier/block/block_file.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <vector>
+
+#include "base/bytes.h"
+#include "tier/block/probe.h"
+
+namespace terrace::tier {
+namespace {
+
+class BlockFileTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(TERRACE_TEST_FOLDER);
+    std::string name = TERRACE_TEST_FOLDER "/block-file-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr) << std::strerror(errno);
+    folder = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+
+  std::string path(const std::string& name = "block") const { return folder / name; }
+  BlockOptions options(std::uint64_t bytes = 4 * kMiB) const { return {.paths = {path()}, .capacity_bytes = bytes}; }
+  static void expect_refused(const Result<std::unique_ptr<BlockFile>>& result, ErrorCode code,
+                             const std::string& says) {
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, code) << result.error().message;
+    EXPECT_NE(result.error().message.find(says), std::string::npos) << result.error().message;
+  }
+
+  std::filesystem::path folder;
+};
+
+TEST_F(BlockFileTest, TakesAllItsSpaceAtOnce) {
+  const auto file = BlockFile::open(options());
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_EQ((*file)->capacity_bytes(), 4 * kMiB);
+  EXPECT_EQ((*file)->checksums().size(), checksum_entries(4 * kMiB));
+  struct stat facts{};
+  ASSERT_EQ(stat(path().c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 07777, 0600U);
+  EXPECT_EQ(facts.st_size, static_cast<off_t>(4 * kMiB));
+  EXPECT_GE(static_cast<std::uint64_t>(facts.st_blocks) * 512, 4 * kMiB);
+  EXPECT_EQ(kPageBytes % (*file)->alignment(), 0U);
+  const int fd = (*file)->descriptors().at(0);
+  EXPECT_NE(fcntl(fd, F_GETFL) & O_DIRECT, 0);
+  EXPECT_EQ(fcntl(fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+}
+
+TEST_F(BlockFileTest, StaysUnlessItIsToGo) {
+  {
+    ASSERT_TRUE(BlockFile::open(options()));
+  }
+  EXPECT_TRUE(std::filesystem::exists(path()));
+  auto leaving = options(2 * kMiB);
+  leaving.remove_on_close = true;
+  {
+    const auto file = BlockFile::open(leaving);
+    ASSERT_TRUE(file) << file.error().message;
+    EXPECT_EQ(std::filesystem::file_size(path()), 2 * kMiB);  // a file that was there is cut to size
+  }
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(BlockFileTest, ASecondOwnerIsToldWhoTheFirstIs) {
+  const auto first = BlockFile::open(options());
+  ASSERT_TRUE(first);
+  const auto second = BlockFile::open(options());
+  expect_refused(second, ErrorCode::kFailedPrecondition, path());
+  expect_refused(second, ErrorCode::kFailedPrecondition, std::to_string(getpid()));
+  EXPECT_TRUE(std::filesystem::exists(path()));
+}
+
+TEST_F(BlockFileTest, TheLockGoesWithTheOwner) {
+  {
+    ASSERT_TRUE(BlockFile::open(options()));
+  }
+  EXPECT_TRUE(BlockFile::open(options()));
+}
+
+TEST_F(BlockFileTest, AFullFileSystemIsNamedAndLeftAsItWas) {
+  const auto refused = BlockFile::open(options(std::uint64_t{1} << 50));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted) << refused.error().message;
+  EXPECT_NE(refused.error().message.find(path()), std::string::npos) << refused.error().message;
+  EXPECT_NE(refused.error().message.find("are free"), std::string::npos) << refused.error().message;
+  EXPECT_TRUE(refused.error().system_error == ENOSPC || refused.error().system_error == EFBIG);
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(BlockFileTest, OneOfSeveralFailingLeavesNone) {
+  auto several = options(8 * kMiB);
+  several.paths.push_back(folder / "missing" / "block");
+  expect_refused(BlockFile::open(several), ErrorCode::kInvalidArgument, "missing");
+  EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(BlockFileTest, OnlyFilesAndDevicesWillDo) {
+  std::filesystem::create_directory(path());
+  expect_refused(BlockFile::open(options()), ErrorCode::kFailedPrecondition, "neither");
+  BlockOptions character{.paths = {"/dev/null"}, .capacity_bytes = kMiB};
+  expect_refused(BlockFile::open(character), ErrorCode::kFailedPrecondition, "/dev/null");
+}
+
+TEST_F(BlockFileTest, NothingIsNoCapacity) {
+  expect_refused(BlockFile::open(options(kMiB - 1)), ErrorCode::kInvalidArgument, "1 MiB");
+  expect_refused(BlockFile::open({.paths = {}, .capacity_bytes = kMiB}), ErrorCode::kInvalidArgument, "path");
+}
+
+// /proc has files and no direct I/O, on every machine.
+TEST_F(BlockFileTest, AFileSystemWithoutDirectIoIsRefused) {
+  const BlockOptions options{.paths = {"/proc/self/comm"}, .capacity_bytes = kMiB};
+  const auto refused = BlockFile::open(options);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition) << refused.error().message;
+  EXPECT_NE(refused.error().message.find("O_DIRECT"), std::string::npos) << refused.error().message;
+}
+
+TEST_F(BlockFileTest, EveryByteHasOnePlace) {
+  BlockOptions striped{.paths = {path("a"), path("b"), path("c")}, .capacity_bytes = 10 * kMiB};
+  const auto opened = BlockFile::open(striped);
+  ASSERT_TRUE(opened) << opened.error().message;
+  const BlockFile& file = **opened;
+  ASSERT_EQ(file.capacity_bytes(), 9 * kMiB);
+  std::set<std::pair<std::size_t, std::uint64_t>> seen;
+  for (std::uint64_t at = 0; at < file.capacity_bytes();) {
+    const auto piece = file.locate(at, file.capacity_bytes() - at);
+    ASSERT_GT(piece.bytes, 0U);
+    for (std::uint64_t page = 0; page < piece.bytes; page += kPageBytes) {
+      EXPECT_TRUE(seen.emplace(piece.file, piece.offset + page).second);
+    }
+    EXPECT_LT(piece.file, 3U);
+    EXPECT_LE(piece.offset + piece.bytes, 3 * kMiB);
+    at += piece.bytes;
+  }
+  EXPECT_EQ(seen.size(), file.capacity_bytes() / kPageBytes);
+  // Within a stripe, and across its end.
+  EXPECT_EQ(file.locate(kMiB + kPageBytes, kMiB).bytes, kMiB - kPageBytes);
+  EXPECT_EQ(file.locate(kMiB + kPageBytes, kPageBytes).bytes, kPageBytes);
+}
+
+TEST_F(BlockFileTest, OneFileIsOneRun) {
+  const auto opened = BlockFile::open(options());
+  const auto piece = (*opened)->locate(kPageBytes, 3 * kMiB);
+  EXPECT_EQ(piece.file, 0U);
+  EXPECT_EQ(piece.offset, kPageBytes);
+  EXPECT_EQ(piece.bytes, 3 * kMiB);
+}
+
+TEST_F(BlockFileTest, TheLocksHolderIsFound) {
+  const Fd file(open(path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  EXPECT_FALSE(lock_holder(file.get()));
+  ASSERT_EQ(flock(file.get(), LOCK_EX), 0);
+  const auto holder = lock_holder(file.get());
+  ASSERT_TRUE(holder);
+  EXPECT_EQ(holder->pid, getpid());
+  EXPECT_FALSE(holder->name.empty());
+}
+
+}  // namespace
+}  // namespace terrace::tier
