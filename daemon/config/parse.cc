@@ -8,11 +8,10 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "config/section.h"
 #include "config/sections.h"
+#include "topology/text_file.h"
 
 namespace terrace::config {
 namespace {
@@ -85,11 +84,9 @@ Result<Config> parse(std::string_view text, std::string_view source, const std::
 }
 
 Result<Config> load(const std::string& path, const std::string& runtime_dir) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file.is_open() || file.bad()) {
-    const int error = errno;
+  const std::expected<std::string, int> text = topology::read_text(path);
+  if (!text) {
+    const int error = text.error();
     const ErrorCode code = error == ENOENT   ? ErrorCode::kNotFound
                            : error == EACCES ? ErrorCode::kPermissionDenied
                                              : ErrorCode::kInvalidArgument;
@@ -98,7 +95,7 @@ Result<Config> load(const std::string& path, const std::string& runtime_dir) {
         fmt::format("{}: the configuration cannot be read: {}; name a readable TOML file", path, std::strerror(error)),
         error);
   }
-  return parse(text, path, runtime_dir);
+  return parse(*text, path, runtime_dir);
 }
 
 }  // namespace terrace::config

@@ -106,10 +106,12 @@ class Resolver {
       free = node->huge_pages_free;
     }
     if (wanted <= free) return;
-    complain(tier, prefix + "huge_pages",
-             fmt::format("is \"2MiB\", which takes {} huge pages, and {} are free{}; reserve more (vm.nr_hugepages), or "
-                         "write \"auto\"",
-                         wanted, free, node != nullptr ? fmt::format(" (on node {}: {})", node->os_index, node->huge_pages_free) : ""));
+    complain(
+        tier, prefix + "huge_pages",
+        fmt::format("is \"2MiB\", which takes {} huge pages, and {} are free{}; reserve more (vm.nr_hugepages), or "
+                    "write \"auto\"",
+                    wanted, free,
+                    node != nullptr ? fmt::format(" (on node {}: {})", node->os_index, node->huge_pages_free) : ""));
   }
 
   void check_gpu(const TierConfig& tier, const std::string& prefix) {

@@ -18,7 +18,7 @@
 
 #include "base/bytes.h"
 #include "base/fd.h"
-#include "topology/pseudo_file.h"
+#include "topology/text_file.h"
 
 namespace terrace::topology {
 namespace {

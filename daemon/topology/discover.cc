@@ -12,7 +12,7 @@
 #include "topology/io_uring_probe.h"
 #include "topology/machine.h"
 #include "topology/memory_limit.h"
-#include "topology/pseudo_file.h"
+#include "topology/text_file.h"
 
 namespace terrace::topology {
 namespace {

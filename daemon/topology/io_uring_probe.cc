@@ -11,7 +11,7 @@
 #include <memory>
 #include <utility>
 
-#include "topology/pseudo_file.h"
+#include "topology/text_file.h"
 
 namespace terrace::topology {
 namespace {

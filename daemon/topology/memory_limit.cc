@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "topology/machine.h"
-#include "topology/pseudo_file.h"
+#include "topology/text_file.h"
 
 namespace terrace::topology {
 namespace {

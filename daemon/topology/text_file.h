@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading the small files of /proc and /sys. Internal to topology.
+// Reading small files whole: those of /proc and /sys, and a configuration.
 #pragma once
 
 #include <cstdint>
+#include <expected>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace terrace::topology {
 
-// The whole file, without the newline at its end; nothing if it cannot be read.
-std::optional<std::string> read_text(const std::string& path);
+// The whole file, without the newline at its end; errno if it cannot be read.
+std::expected<std::string, int> read_text(const std::string& path);
 
 // The whole file as one number; nothing if it is none ("max", "-1").
 std::optional<std::uint64_t> read_number(const std::string& path);

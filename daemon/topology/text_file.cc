@@ -1,17 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "topology/pseudo_file.h"
+#include "topology/text_file.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
-#include <fstream>
-#include <iterator>
+
+#include "base/fd.h"
 
 namespace terrace::topology {
 
-std::optional<std::string> read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file.is_open()) return std::nullopt;
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (file.bad()) return std::nullopt;
+std::expected<std::string, int> read_text(const std::string& path) {
+  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return std::unexpected(errno);
+  std::string text;
+  std::array<char, 4096> buffer;
+  while (true) {
+    const ssize_t count = ::read(file.get(), buffer.data(), buffer.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return std::unexpected(errno);
+    if (count == 0) break;
+    text.append(buffer.data(), static_cast<std::size_t>(count));
+  }
   if (text.ends_with('\n')) text.pop_back();
   return text;
 }
@@ -26,7 +39,7 @@ std::optional<std::uint64_t> leading_number(std::string_view text, int base) {
 }
 
 std::optional<std::uint64_t> read_number(const std::string& path) {
-  const std::optional<std::string> text = read_text(path);
+  const std::expected<std::string, int> text = read_text(path);
   return text ? leading_number(*text) : std::nullopt;
 }
 

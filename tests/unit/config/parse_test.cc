@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that a configuration is read as it is meant, and that each kind of nonsense is named with file, line, key, what
+// is wrong and what would be right: all of it at once.
+
+#include "config/parse.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/bytes.h"
+
+namespace terrace::config {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::SizeIs;
+using testing::StartsWith;
+
+constexpr char kRuntime[] = "/run/terrace";
+
+Result<Config> parse_here(std::string_view text) { return parse(text, "t.toml", kRuntime); }
+
+std::string error_of(std::string_view text) {
+  const Result<Config> config = parse_here(text);
+  EXPECT_FALSE(config) << "this was taken for right:\n" << text;
+  if (config) return "";
+  EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);
+  return config.error().message;
+}
+
+std::string block_tier(std::string_view more) {
+  return "[[tier]]\nkind = \"block\"\ncapacity = \"2TiB\"\n" + std::string(more);
+}
+std::string memory_tier(std::string_view more) {
+  return "[[tier]]\nkind = \"memory\"\ncapacity = \"64GiB\"\n" + std::string(more);
+}
+
+TEST(Parse, NothingMeansDefaults) {
+  const Result<Config> config = parse_here("");
+  ASSERT_TRUE(config) << config.error().message;
+  EXPECT_EQ(config->sockets.data, "/run/terrace/data.sock");
+  EXPECT_EQ(config->sockets.grpc, "/run/terrace/terraced.sock");
+  EXPECT_EQ(config->sockets.admin, "/run/terrace/admin.sock");
+  EXPECT_EQ(config->metrics_address, "127.0.0.1:9464");
+  EXPECT_THAT(config->tiers, SizeIs(0));
+  ASSERT_THAT(config->tenants, SizeIs(1));
+  EXPECT_EQ(config->tenants[0].name, "default");
+  EXPECT_EQ(config->tenants[0].data_socket, config->sockets.data);
+  EXPECT_EQ(config->tenants[0].grpc_socket, config->sockets.grpc);
+  EXPECT_EQ(config->limits.tensors_per_session_max, 65536u);
+  EXPECT_FALSE(config->strict);
+  EXPECT_EQ(config->log_level, LogLevel::kInfo);
+}
+
+TEST(Parse, EveryKeyIsRead) {
+  const Result<Config> config = parse_here(R"(
+strict = true
+log_level = "debug"
+metrics_address = ""
+[sockets]
+data = "/a/data"
+grpc = "/a/grpc"
+admin = "/a/admin"
+[limits]
+sessions_max = 1
+tensors_per_session_max = 2
+connections_max = 3
+requests_queued_max = 4
+request_timeout_ms = 5
+session_idle_timeout_ms = 6
+stop_timeout_ms = 7
+[[tier]]
+kind = "device"
+device = "cuda:3"
+capacity = "80%"
+high_mark = 0.5
+[[tier]]
+kind = "memory"
+capacity = "64GiB"
+numa_node = 1
+huge_pages = "2MiB"
+[[tier]]
+kind = "block"
+capacity = 8192
+paths = ["/x/a", "/y/b"]
+[[tenant]]
+name = "team-a"
+uids = [1000, 1001]
+quota = "1TiB"
+[[tenant]]
+name = "team-b"
+data_socket = "/b/data"
+grpc_socket = "/b/grpc"
+uids = "any"
+)");
+  ASSERT_TRUE(config) << config.error().message;
+  EXPECT_TRUE(config->strict);
+  EXPECT_EQ(config->log_level, LogLevel::kDebug);
+  EXPECT_EQ(config->metrics_address, "");
+  EXPECT_EQ(config->sockets.admin, "/a/admin");
+  const Limits& limits = config->limits;
+  EXPECT_THAT((std::array{limits.sessions_max, limits.tensors_per_session_max, limits.connections_max,
+                          limits.requests_queued_max, limits.request_timeout_ms, limits.session_idle_timeout_ms,
+                          limits.stop_timeout_ms}),
+              ElementsAre(1, 2, 3, 4, 5, 6, 7));
+  ASSERT_THAT(config->tiers, SizeIs(3));
+  EXPECT_EQ(config->tiers[0].kind, TierKind::kDevice);
+  EXPECT_EQ(config->tiers[0].device, "cuda:3");
+  EXPECT_EQ(config->tiers[0].capacity, (Capacity{0, 80.0}));
+  EXPECT_EQ(config->tiers[0].high_mark, 0.5);
+  EXPECT_EQ(config->tiers[1].capacity, (Capacity{64 * kGiB, std::nullopt}));
+  EXPECT_EQ(config->tiers[1].numa_node, 1u);
+  EXPECT_EQ(config->tiers[1].huge_pages, HugePages::k2MiB);
+  EXPECT_EQ(config->tiers[2].capacity.bytes, 8192u);
+  EXPECT_THAT(config->tiers[2].paths, ElementsAre("/x/a", "/y/b"));
+  EXPECT_EQ(config->tiers[2].line, 27u);
+  ASSERT_THAT(config->tenants, SizeIs(2));
+  EXPECT_EQ(config->tenants[0].data_socket, "/a/data");
+  EXPECT_THAT(config->tenants[0].uids, ElementsAre(1000, 1001));
+  EXPECT_EQ(config->tenants[0].quota_bytes, 1024 * kGiB);
+  EXPECT_EQ(config->tenants[1].data_socket, "/b/data");
+  EXPECT_TRUE(config->tenants[1].any_uid);
+}
+
+TEST(Parse, AllProblemsAreNamedInTheOrderOfTheirLines) {
+  const std::string message = error_of(R"(strict = "yes"
+log_level = "loud"
+[limits]
+sessions_max = 0
+[[tier]]
+kind = "memory"
+capacity = "much"
+colour = "blue"
+)");
+  std::vector<std::string> lines;
+  for (std::size_t begin = 0; begin < message.size();) {
+    const std::size_t end = std::min(message.find('\n', begin), message.size());
+    lines.push_back(message.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  EXPECT_THAT(lines,
+              ElementsAre(AllOf(StartsWith("t.toml:1: strict: "), HasSubstr("true or false")),
+                          AllOf(StartsWith("t.toml:2: log_level: "), HasSubstr("\"loud\""), HasSubstr("\"info\"")),
+                          AllOf(StartsWith("t.toml:4: limits.sessions_max: "), HasSubstr("from 1 to")),
+                          AllOf(StartsWith("t.toml:7: tier[0].capacity: "), HasSubstr("\"64GiB\"")),
+                          StartsWith("t.toml:8: tier[0].colour: there is no such key")));
+}
+
+TEST(Parse, AnUnknownKeyGetsTheNearestOne) {
+  EXPECT_THAT(error_of(memory_tier("huge_page = \"auto\"")),
+              AllOf(StartsWith("t.toml:4: tier[0].huge_page: "), HasSubstr("\"huge_pages\"")));
+  EXPECT_THAT(error_of("metric_adress = \"\""), HasSubstr("\"metrics_address\""));
+  EXPECT_THAT(error_of("[socket]\ndata = \"/x\""), AllOf(StartsWith("t.toml:1: socket: "), HasSubstr("\"sockets\"")));
+  EXPECT_THAT(error_of("[limits]\nsession_max = 1"), HasSubstr("\"sessions_max\""));
+  EXPECT_THAT(error_of("[[tenant]]\nname = \"a\"\nquotas = 1"), HasSubstr("\"quota\""));
+  EXPECT_THAT(error_of("wholly_different_from_any = 1"), HasSubstr("known here are"));
+}
+
+TEST(Parse, WhatIsNotTomlIsNamedWithItsLine) {
+  EXPECT_THAT(error_of("strict = true\n[[tier\n"), AllOf(StartsWith("t.toml:2: "), HasSubstr("not TOML")));
+  EXPECT_THAT(error_of("strict = true\nstrict = true\n"), StartsWith("t.toml:2: "));
+  EXPECT_THAT(error_of(std::string("\0\xff\xfe", 3)), HasSubstr("not TOML"));
+}
+
+TEST(Parse, ATierNeedsAKindAndACapacity) {
+  EXPECT_THAT(error_of("[[tier]]\ncapacity = \"1GiB\""), HasSubstr("t.toml:1: tier[0].kind: is missing"));
+  EXPECT_THAT(error_of("[[tier]]\nkind = \"memory\""), HasSubstr("t.toml:1: tier[0].capacity: is missing"));
+  EXPECT_THAT(error_of("[[tier]]\nkind = \"disk\"\ncapacity = \"1GiB\""),
+              AllOf(HasSubstr("t.toml:2: tier[0].kind"), HasSubstr("\"block\"")));
+  EXPECT_THAT(error_of("[tier]\nkind = \"memory\""), HasSubstr("[[tier]]"));
+}
+
+TEST(Parse, CapacitiesThatAreNone) {
+  for (const char* capacity :
+       {"\"0%\"", "\"101%\"", "\"-5%\"", "\"%\"", "\"1e999%\"", "\"nan%\"", "\"64\u00a0GiB\"", "\"-1GiB\"", "\"GiB\"",
+        "\"99999999TiB\"", "0", "-1", "1.5", "true", "\"4095\"", "\"\""}) {
+    const std::string text = std::string("[[tier]]\nkind = \"memory\"\ncapacity = ") + capacity;
+    EXPECT_THAT(error_of(text), StartsWith("t.toml:3: tier[0].capacity: ")) << capacity;
+  }
+}
+
+TEST(Parse, ValuesOutOfRange) {
+  EXPECT_THAT(error_of(memory_tier("high_mark = 0")), HasSubstr("tier[0].high_mark: is 0"));
+  EXPECT_THAT(error_of(memory_tier("high_mark = 1.1")), HasSubstr("at most 1"));
+  EXPECT_THAT(error_of(memory_tier("high_mark = nan")), HasSubstr("at most 1"));
+  EXPECT_THAT(error_of(memory_tier("high_mark = \"0.9\"")), HasSubstr("without quotes"));
+  EXPECT_THAT(error_of(memory_tier("numa_node = -1")), HasSubstr("\"auto\""));
+  EXPECT_THAT(error_of(memory_tier("numa_node = \"first\"")), HasSubstr("\"auto\""));
+  EXPECT_THAT(error_of(memory_tier("huge_pages = \"1GiB\"")), HasSubstr("\"2MiB\""));
+  EXPECT_THAT(error_of("[limits]\nrequest_timeout_ms = 99999999999"), HasSubstr("from 1 to 86400000"));
+  EXPECT_THAT(error_of("[limits]\nconnections_max = \"many\""), HasSubstr("whole number"));
+  for (const char* address : {"9464", ":9464", "localhost:", "localhost:65536", "localhost:http"}) {
+    EXPECT_THAT(error_of(std::string("metrics_address = \"") + address + "\""), HasSubstr("HOST:PORT")) << address;
+  }
+}
+
+TEST(Parse, KeysOfAnotherKind) {
+  EXPECT_THAT(error_of(memory_tier("paths = [\"/x\"]")), HasSubstr("tier[0].paths: is a key of block tiers"));
+  EXPECT_THAT(error_of(memory_tier("device = \"emulated\"")), HasSubstr("is a key of device tiers"));
+  EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\nnuma_node = 0")), HasSubstr("device and memory tiers"));
+}
+
+TEST(Parse, ABlockTierNeedsFiles) {
+  EXPECT_THAT(error_of(block_tier("")), HasSubstr("tier[0].paths: is missing"));
+  EXPECT_THAT(error_of(block_tier("paths = []")), HasSubstr("a list of files"));
+  EXPECT_THAT(error_of(block_tier("paths = \"/x\"")), HasSubstr("a list of files"));
+  EXPECT_THAT(error_of(block_tier("paths = [\"x\"]")), HasSubstr("absolute path"));
+  EXPECT_THAT(error_of(block_tier("paths = [\"/x/\"]")), HasSubstr("absolute path of a file"));
+  EXPECT_THAT(error_of(block_tier("paths = [\"/x\", \"/y\", \"/x\"]")), HasSubstr("\"/x\" twice"));
+}
+
+TEST(Parse, TiersStandFastestFirst) {
+  EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\n") + memory_tier("")),
+              AllOf(HasSubstr("t.toml:5: tier[1]"), HasSubstr("device, memory, block")));
+  EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\n") + block_tier("paths = [\"/y\"]")), HasSubstr("stripe"));
+  const std::string gpu = "[[tier]]\nkind = \"device\"\ncapacity = \"80%\"\ndevice = \"cuda:0\"\n";
+  EXPECT_THAT(error_of(gpu + gpu), HasSubstr("tier[1].device: is cuda:0 again"));
+  for (const char* device : {"cuda", "cuda:", "cuda:x", "cuda:1x", "gpu0", ""}) {
+    EXPECT_THAT(error_of("[[tier]]\nkind = \"device\"\ncapacity = 4096\ndevice = \"" + std::string(device) + "\""),
+                HasSubstr("\"cuda:N\""));
+  }
+  std::string many;
+  for (std::size_t i = 0; i <= kTiersMax; ++i) many += memory_tier("");
+  EXPECT_THAT(error_of(many), HasSubstr("at most 16"));
+}
+
+TEST(Parse, TenantsAreToldApart) {
+  EXPECT_THAT(error_of("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\n"),
+              AllOf(HasSubstr("t.toml:3: tenant[1].data_socket"), HasSubstr("tenant[0].data_socket already")));
+  EXPECT_THAT(error_of("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"\n"), HasSubstr("tenant[1].name"));
+  EXPECT_THAT(error_of("[[tenant]]\n"), HasSubstr("tenant[0].name"));
+  EXPECT_THAT(error_of("[[tenant]]\nname = \"a b\"\n"), HasSubstr("letters"));
+  for (const char* uids : {"1000", "[\"root\"]", "[-1]", "[4294967295]", "\"all\""}) {
+    EXPECT_THAT(error_of(std::string("[[tenant]]\nname = \"a\"\nuids = ") + uids),
+                HasSubstr("tenant[0].uids: must be"));
+  }
+}
+
+TEST(Parse, SocketPathsThatCannotBe) {
+  const std::string longest = "/" + std::string(kSocketPathBytesMax - 1, 'x');
+  EXPECT_TRUE(parse_here("[sockets]\ndata = \"" + longest + "\""));
+  EXPECT_THAT(error_of("[sockets]\ndata = \"" + longest + "x\""),
+              AllOf(StartsWith("t.toml:2: sockets.data: is 108 bytes"), HasSubstr("at most 107")));
+  EXPECT_THAT(error_of("[sockets]\ngrpc = \"run/x\""), HasSubstr("absolute path"));
+  EXPECT_THAT(error_of("[sockets]\ngrpc = \"/run/\\u0000x\""), HasSubstr("absolute path"));
+  EXPECT_THAT(error_of("[sockets]\ngrpc = \"/a\"\ndata = \"/a\""), HasSubstr("a path of its own"));
+  EXPECT_THAT(error_of("[sockets]\nadmin = \"/run/terrace/data.sock\""), HasSubstr("a path of its own"));
+  const Result<Config> too_long = parse("", "t.toml", longest);
+  ASSERT_FALSE(too_long);
+  EXPECT_THAT(too_long.error().message, AllOf(HasSubstr("at most 107"), HasSubstr("[sockets]")));
+}
+
+TEST(Parse, WithoutARuntimeFolderSocketsMustBeNamed) {
+  const Result<Config> none = parse("", "t.toml", "");
+  ASSERT_FALSE(none);
+  EXPECT_THAT(none.error().message, AllOf(HasSubstr("XDG_RUNTIME_DIR"), HasSubstr("[sockets]")));
+  EXPECT_TRUE(parse("[sockets]\ndata = \"/d\"\ngrpc = \"/g\"\nadmin = \"/a\"", "t.toml", ""));
+}
+
+TEST(Parse, WhoMayConnect) {
+  TenantConfig tenant;
+  EXPECT_TRUE(tenant.admits(1000, 1000));
+  EXPECT_FALSE(tenant.admits(1001, 1000));
+  EXPECT_TRUE(tenant.admits(0, 1000)) << "root always";
+  tenant.uids = {1001};
+  EXPECT_TRUE(tenant.admits(1001, 1000));
+  EXPECT_FALSE(tenant.admits(1000, 1000));
+  tenant.any_uid = true;
+  EXPECT_TRUE(tenant.admits(77, 1000));
+}
+
+TEST(Load, ReadsTheExampleThatIsShipped) {
+  const Result<Config> config = load(TERRACE_EXAMPLE_CONFIG, kRuntime);
+  ASSERT_TRUE(config) << config.error().message;
+  EXPECT_THAT(config->tiers, SizeIs(3));
+}
+
+TEST(Load, NamesAFileThatCannotBeRead) {
+  const std::string folder = std::filesystem::temp_directory_path();
+  const Result<Config> missing = load(folder + "/terrace-no-such-file.toml", kRuntime);
+  ASSERT_FALSE(missing);
+  EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(missing.error().message, HasSubstr("terrace-no-such-file.toml"));
+  const Result<Config> a_folder = load(folder, kRuntime);
+  ASSERT_FALSE(a_folder);
+  EXPECT_EQ(a_folder.error().code, ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace terrace::config

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that parts become bytes of what may really be used, that what the machine cannot give is refused with both
+// numbers, that a home tier smaller than its caches is warned of, and what is taken without a configuration.
+
+#include "config/resolve.h"
+
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "base/bytes.h"
+
+namespace terrace::config {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+// 256 GiB on two nodes, of which the cgroup allows 100 GiB.
+topology::Machine limited_machine() {
+  topology::Machine machine;
+  machine.numa_nodes = {{0, 128 * kGiB, {0, 1}, 10}, {1, 128 * kGiB, {2, 3}, 20}};
+  machine.gpus = {{"0000:12:00.0", "H100", 0}};
+  machine.memory_total_bytes = 256 * kGiB;
+  machine.memory_bytes = 100 * kGiB;
+  machine.memory_limit_source = "cgroup /sys/fs/cgroup/jobs/memory.max";
+  return machine;
+}
+
+Config config_of(const std::string& text) {
+  Result<Config> config = parse(text, "t.toml", "/run/terrace");
+  EXPECT_TRUE(config) << config.error().message;
+  return config.value_or(Config());
+}
+
+std::string memory_tier(const std::string& capacity, const std::string& more = "") {
+  return "[[tier]]\nkind = \"memory\"\ncapacity = \"" + capacity + "\"\n" + more + "\n";
+}
+
+Config resolved(const std::string& text) {
+  Result<Config> config = resolve(config_of(text), limited_machine());
+  EXPECT_TRUE(config) << config.error().message;
+  return config.value_or(Config());
+}
+
+std::string error_of(const std::string& text) {
+  const Result<Config> config = resolve(config_of(text), limited_machine());
+  EXPECT_FALSE(config) << "this was taken for right:\n" << text;
+  if (config) return "";
+  EXPECT_EQ(config.error().code, ErrorCode::kInvalidArgument);
+  return config.error().message;
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "terrace-block-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) std::abort();
+    path_ = name;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  std::string block_tier(const std::string& capacity, int files = 1) const {
+    std::string paths;
+    for (int i = 0; i < files; ++i) paths += (i == 0 ? "\"" : ", \"") + path_ + "/" + std::to_string(i) + "\"";
+    return "[[tier]]\nkind = \"block\"\ncapacity = \"" + capacity + "\"\npaths = [" + paths + "]\n";
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+TEST(Resolve, APartIsOfWhatTheCgroupAllows) {
+  const Config config = resolved(memory_tier("80%"));
+  EXPECT_EQ(config.tiers[0].capacity.bytes, 80 * kGiB);
+}
+
+TEST(Resolve, APartOfANodeIsOfThatNode) {
+  topology::Machine machine = limited_machine();
+  machine.memory_bytes = machine.memory_total_bytes;
+  const Result<Config> config = resolve(config_of(memory_tier("50%", "numa_node = 1")), machine);
+  ASSERT_TRUE(config) << config.error().message;
+  EXPECT_EQ(config->tiers[0].capacity.bytes, 64 * kGiB);
+}
+
+TEST(Resolve, PartsAreWholeHugePages) {
+  const Config config = resolved(memory_tier("33.3%"));
+  EXPECT_EQ(config.tiers[0].capacity.bytes % (2 * kMiB), 0u);
+  EXPECT_NEAR(static_cast<double>(config.tiers[0].capacity.bytes), 33.3 * kGiB, 2.0 * kMiB);
+  EXPECT_THAT(error_of(memory_tier("0.0001%")), HasSubstr("less than 2 MiB"));
+}
+
+TEST(Resolve, MoreThanTheCgroupAllowsIsRefusedWithBothNumbers) {
+  EXPECT_THAT(error_of(memory_tier("101GiB")),
+              AllOf(HasSubstr("t.toml:1: "), HasSubstr("101 GiB"), HasSubstr("100 GiB"),
+                    HasSubstr("/sys/fs/cgroup/jobs/memory.max")));
+  EXPECT_THAT(resolved(memory_tier("100GiB")).warnings, IsEmpty());
+}
+
+TEST(Resolve, EmulatedDevicesAreMemoryToo) {
+  const std::string device = "[[tier]]\nkind = \"device\"\ncapacity = \"60GiB\"\n";
+  EXPECT_THAT(error_of(device + memory_tier("60GiB")), AllOf(HasSubstr("120 GiB"), HasSubstr("100 GiB")));
+  EXPECT_THAT(error_of(memory_tier("60%") + memory_tier("60%")), HasSubstr("120 GiB"));
+}
+
+TEST(Resolve, SizesThatWrapAreNoWayAround) {
+  EXPECT_THAT(error_of(memory_tier("8388607TiB") + memory_tier("8388607TiB") + memory_tier("4TiB")),
+              HasSubstr("100 GiB"));
+}
+
+TEST(Resolve, ANodeMustBeThereAndHaveRoom) {
+  EXPECT_THAT(error_of(memory_tier("1GiB", "numa_node = 7")),
+              AllOf(HasSubstr("t.toml:1: tier[0].numa_node: is 7"), HasSubstr("0, 1")));
+  topology::Machine machine = limited_machine();
+  machine.memory_bytes = machine.memory_total_bytes;
+  const std::string two = memory_tier("100GiB", "numa_node = 1") + memory_tier("100GiB", "numa_node = 1");
+  const Result<Config> config = resolve(config_of(two), machine);
+  ASSERT_FALSE(config);
+  EXPECT_THAT(config.error().message,
+              AllOf(HasSubstr("tier[1].capacity"), HasSubstr("node 1"), HasSubstr("200 GiB"), HasSubstr("128 GiB")));
+}
+
+TEST(Resolve, HugePagesThatMustBeAreThere) {
+  EXPECT_EQ(resolved(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 1")).tiers[0].capacity.bytes, 40 * kMiB);
+  EXPECT_THAT(error_of(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 0")),
+              AllOf(HasSubstr("takes 20 huge pages"), HasSubstr("10 are free")));
+  EXPECT_THAT(error_of(memory_tier("62MiB", "huge_pages = \"2MiB\"")), HasSubstr("31 huge pages, and 30 are free"));
+}
+
+TEST(Resolve, RealGpusAreNamedAndNotPretended) {
+  const std::string gpu = "[[tier]]\nkind = \"device\"\ncapacity = \"80%\"\ndevice = \"cuda:";
+  EXPECT_THAT(error_of(gpu + "0\"\n"), AllOf(HasSubstr("H100"), HasSubstr("\"emulated\"")));
+  EXPECT_THAT(error_of(gpu + "1\"\n"), HasSubstr("has 1 NVIDIA GPU"));
+}
+
+TEST(Resolve, ABlockTierNeedsRoom) {
+  const Folder folder;
+  const Config small = resolved(folder.block_tier("8MiB", 2));
+  EXPECT_EQ(small.tiers[0].capacity.bytes, 8 * kMiB);
+  EXPECT_THAT(error_of(folder.block_tier("8000000TiB")),
+              AllOf(HasSubstr("tier[0].capacity"), HasSubstr("have room for")));
+  const Config part = resolved(folder.block_tier("50%", 2));
+  const std::uint64_t room = topology::block_room(folder.path() + "/0")->free_bytes;
+  EXPECT_GT(part.tiers[0].capacity.bytes, 0u);
+  EXPECT_LT(part.tiers[0].capacity.bytes, room) << "two files of one file system share its room";
+}
+
+TEST(Resolve, ABlockTierNeedsAFolder) {
+  const Folder folder;
+  EXPECT_THAT(error_of("[[tier]]\nkind = \"block\"\ncapacity = \"1GiB\"\npaths = [\"" + folder.path() + "/no/x\"]\n"),
+              AllOf(HasSubstr("tier[0].paths"), HasSubstr(folder.path() + "/no")));
+}
+
+TEST(Resolve, EverythingWrongIsNamedAtOnce) {
+  const std::string message = error_of(memory_tier("200GiB", "numa_node = 7") + memory_tier("1GiB", "numa_node = 8"));
+  EXPECT_THAT(message, AllOf(HasSubstr("tier[0].numa_node"), HasSubstr("tier[1].numa_node"), HasSubstr("201 GiB")));
+}
+
+TEST(Resolve, WarnsOfAHomeTierSmallerThanItsCaches) {
+  const Folder folder;
+  const Config config = resolved(memory_tier("40GiB") + memory_tier("20GiB") + folder.block_tier("8MiB"));
+  ASSERT_THAT(config.warnings, SizeIs(1));
+  EXPECT_THAT(config.warnings[0],
+              AllOf(HasSubstr("60 GiB"), HasSubstr("8 MiB"), HasSubstr("block tier"), HasSubstr("capacity to 60 GiB")));
+  EXPECT_THAT(resolved(memory_tier("8MiB") + folder.block_tier("8MiB")).warnings, IsEmpty());
+  EXPECT_THAT(resolved(memory_tier("8GiB")).warnings, IsEmpty());
+}
+
+TEST(Defaults, TakeAQuarterOfWhatMayBeUsed) {
+  const Result<Config> config = defaults(limited_machine(), "/run/terrace");
+  ASSERT_TRUE(config) << config.error().message;
+  ASSERT_THAT(config->tiers, SizeIs(1)) << "no block file unless told, no device that is not there";
+  EXPECT_EQ(config->tiers[0].kind, TierKind::kMemory);
+  EXPECT_EQ(config->tiers[0].capacity.bytes, 25 * kGiB);
+  EXPECT_EQ(config->sockets.data, "/run/terrace/data.sock");
+  EXPECT_EQ(config->source, "");
+  EXPECT_THAT(config->tenants, SizeIs(1));
+}
+
+TEST(Defaults, AConfigurationWithoutTiersTakesThemToo) {
+  EXPECT_EQ(resolved("strict = true").tiers[0].capacity.bytes, 25 * kGiB);
+}
+
+TEST(Defaults, NeedAPlaceForSockets) {
+  const Result<Config> config = defaults(limited_machine(), "");
+  ASSERT_FALSE(config);
+  EXPECT_THAT(config.error().message, HasSubstr("XDG_RUNTIME_DIR"));
+}
+
+TEST(Defaults, AMachineWithNoMemoryToSpareIsNamed) {
+  topology::Machine machine = limited_machine();
+  machine.memory_bytes = 4 * kMiB;
+  EXPECT_FALSE(defaults(machine, "/run/terrace"));
+}
+
+TEST(Taken, SumsWhatTheReportNeeds) {
+  const Folder folder;
+  const Config config = resolved("[[tier]]\nkind = \"device\"\ncapacity = \"64MiB\"\nhuge_pages = \"never\"\n" +
+                                 memory_tier("128MiB") + folder.block_tier("2GiB", 2));
+  const Result<topology::Taken> sum = taken(config);
+  ASSERT_TRUE(sum) << sum.error().message;
+  EXPECT_EQ(sum->pinned_bytes, 192 * kMiB);
+  EXPECT_EQ(sum->huge_page_bytes, 128 * kMiB);
+  EXPECT_THAT(sum->block_paths, SizeIs(2));
+  ASSERT_THAT(sum->tiers, SizeIs(3));
+  EXPECT_THAT(sum->tiers[0], AllOf(HasSubstr("device (emulated)"), HasSubstr("64 MiB")));
+  EXPECT_THAT(sum->tiers[2], AllOf(HasSubstr("block"), HasSubstr("2 GiB"), HasSubstr(folder.path())));
+  const Result<topology::Taken> memory_only = taken(resolved(memory_tier("128MiB")));
+  ASSERT_TRUE(memory_only);
+  EXPECT_EQ(memory_only->pinned_bytes, 0u) << "nothing to register memory for";
+}
+
+}  // namespace
+}  // namespace terrace::config
