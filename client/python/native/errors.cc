@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "errors.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstdint>
 
 namespace terrace::python {

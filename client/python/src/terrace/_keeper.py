@@ -21,8 +21,13 @@ STOP_SECONDS = 10
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """In the daemon, before exec: SIGTERM when this process is gone."""
+IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)  # here: the end of stdin is the one way to stop
+
+
+def before_exec() -> None:
+    """In the daemon's process: what is ignored here is not ignored there, and SIGTERM comes when this process goes."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
@@ -48,7 +53,7 @@ def keep(folders: list[str], command: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
     with open(os.path.join(folders[0], "daemon.log"), "wb") as log:
         daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                                  preexec_fn=die_with_parent, cwd=folders[0])
+                                  preexec_fn=before_exec, cwd=folders[0])
     try:
         say(f"started {daemon.pid}")
         ended = os.pidfd_open(daemon.pid)
@@ -65,8 +70,8 @@ def keep(folders: list[str], command: list[str]) -> None:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the end of stdin is the one way to stop
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     folders = json.loads(sys.argv[1])
     try:
         keep(folders, sys.argv[3:])

@@ -12,8 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from . import _terrace
 from ._client import Client
@@ -21,6 +21,7 @@ from ._errors import InvalidArgument, Unavailable
 
 SOCKET_PATH_BYTES_MAX = 107
 LOG_LINES_SHOWN = 15
+T = TypeVar("T")
 
 
 class ServedClient(Client):
@@ -121,12 +122,12 @@ def _toml(folder: pathlib.Path, tiers: list[dict[str, Any]], metrics_address: st
     return "\n".join(lines) + "\n"
 
 
-def _connect(daemon: _Daemon, data_socket: str, deadline: float, options: dict[str, Any]) -> ServedClient:
-    """A client of the daemon as soon as it serves."""
+def _as_soon_as(attempt: Callable[[], T], daemon: _Daemon, deadline: float) -> T:
+    """What the attempt gives when the daemon has come up; Unavailable if it ends, or the deadline passes."""
     while True:
         try:
-            return ServedClient(data_socket, timeout=max(1.0, deadline - time.monotonic()), **options)
-        except Unavailable as error:
+            return attempt()
+        except (Unavailable, OSError) as error:
             if (ended := daemon.ended()) is not None:
                 raise Unavailable(ended) from None
             if time.monotonic() > deadline:
@@ -167,9 +168,12 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block:
         config.write_text(_toml(folders[0], tiers, address))
         daemon = _Daemon(folders, [binary, "--config", str(config)])
         made.callback(daemon.stop)
-        client = _connect(daemon, str(folders[0] / "data.sock"), time.monotonic() + timeout,
-                          {"guarantees": guarantees, "label": label})
+        deadline = time.monotonic() + timeout
+        client = _as_soon_as(lambda: ServedClient(str(folders[0] / "data.sock"), guarantees=guarantees, label=label,
+                                                  timeout=max(1.0, deadline - time.monotonic())), daemon, deadline)
         made.callback(client.close)
+        if address:
+            _as_soon_as(lambda: socket.create_connection(tuple(address.split(":")), timeout=1).close(), daemon, deadline)
         client.daemon_pid = daemon.pid
         client.metrics_url = f"http://{address}/metrics" if address else ""
         client.admin_socket = str(folders[0] / "admin.sock")

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that numpy and PyTorch get back what they wrote, through every tier, for every element type and every kind of
+lease, and that what is wrong raises the exception that says what to do."""
+
+import os
+import random
+import sys
+import threading
+import urllib.request
+
+import numpy
+import pytest
+import torch
+from python_fixtures import LIMIT_SECONDS, MIB, client, disk  # noqa: F401 (fixtures)
+
+import terrace
+
+SEED = int(os.environ.get("TERRACE_TEST_SEED", random.randrange(1 << 30)))
+
+
+def metric(client, name, **labels):
+    """The sum of a series of the daemon, over what has these labels."""
+    text = urllib.request.urlopen(client.metrics_url, timeout=LIMIT_SECONDS).read().decode()
+    wanted = [f'{key}="{value}' for key, value in labels.items()]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
+               if line.partition("{")[0].partition(" ")[0] == name and all(label in line for label in wanted))
+
+
+def test_bytes_survive_every_tier(client):
+    """96 MiB through 16 of device and 32 of memory, leased in both places, with writes on the way."""
+    print(f"seed {SEED}")
+    chance = numpy.random.default_rng(SEED)
+    content = [chance.integers(0, 1 << 31, size=MIB // 2, dtype=numpy.int32) for _ in range(48)]
+    tensors = [client.from_array(f"t{i}", array) for i, array in enumerate(content)]
+    for sweep in range(3):
+        for i in chance.permutation(len(tensors)).tolist():
+            place = "device:0" if (i + sweep) % 2 else "host"
+            with tensors[i].read(place=place) as lease:
+                assert numpy.array_equal(lease.numpy(), content[i]), f"tensor {i} in sweep {sweep}"
+            if i % 3 == sweep:
+                content[i] += i
+                with tensors[i].write(place=place) as lease:
+                    torch.from_dlpack(lease).add_(i)
+    for link in ("block_read", "block_write", "host_to_device", "device_to_host"):
+        assert metric(client, "terrace_transfer_bytes_total", link=link) > 0, link
+    assert metric(client, "terrace_checksum_failures_total") == 0
+    assert client.held == 0 and client.leased_bytes == 0
+    assert 2 * MIB <= client.leased_bytes_max <= 4 * MIB
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+                                  "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"])
+def test_every_element_type(client, name):
+    dtype = getattr(torch, name)
+    source = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4).to(dtype)
+    tensor = client.from_array("source", source)
+    assert (tensor.dtype, tensor.shape, tensor.nbytes) == (name, (2, 3, 4), source.nbytes)
+    client.swap_out([tensor])
+    with tensor.read() as lease:
+        back = torch.from_dlpack(lease)
+        assert back.dtype == dtype and back.data_ptr() == lease.address
+        assert torch.equal(back.view(torch.uint8), source.view(torch.uint8))
+        if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            with pytest.raises(TypeError, match="torch.from_dlpack"):
+                lease.numpy()
+        else:
+            assert numpy.array_equal(lease.numpy(), source.numpy()) and not lease.numpy().flags.writeable
+
+
+def test_from_array_takes_what_numpy_takes(client):
+    strided = numpy.arange(100.0).reshape(10, 10).T[::2]
+    with client.from_array("strided", strided).read() as lease:
+        assert numpy.array_equal(lease.numpy(), strided)
+    with client.from_array("parameter", torch.nn.Parameter(torch.ones(3))).read() as lease:
+        assert torch.from_dlpack(lease).tolist() == [1, 1, 1]
+    with client.from_array("list", [1, 2, 3]).read() as lease:
+        assert numpy.asarray(lease).tolist() == [1, 2, 3]
+    assert sorted(client.tensors()) == ["list", "parameter", "strided"]
+
+
+def test_read_only_and_zeros(client):
+    tensor = client.create("t", 1000, "float32")
+    with pytest.raises(terrace.FailedPrecondition):
+        tensor.read()
+    with tensor.write() as lease:  # never written: zeros
+        assert not lease.numpy().any() and lease.mode == "write" and lease.place == "host"
+        lease.numpy()[:] = 7
+    with tensor.read() as lease:
+        with pytest.raises(ValueError, match="read-only"):
+            lease.numpy()[0] = 1
+        assert lease.numpy().sum() == 7000
+    assert lease.released
+    with pytest.raises(terrace.FailedPrecondition, match="released"):
+        lease.numpy()
+
+
+def test_sets_come_together_and_in_order(client):
+    tensors = client.create_many([(f"t{i}", (100, i + 1), "int64") for i in range(50)])
+    with client.acquire(tensors, mode="overwrite", place="device:0") as leases:
+        assert [lease.name for lease in leases] == [tensor.name for tensor in tensors] and client.held == 50
+        for i, lease in enumerate(leases):
+            lease.numpy()[:] = i
+    assert client.held == 0
+    client.swap_out(tensors)
+    client.prefetch(tensors[:25], place="host")
+    with client.acquire(reversed(tensors)) as leases:
+        assert [int(lease.numpy()[0, 0]) for lease in leases] == list(reversed(range(50)))
+    missing = client.create("missing", 10)
+    with pytest.raises(terrace.FailedPrecondition):
+        client.acquire([tensors[0], missing])
+    assert client.held == 0
+
+
+def test_moving_by_hand(client):
+    tensors = [client.from_array(f"t{i}", numpy.full(MIB // 8, i)) for i in range(4)]
+    client.mark_step()
+    client.swap_in(tensors, place="device:0")
+    client.swap_out(tensors, place="host")
+    client.evict(tensors)
+    client.pin(tensors[:2], place="host")
+    client.unpin(tensors[:2])
+    client.mark_step("eval")
+    with client.acquire(tensors, place="device:0") as leases:
+        assert [int(lease.numpy()[-1]) for lease in leases] == [0, 1, 2, 3]
+    client.dont_need(tensors[:1])
+    with pytest.raises(terrace.FailedPrecondition):
+        tensors[0].read()
+    with tensors[0].overwrite() as lease:
+        lease.numpy()[:] = 9
+    with tensors[0].read() as lease:
+        assert lease.numpy()[0] == 9
+
+
+def test_errors_say_what_to_do(client):
+    taken = client.create("taken", 10)
+    with pytest.raises(terrace.AlreadyExists, match="taken") as caught:
+        client.create("taken", 10)
+    assert caught.value.code == "ALREADY_EXISTS" and isinstance(caught.value, terrace.Error)
+    for call in (lambda: client.create("x", 10, "float33"), lambda: client.create("x", 0),
+                 lambda: client.create("x", (1 << 40, 1 << 40)), lambda: client.create("", 10),
+                 lambda: taken.write(place="attic"), lambda: client.acquire([taken], mode="peek"),
+                 lambda: taken.write(timeout=-1), lambda: client.mark_step("walk")):
+        with pytest.raises(terrace.InvalidArgument):
+            call()
+    with pytest.raises(ValueError):
+        client.create("x", 10, "float33")
+    with pytest.raises(terrace.ResourceExhausted):
+        client.create("larger than every tier", 1 << 33, "uint8")
+    client.delete([taken])
+    with pytest.raises((terrace.Aborted, terrace.NotFound)):
+        taken.write()
+    client.create("taken", 10)
+    client.close()
+    with pytest.raises(terrace.FailedPrecondition):
+        client.create("after the end", 10)
+
+
+def test_too_much_at_once_is_refused(client):
+    """More than the place holds, in one set; what is there stays usable."""
+    tensors = client.create_many([(f"t{i}", 8 * MIB, "uint8") for i in range(8)])
+    with pytest.raises((terrace.ResourceExhausted, terrace.DeadlineExceeded)):
+        client.acquire(tensors, mode="overwrite", place="host", timeout=1)
+    with client.acquire(tensors[:2], mode="overwrite") as leases:
+        assert len(leases) == 2
+
+
+def test_no_daemon_shows_how_to_start_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("TERRACE_SOCKET", str(tmp_path / "nobody.sock"))
+    with pytest.raises(terrace.Unavailable, match="terraced"):
+        terrace.Client()
+
+
+def test_waiting_lets_other_threads_run(client):
+    """A second session waits for its guarantee until this thread gives leases back. Threads are switched only where one
+    lets go of the interpreter, so that this thread comes to run again because the wait did."""
+    tensors = client.create_many([(f"t{i}", 8 * MIB, "uint8") for i in range(4)])
+    leases = client.acquire(tensors[:3], mode="overwrite")
+    about_to_wait = threading.Event()
+    opened = []
+
+    def open_another():
+        about_to_wait.set()
+        with terrace.Client(client.socket, guarantees={"host": 16 * MIB}, timeout=LIMIT_SECONDS / 2) as other:
+            opened.append({place.name: place.guarantee_bytes for place in other.places()})
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(10 * LIMIT_SECONDS)
+    try:
+        thread = threading.Thread(target=open_another)
+        thread.start()
+        about_to_wait.wait()
+        assert not opened
+        leases.release()
+        thread.join(LIMIT_SECONDS)
+    finally:
+        sys.setswitchinterval(interval)
+    assert opened and opened[0]["host"] == 16 * MIB

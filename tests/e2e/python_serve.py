@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that a private daemon comes up for one program and goes with everything it made, however the program ends, and
+that what cannot work says why."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from python_fixtures import LIMIT_SECONDS, disk, run_program, wait_until  # noqa: F401 (a fixture)
+
+import terrace
+
+SERVE = """
+import sys, time, terrace
+with terrace.serve("16MiB", block=sys.argv[1] + ":64MiB") as client:
+    client.from_array("t", [1, 2, 3])
+    print(client.daemon_pid, client.log.parent, flush=True)
+"""
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_leaves_nothing_behind(disk):
+    with terrace.serve("16MiB", block=f"{disk}:64MiB") as client:
+        folder, pid = client.log.parent, client.daemon_pid
+        assert runs(pid) and folder.stat().st_mode & 0o777 == 0o700
+        assert [path.stat().st_uid for path in disk.iterdir()] == [os.getuid()]
+        assert b"terrace_tier_capacity_bytes" in urllib.request.urlopen(client.metrics_url, timeout=LIMIT_SECONDS).read()
+        with terrace.Client(client.socket) as other:
+            assert other.session not in (0, client.session)
+        url = client.metrics_url
+    assert not runs(pid) and not folder.exists() and list(disk.iterdir()) == []
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(url, timeout=LIMIT_SECONDS)
+
+
+def test_nor_when_the_program_raises(disk):
+    with pytest.raises(ZeroDivisionError), terrace.serve("16MiB", block=f"{disk}:64MiB", metrics=False) as client:
+        folder, pid = client.log.parent, client.daemon_pid
+        assert client.metrics_url == ""
+        1 / 0
+    assert not runs(pid) and not folder.exists() and list(disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nor_when_the_program_is_killed(disk, number):
+    program = subprocess.Popen([sys.executable, "-c", SERVE + "    time.sleep(1000)", str(disk)],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pid, folder = program.stdout.readline().split()
+    assert runs(int(pid))
+    program.send_signal(number)
+    program.communicate(timeout=LIMIT_SECONDS)
+    wait_until(lambda: not runs(int(pid)), "the daemon goes")
+    wait_until(lambda: not os.path.exists(folder) and list(disk.iterdir()) == [], "its files go")
+
+
+def test_a_daemon_that_ends_at_start_says_its_last_words(disk):
+    before = set(os.listdir(os.environ.get("TMPDIR", "/tmp")))
+    with pytest.raises(terrace.Unavailable, match="capacity"):
+        with terrace.serve("a lot", block=f"{disk}:64MiB"):
+            pass
+    assert list(disk.iterdir()) == []
+    assert not [name for name in set(os.listdir(os.environ.get("TMPDIR", "/tmp"))) - before if name == "terrace-"]
+
+
+def test_what_cannot_work_says_why(disk, monkeypatch):
+    with pytest.raises(terrace.InvalidArgument, match="FOLDER:SIZE"):
+        with terrace.serve(block=f"{disk}/nowhere:1GiB"):
+            pass
+    monkeypatch.setenv("TERRACED", "/nowhere/terraced")
+    with pytest.raises(terrace.Unavailable, match="/nowhere/terraced is not an executable"):
+        with terrace.serve():
+            pass
+    monkeypatch.setenv("TERRACED", "/bin/false")
+    with pytest.raises(terrace.Unavailable, match="ended with status 1"):
+        with terrace.serve():
+            pass
+
+
+def test_a_program_that_ends_well(disk):
+    ended = run_program(SERVE, str(disk))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    pid, folder = ended.stdout.split()
+    assert not runs(int(pid)) and not os.path.exists(folder)
