@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that the demo trains through all tiers with losses equal to the in-memory run's, bit for bit; that one wrong byte
-makes them differ; and that the README's script runs as it stands."""
+"""Shows that the demo trains through all tiers with losses equal to the in-memory run's, bit for bit; that one wrong
+byte makes them differ; and that the README's script runs as it stands."""
 
 import json
 import re

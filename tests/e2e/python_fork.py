@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that a forked child can use nothing of its parent's session and change nothing of it, by hand and as a DataLoader
-with forked workers."""
+"""Shows that a forked child can use nothing of its parent's session and change nothing of it, by hand and as a
+DataLoader with forked workers."""
 
 import os
 import signal

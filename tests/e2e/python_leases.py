@@ -48,8 +48,8 @@ def test_bytes_survive_every_tier(client):
     assert 2 * MIB <= client.leased_bytes_max <= 4 * MIB
 
 
-@pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-                                  "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
+                                  "float64", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"])
 def test_every_element_type(client, name):
     dtype = getattr(torch, name)
     source = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4).to(dtype)

@@ -108,8 +108,8 @@ class Progress:
         done = step.number + 1
         spent = time.monotonic() - self._begin
         filled = self.WIDTH * done // self._steps
-        line = (f"{self._title} [{'#' * filled}{'.' * (self.WIDTH - filled)}] {done}/{self._steps}  loss {step.loss:.4f}"
-                f"  {step.seconds:.2f} s/step  {spent * (self._steps - done) / done:.0f} s left")
+        line = (f"{self._title} [{'#' * filled}{'.' * (self.WIDTH - filled)}] {done}/{self._steps}"
+                f"  loss {step.loss:.4f}  {step.seconds:.2f} s/step  {spent * (self._steps - done) / done:.0f} s left")
         if self._terminal:
             print(f"\r{line}\x1b[K", end="\n" if done == self._steps else "", flush=True)
         elif done == self._steps or done == 1 or done % max(1, self._steps // 10) == 0:

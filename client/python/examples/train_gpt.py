@@ -44,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="PyTorch's (%(default)s)")
     parser.add_argument("--debug-corrupt", action="store_true",
-                        help="flip bits of one byte of one released tensor after the first step: the losses must differ")
+                        help="flip bits of one byte of one released tensor after the first step: the losses differ")
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.batch < 1 or arguments.threads < 1:
         parser.error("--steps, --batch and --threads are 1 or more")
@@ -81,8 +81,8 @@ def run_leased(arguments: argparse.Namespace, client: terrace.ServedClient, shap
     with Occupancy(client.metrics_url) as occupancy:
         print("creating the tensors and writing the first weights (a few seconds)", flush=True)
         model = LeasedModel(client, shape, recipe, PLACE, device)
-        print(f"{model.parameters:,} parameters; with gradients and Adam's moments {mebibytes(model.state_bytes)}, in tiers "
-              f"of {arguments.device} (device) and {arguments.memory} (memory)", flush=True)
+        print(f"{model.parameters:,} parameters; with gradients and Adam's moments {mebibytes(model.state_bytes)}, "
+              f"in tiers of {arguments.device} (device) and {arguments.memory} (memory)", flush=True)
         progress = Progress("through Terrace", arguments.steps)
         steps = []
         for step in train_leased(model, client, text, arguments.steps, 0 if arguments.debug_corrupt else None):
@@ -94,7 +94,8 @@ def run_leased(arguments: argparse.Namespace, client: terrace.ServedClient, shap
                      client.leased_bytes_max, int(upper))
 
 
-def run_in_memory(arguments, shape: Shape, recipe: Recipe, text: Text, device: torch.device) -> tuple[list[float], float]:
+def run_in_memory(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, text: Text,
+                  device: torch.device) -> tuple[list[float], float]:
     progress = Progress("in memory      ", arguments.steps)
     steps = []
     for step in train_in_memory(shape, recipe, text, arguments.steps, device):
@@ -107,7 +108,8 @@ def bits(losses: list[float]) -> bytes:
     return struct.pack(f"{len(losses)}d", *losses)
 
 
-def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float], step_seconds: float) -> dict[str, object]:
+def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float],
+              step_seconds: float) -> dict[str, object]:
     """The numbers of --json."""
     return {
         "steps": arguments.steps,
@@ -168,8 +170,8 @@ def main() -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shape, recipe, text = Shape(batch=arguments.batch), Recipe(), Text()
     folder = block_folder(arguments)
-    print(f"a GPT of {shape.blocks} blocks on {device}, {len(text.bytes):,} bytes of text, {arguments.threads} threads; "
-          f"block file of {arguments.block_size} in {folder}", flush=True)
+    print(f"a GPT of {shape.blocks} blocks on {device}, {len(text.bytes):,} bytes of text, {arguments.threads} "
+          f"threads; block file of {arguments.block_size} in {folder}", flush=True)
     with contextlib.ExitStack() as kept:
         client = kept.enter_context(terrace.serve(arguments.memory, device=arguments.device,
                                                   block=f"{folder}:{arguments.block_size}",

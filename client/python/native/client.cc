@@ -160,7 +160,12 @@ void bind_tensor(nb::module_& module) {
       .def_prop_ro("name", [](const BoundTensor& self) { return self.tensor.name(); })
       .def_prop_ro("shape", [](const BoundTensor& self) { return nb::tuple(nb::cast(self.tensor.shape())); })
       .def_prop_ro("nbytes", [](const BoundTensor& self) { return self.tensor.bytes(); })
-      .def_prop_ro("_dtype", [](const BoundTensor& self) { return static_cast<std::uint32_t>(self.tensor.dtype()); })
+      .def_prop_ro("dtype", [](const BoundTensor& self) { return dtype_name(self.tensor.dtype()); })
+      .def("__repr__",
+           [](const BoundTensor& self) {
+             return nb::str("<terrace.Tensor {!r} {}{}>")
+                 .format(self.tensor.name(), dtype_name(self.tensor.dtype()), nb::cast(self.tensor.shape()));
+           })
       .def_prop_ro("handle", [](const BoundTensor& self) { return self.tensor.handle(); });
 }
 

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -65,6 +66,13 @@ const char* mode_name(Mode mode) { return mode == Mode::kRead ? "read" : mode ==
 
 }  // namespace
 
+const char* dtype_name(DType dtype) {
+  static constexpr std::array<const char*, 18> kNames = {
+      "",        "uint8", "int8",      "int16",      "int32",         "int64",       "float16", "bfloat16", "float32",
+      "float64", "bool",  "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "uint16",  "uint32",   "uint64"};
+  return kNames.at(static_cast<std::size_t>(dtype));
+}
+
 void bind_lease(nb::module_& module) {
   nb::class_<HeldLease>(module, "Lease", "The right to a tensor's bytes, until it is released.")
       .def("numpy", [](nb::handle self) { return to_numpy(self); })
@@ -75,6 +83,11 @@ void bind_lease(nb::module_& module) {
            "dl_device"_a = nb::none(), "copy"_a = nb::none())
       .def("__dlpack_device__", [](const HeldLease&) { return dlpack_device(); })
       .def("release", &HeldLease::release)
+      .def("__repr__",
+           [](const HeldLease& self) {
+             return nb::str("<terrace.Lease of {!r}{}>")
+                 .format(self.tensor().name(), self.released() ? ", released" : "");
+           })
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [](HeldLease& self, nb::args) { self.release(); })
       .def_prop_ro("released", &HeldLease::released)

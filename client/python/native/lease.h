@@ -69,6 +69,9 @@ class HeldLease {
   std::shared_ptr<const Hold> hold_;
 };
 
+// As numpy and PyTorch spell it.
+const char* dtype_name(DType dtype);
+
 void bind_lease(nanobind::module_& module);
 
 }  // namespace terrace::python

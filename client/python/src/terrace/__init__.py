@@ -3,15 +3,15 @@
 
     import terrace, torch
 
-    with terrace.serve(memory="4GiB", block="/scratch:50GiB") as client:   # or terrace.Client(), where a daemon runs
+    with terrace.serve(memory="4GiB", block="/scratch:50GiB") as client:  # or terrace.Client(), where a daemon runs
         weights = client.from_array("weights", torch.randn(4096, 4096))
-        with weights.read() as lease:                                      # leased: it stays where it is
-            print(torch.from_dlpack(lease).norm())                         # no copy
+        with weights.read() as lease:                                     # leased: it stays where it is
+            print(torch.from_dlpack(lease).norm())                        # no copy
 
-A lease is a context manager; within it `lease.numpy()` is a numpy array and `torch.from_dlpack(lease)` a tensor over the
-leased memory itself. Every array or tensor made from a lease owns a part of it: the lease ends with the last of them, so
-none can dangle. Arrays of a read lease are read-only (PyTorch ignores that; see docs/python.md). Calls that wait release
-the GIL and can be interrupted by signals. All are thread-safe; none works in a forked child.
+A lease is a context manager; within it `lease.numpy()` is a numpy array and `torch.from_dlpack(lease)` a tensor over
+the leased memory itself. Every array or tensor made from a lease owns a part of it: the lease ends with the last of
+them, so none can dangle. Arrays of a read lease are read-only (PyTorch ignores that; see docs/python.md). Calls that
+wait release the GIL and can be interrupted by signals. All are thread-safe; none works in a forked child.
 """
 
 from ._client import Client, LeaseSet, Place

@@ -12,11 +12,6 @@ from ._terrace import Lease, Session, Tensor
 
 TIMEOUT_SECONDS = 60.0
 
-# dtype can be read off a tensor by the name that numpy and PyTorch share.
-Tensor.dtype = property(lambda self: _dtypes.name_of(self._dtype), doc="Its element type's name, as numpy spells it.")
-Tensor.__repr__ = lambda self: f"<terrace.Tensor {self.name!r} {self.dtype}{list(self.shape)}>"
-Lease.__repr__ = lambda self: f"<terrace.Lease of {self.name!r}{', released' if self.released else ''}>"
-
 
 class Place(NamedTuple):
     """A place that this session can lease in, as the daemon offers it."""
@@ -48,7 +43,8 @@ class LeaseSet(Sequence[Lease]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.release()
 
     def release(self) -> None:
@@ -79,7 +75,8 @@ class Client(Session):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.close()
 
     def create(self, name: str, shape: int | Sequence[int], dtype: Any = "float32", *,
@@ -93,7 +90,7 @@ class Client(Session):
     def create_many(self, specs: Iterable[tuple[str, int | Sequence[int], Any]], *,
                     timeout: float = TIMEOUT_SECONDS) -> list[Tensor]:
         """Creates many, given as (name, shape, dtype): all of them, or none."""
-        numbered = [(name, [shape] if isinstance(shape, int) else [int(size) for size in shape], _dtypes.number_of(dtype))
+        numbered = [(name, [shape] if isinstance(shape, int) else list(shape), _dtypes.number_of(dtype))
                     for name, shape, dtype in specs]
         made = self._create(numbered, timeout)
         self._tensors.update((tensor.name, tensor) for tensor in made)
@@ -102,13 +99,13 @@ class Client(Session):
     def from_array(self, name: str, array: Any, *, timeout: float = TIMEOUT_SECONDS) -> Tensor:
         """Creates a tensor with the content of a numpy array, a PyTorch tensor, or what numpy.asarray makes one of."""
         torch_tensor = type(array).__module__.partition(".")[0] == "torch" and hasattr(array, "detach")
-        source = array.detach() if torch_tensor else numpy.asarray(array)
+        source: Any = array.detach() if torch_tensor else numpy.asarray(array)
         tensor = self.create(name, tuple(source.shape), source.dtype, timeout=timeout)
         with tensor.overwrite(timeout=timeout) as lease:
             if torch_tensor:
-                import torch
+                import torch.utils.dlpack
 
-                torch.from_dlpack(lease).copy_(source)
+                torch.utils.dlpack.from_dlpack(lease).copy_(source)
             else:
                 lease.numpy()[...] = source
         return tensor

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Element types: Terrace's numbers, and the names that numpy and PyTorch have for them."""
 
+from ._errors import InvalidArgument
+
 # The numbers of terrace::DType (client/include/terrace/dtype.h). They travel in shared memory and never change.
 _NUMBERS = {
     "uint8": 1,
@@ -21,20 +23,12 @@ _NUMBERS = {
     "uint32": 16,
     "uint64": 17,
 }
-_NAMES = {number: name for name, number in _NUMBERS.items()}
 
 
 def number_of(dtype: object) -> int:
     """Terrace's number for a name ("bfloat16"), a numpy dtype or type, or a torch.dtype. Raises InvalidArgument."""
-    from ._errors import InvalidArgument
-
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    name = dtype if isinstance(dtype, str) else str(getattr(dtype, "name", getattr(dtype, "__name__", dtype)))
     name = {"float": "float64", "int": "int64", "bool_": "bool"}.get(name, name.removeprefix("torch."))
     if name not in _NUMBERS:
         raise InvalidArgument(f"no such element type: {dtype!r}; types are {', '.join(_NUMBERS)}")
     return _NUMBERS[name]
-
-
-def name_of(number: int) -> str:
-    """The name of Terrace's number, as numpy and PyTorch spell it."""
-    return _NAMES[number]

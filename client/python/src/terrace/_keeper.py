@@ -38,7 +38,7 @@ def say(line: str) -> None:
         pass
 
 
-def stop(daemon: subprocess.Popen) -> None:
+def stop(daemon: subprocess.Popen[bytes]) -> None:
     """SIGTERM, and SIGKILL if that was not enough."""
     if daemon.poll() is None:
         daemon.terminate()

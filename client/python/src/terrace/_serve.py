@@ -48,9 +48,12 @@ class _Daemon:
     def __init__(self, folders: list[pathlib.Path], command: list[str]):
         self.log = folders[0] / "daemon.log"
         keeper = pathlib.Path(__file__).with_name("_keeper.py")
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(keeper), json.dumps([str(folder) for folder in folders]), "--", *command],
+        keeping = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(keeper), json.dumps([str(folder) for folder in folders]), "--",
+             *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
+        assert keeping.stdin is not None and keeping.stdout is not None
+        self._keeper, self._hold, self._said = keeping, keeping.stdin, keeping.stdout
         first = self._line()
         if not first.startswith("started "):
             self.stop()
@@ -58,11 +61,11 @@ class _Daemon:
         self.pid = int(first.split()[1])
 
     def _line(self) -> str:
-        return self._keeper.stdout.readline().decode().strip()
+        return self._said.readline().decode().strip()
 
     def ended(self) -> str | None:
         """How the daemon ended by itself, with the end of its log; None while it runs."""
-        if not select.select([self._keeper.stdout], [], [], 0)[0]:
+        if not select.select([self._said], [], [], 0)[0]:
             return None
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
         status = self._line().removeprefix("ended ") or "unknown"
@@ -70,9 +73,9 @@ class _Daemon:
 
     def stop(self) -> None:
         """Stops the daemon, removes what it made, and returns when both are done."""
-        self._keeper.stdin.close()
+        self._hold.close()
         self._keeper.wait()
-        self._keeper.stdout.close()
+        self._said.close()
 
 
 def find_terraced(path: str | os.PathLike[str] | None = None) -> str:
@@ -82,8 +85,8 @@ def find_terraced(path: str | os.PathLike[str] | None = None) -> str:
     found = shutil.which(named or "terraced") or (None if named else shutil.which(built))
     if found is None:
         where = f"{named} is not an executable file" if named else f"it is not on the PATH, nor at {built}"
-        raise Unavailable(f"terraced was not found: {where}; build it (cmake --preset release && cmake --build --preset "
-                          "release), or name it in TERRACED")
+        raise Unavailable(f"terraced was not found: {where}; build it (cmake --preset release && cmake --build "
+                          "--preset release), or name it in TERRACED")
     return os.path.abspath(found)
 
 
@@ -110,7 +113,7 @@ def _block_file(block: str) -> tuple[pathlib.Path, str]:
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def _toml(folder: pathlib.Path, tiers: list[dict[str, Any]], metrics_address: str) -> str:
@@ -138,7 +141,8 @@ def _as_soon_as(attempt: Callable[[], T], daemon: _Daemon, deadline: float) -> T
 @contextlib.contextmanager
 def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block: str | None = None,
           metrics: bool | int = True, terraced: str | os.PathLike[str] | None = None,
-          guarantees: Mapping[str, int] | None = None, label: str = "", timeout: float = 60.0) -> Iterator[ServedClient]:
+          guarantees: Mapping[str, int] | None = None, label: str = "",
+          timeout: float = 60.0) -> Iterator[ServedClient]:
     """Starts a daemon of one's own, without root or systemd, and gives a client of it; at the end of the `with` the
     daemon stops and everything that it made is removed. So it is, too, if this process is killed.
 
@@ -163,7 +167,8 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block:
             made.callback(shutil.rmtree, folder, ignore_errors=True)
             folders.append(folder)
             tiers.append({"kind": "block", "capacity": size, "paths": [str(folder / "block")]})
-        address = f"127.0.0.1:{_free_port() if metrics is True else metrics}" if metrics else ""
+        port = _free_port() if metrics is True else int(metrics)
+        address = f"127.0.0.1:{port}" if port else ""
         config = folders[0] / "terraced.toml"
         config.write_text(_toml(folders[0], tiers, address))
         daemon = _Daemon(folders, [binary, "--config", str(config)])
@@ -173,7 +178,7 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block:
                                                   timeout=max(1.0, deadline - time.monotonic())), daemon, deadline)
         made.callback(client.close)
         if address:
-            _as_soon_as(lambda: socket.create_connection(tuple(address.split(":")), timeout=1).close(), daemon, deadline)
+            _as_soon_as(lambda: socket.create_connection(("127.0.0.1", port), timeout=1).close(), daemon, deadline)
         client.daemon_pid = daemon.pid
         client.metrics_url = f"http://{address}/metrics" if address else ""
         client.admin_socket = str(folders[0] / "admin.sock")

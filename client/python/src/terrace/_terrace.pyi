@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import numpy
 from numpy.typing import NDArray
 
 SOURCE_TREE: str
@@ -20,7 +19,7 @@ class Lease:
 
     def numpy(self) -> NDArray[Any]:
         """The leased memory as a numpy array, read-only under a read lease. TypeError for types numpy lacks."""
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]: ...
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         """The leased memory for torch.from_dlpack and others: no copy, and the consumer owns a part of the lease."""
@@ -68,13 +67,12 @@ class Tensor:
     def shape(self) -> tuple[int, ...]: ...
     @property
     def nbytes(self) -> int: ...
-    dtype: str
-    """Its element type's name, as numpy spells it ("float32", "bfloat16")."""
+    @property
+    def dtype(self) -> str:
+        """Its element type's name, as numpy and PyTorch spell it ("float32", "bfloat16")."""
     @property
     def handle(self) -> int:
         """The session's number for it, as the daemon prints it."""
-    @property
-    def _dtype(self) -> int: ...
 
 class Session:
     """One connection to the daemon; terrace.Client builds on it."""
