@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows requests through the rings: many at once, answered out of order, given up, more than fit; a daemon that ends or
+// answers nonsense; and that nothing granted to nobody stays granted.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "unit/client/scripted_daemon.h"
+
+namespace terrace::client {
+namespace {
+
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+class Calling : public testing::Test {
+ protected:
+  Calling() : client_(daemon_.open()), tensor_(daemon_.create(client_, "weights", 4096, 3)) {
+    daemon_.pass_segment(shm::kPlaceHost, 0);
+  }
+  ScriptedDaemon daemon_;
+  Client client_;
+  Tensor tensor_;
+};
+
+TEST_F(Calling, AsksForEachOperation) {
+  const std::span<const Tensor> set(&tensor_, 1);
+  const auto asked = [&](auto call) {
+    auto calling = beside(call);
+    const Asked got = daemon_.next();
+    daemon_.answer(got);
+    EXPECT_TRUE(calling.get().has_value());
+    return got.submission;
+  };
+  EXPECT_EQ(asked([&] { return client_.swap_in(set, Place::device(0)); }).operation, shm::Operation::kMove);
+  EXPECT_EQ(asked([&] { return client_.swap_out(set); }).place, shm::kPlaceBlock);
+  EXPECT_EQ(asked([&] { return client_.prefetch(set); }).operation, shm::Operation::kPrefetch);
+  EXPECT_EQ(asked([&] { return client_.evict(set); }).operation, shm::Operation::kEvict);
+  EXPECT_EQ(asked([&] { return client_.dont_need(set); }).operation, shm::Operation::kDontNeed);
+  EXPECT_EQ(asked([&] { return client_.pin(set); }).operation, shm::Operation::kPin);
+  EXPECT_EQ(asked([&] { return client_.unpin(set); }).operation, shm::Operation::kUnpin);
+  EXPECT_EQ(asked([&] { return client_.destroy(set); }).operation, shm::Operation::kDelete);
+  const shm::Submission step = asked([&] { return client_.mark_step(StepKind::kEval); });
+  EXPECT_EQ(step.operation, shm::Operation::kMarkStep);
+  EXPECT_EQ(step.value, 2u);
+  EXPECT_EQ(step.count, 0u);
+  EXPECT_GE(step.block_bytes, shm::kBlockBytesMin);
+}
+
+TEST_F(Calling, MayBeAnsweredInAnyOrder) {
+  const std::span<const Tensor> set(&tensor_, 1);
+  Pending<void> first = client_.swap_out_async(set);
+  Pending<void> second = client_.swap_in_async(set, Place::host());
+  const Asked one = daemon_.next();
+  const Asked two = daemon_.next();
+  EXPECT_FALSE(first.ready());
+  EXPECT_EQ(second.wait(0s).error().code, ErrorCode::kDeadlineExceeded);
+  daemon_.refuse(two, ErrorCode::kDataLoss, "gone");
+  EXPECT_TRUE(second.ready());
+  EXPECT_FALSE(first.ready());
+  const Result<void> lost = second.wait(60s);
+  EXPECT_EQ(lost.error().code, ErrorCode::kDataLoss);
+  EXPECT_EQ(second.wait(0s).error().code, ErrorCode::kFailedPrecondition);
+  daemon_.answer(one);
+  EXPECT_TRUE(first.wait(60s).has_value());
+}
+
+TEST_F(Calling, BringsLeasesLater) {
+  Pending<std::vector<Lease>> pending = client_.acquire_async({&tensor_, 1});
+  const Asked asked = daemon_.next();
+  EXPECT_FALSE(pending.ready());
+  daemon_.publish(3, {.state = shm::State::kResident, .readers = 1}, 0);
+  daemon_.answer(asked);
+  const Result<std::vector<Lease>> leases = pending.wait(60s);
+  ASSERT_TRUE(leases.has_value()) << leases.error().message;
+  Pending<std::vector<Lease>> hit = client_.acquire_async({&tensor_, 1});
+  EXPECT_TRUE(hit.ready());
+  EXPECT_TRUE(hit.wait(0s).has_value());
+  EXPECT_FALSE(hit.wait(0s).has_value());
+}
+
+TEST_F(Calling, GivesBackWhatNobodyWaitsFor) {
+  {
+    const Pending<std::vector<Lease>> dropped = client_.acquire_async({&tensor_, 1});
+  }
+  const Asked asked = daemon_.next();
+  daemon_.publish(3, {.state = shm::State::kResident, .readers = 1}, 0);
+  daemon_.answer(asked);
+  EXPECT_TRUE(eventually([&] { return daemon_.word(3).readers == 0; }));
+}
+
+TEST_F(Calling, GivesUpOnADaemonThatIsSilent) {
+  const Result<Lease> lease = client_.acquire(tensor_, {.timeout = 1ms});
+  ASSERT_FALSE(lease.has_value());
+  EXPECT_EQ(lease.error().code, ErrorCode::kDeadlineExceeded);
+  daemon_.publish(3, {.state = shm::State::kResident, .readers = 1}, 0);
+  daemon_.answer(daemon_.next());
+  EXPECT_TRUE(eventually([&] { return daemon_.word(3).readers == 0; }));
+}
+
+TEST_F(Calling, DestroysWhatItCreatedForNobody) {
+  auto creating = beside([&] { return client_.create({.name = "late", .bytes = 8}, 1ms); });
+  const Asked asked = daemon_.next();
+  EXPECT_EQ(creating.get().error().code, ErrorCode::kDeadlineExceeded);
+  daemon_.answer(asked, {ScriptedDaemon::handle(5)});
+  const Asked undo = daemon_.next();
+  EXPECT_EQ(undo.submission.operation, shm::Operation::kDelete);
+  EXPECT_EQ(undo.handles, std::vector{ScriptedDaemon::handle(5)});
+}
+
+TEST_F(Calling, RefusesMoreThanTheRingsHold) {
+  std::vector<Pending<void>> pending;
+  for (std::uint32_t i = 0; i < shm::kRingEntries; ++i) pending.push_back(client_.swap_out_async({&tensor_, 1}));
+  const Result<void> full = client_.swap_out({&tensor_, 1}, Place::block(), 1ms);
+  ASSERT_FALSE(full.has_value());
+  EXPECT_EQ(full.error().code, ErrorCode::kResourceExhausted);
+  auto waiting = beside([&] { return client_.swap_out({&tensor_, 1}, Place::block(), 60s); });
+  for (std::uint32_t i = 0; i < shm::kRingEntries + 1; ++i) daemon_.answer(daemon_.next());
+  EXPECT_TRUE(waiting.get().has_value());
+  for (Pending<void>& each : pending) EXPECT_TRUE(each.wait(60s).has_value());
+}
+
+TEST_F(Calling, EndsWithTheDaemon) {
+  Pending<std::vector<Lease>> pending = client_.acquire_async({&tensor_, 1});
+  auto waiting = beside([&] { return client_.swap_out({&tensor_, 1}); });
+  daemon_.next();
+  daemon_.next();
+  daemon_.hang_up();
+  EXPECT_EQ(waiting.get().error().code, ErrorCode::kUnavailable);
+  EXPECT_EQ(pending.wait(60s).error().code, ErrorCode::kUnavailable);
+  const Result<void> later = client_.mark_step();
+  EXPECT_EQ(later.error().code, ErrorCode::kUnavailable);
+  EXPECT_THAT(later.error().message, HasSubstr("closed the connection"));
+  daemon_.publish(3, {.state = shm::State::kResident}, 0);
+  const Result<Lease> hit = client_.acquire(tensor_);  // what is mapped stays usable
+  EXPECT_TRUE(hit.has_value());
+}
+
+TEST_F(Calling, PassesOnWhyTheSessionEnded) {
+  shm::Refused refused;
+  refused.header.bytes = sizeof refused;
+  refused.code = static_cast<std::uint32_t>(ErrorCode::kUnavailable);
+  std::strcpy(refused.message.data(), "terraced stops");
+  daemon_.send(&refused, sizeof refused);
+  EXPECT_TRUE(eventually([&] { return !client_.mark_step(StepKind::kTrain).has_value(); }));
+  EXPECT_THAT(client_.mark_step().error().message, HasSubstr("terraced stops"));
+}
+
+TEST_F(Calling, DoesNotBelieveNonsense) {
+  auto waiting = beside([&] { return client_.mark_step(); });
+  daemon_.next();
+  daemon_.complete({.id = 987, .code = 0, .message_bytes = 0});
+  const Result<void> answer = waiting.get();
+  ASSERT_FALSE(answer.has_value());
+  EXPECT_EQ(answer.error().code, ErrorCode::kInternal);
+  EXPECT_THAT(answer.error().message, HasSubstr("987"));
+}
+
+TEST_F(Calling, DoesNotBelieveAnImpossibleTail) {
+  auto waiting = beside([&] { return client_.mark_step(); });
+  daemon_.next();
+  daemon_.region().completion_index->tail = 5000;
+  shm::futex_wake(daemon_.region().completion_index->tail);
+  EXPECT_FALSE(waiting.get().has_value());
+}
+
+TEST_F(Calling, BoundsAnErrorsText) {
+  auto waiting = beside([&] { return client_.mark_step(); });
+  const Asked asked = daemon_.next();
+  daemon_.complete({.id = asked.submission.id, .code = 12345, .message_bytes = 0xFFFFFFFF});
+  const Result<void> answer = waiting.get();
+  EXPECT_EQ(answer.error().code, ErrorCode::kInternal);
+  EXPECT_EQ(answer.error().message.size(), asked.submission.block_bytes);
+}
+
+TEST_F(Calling, SplitsLargeCreates) {
+  std::vector<TensorSpec> specs;
+  for (std::uint32_t i = 0; i < shm::kCreateMax + 1; ++i) specs.push_back({.name = std::to_string(i), .bytes = 1});
+  auto creating = beside([&] { return client_.create(specs); });
+  const Asked first = daemon_.next();
+  ASSERT_EQ(first.records.size(), shm::kCreateMax);
+  EXPECT_EQ(std::string(first.records[7].name.data()), "7");
+  std::vector<std::uint64_t> handles;
+  for (std::uint32_t i = 0; i < shm::kCreateMax; ++i) handles.push_back(ScriptedDaemon::handle(i % 16));
+  daemon_.answer(first, handles);
+  const Asked second = daemon_.next();
+  EXPECT_EQ(second.records.size(), 1u);
+  daemon_.refuse(second, ErrorCode::kResourceExhausted, "full");
+  const Asked undo = daemon_.next();
+  EXPECT_EQ(undo.submission.operation, shm::Operation::kDelete);
+  EXPECT_EQ(undo.handles.size(), shm::kCreateMax);
+  daemon_.answer(undo);
+  EXPECT_EQ(creating.get().error().message, "full");
+}
+
+TEST_F(Calling, FromManyThreadsGetsEachItsOwnAnswer) {
+  constexpr int kThreads = 8;
+  constexpr int kEach = 200;
+  std::vector<Tensor> tensors;
+  for (std::uint32_t slot = 4; slot < 4 + kThreads; ++slot) {
+    tensors.push_back(daemon_.create(client_, std::to_string(slot), 64, slot));
+  }
+  std::atomic<int> right{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < kThreads; ++thread) {
+      threads.emplace_back([&, thread] {
+        const Tensor& own = tensors[static_cast<std::size_t>(thread)];
+        for (int i = 0; i < kEach; ++i) {
+          const Result<Lease> lease = client_.acquire(own);  // a miss: the daemon says which tensor was meant
+          if (!lease && lease.error().message == own.name()) ++right;
+        }
+      });
+    }
+    for (int i = 0; i < kThreads * kEach; ++i) {
+      const Asked asked = daemon_.next();
+      daemon_.refuse(asked, ErrorCode::kFailedPrecondition, std::to_string(asked.handles[0] & 0xFFFF));
+    }
+  }
+  EXPECT_EQ(right, kThreads * kEach);
+}
+
+TEST_F(Calling, AndLeasingFromManyThreadsCountsRight) {
+  daemon_.publish(3, {.state = shm::State::kResident}, 0);
+  {
+    std::vector<std::jthread> threads;
+    for (int thread = 0; thread < 8; ++thread) {
+      threads.emplace_back([&, thread] {
+        for (int i = 0; i < 2000; ++i) {
+          const Mode mode = (i + thread) % 2 == 0 ? Mode::kRead : Mode::kWrite;
+          const Result<Lease> lease = client_.acquire(tensor_, {.mode = mode});
+          ASSERT_TRUE(lease.has_value()) << lease.error().message;
+        }
+      });
+    }
+  }
+  EXPECT_FALSE(daemon_.word(3).leased());
+  EXPECT_TRUE(daemon_.word(3).dirty);
+  EXPECT_EQ(client_.held(), 0u);
+}
+
+}  // namespace
+}  // namespace terrace::client

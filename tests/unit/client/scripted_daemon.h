@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The daemon's end of one session, played by a test step by step: real sockets, real shared memory, no engine.
+#pragma once
+
+#include <filesystem>
+#include <future>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/mapping.h"
+#include "shm/log.h"
+#include "shm/message.h"
+#include "shm/region.h"
+#include "shm/ring.h"
+#include "terrace/client.h"
+
+namespace terrace::client {
+
+inline constexpr std::uint64_t kSegmentBytes = 2ull << 20;
+inline constexpr std::uint64_t kRangeBytes = 8ull << 20;
+
+// A request as it came through the ring.
+struct Asked {
+  shm::Submission submission;
+  std::vector<std::uint64_t> handles;
+  std::vector<shm::CreateRecord> records;
+};
+
+// Every step that waits aborts the test after 60 s. Not thread-safe, but for what table() and words are.
+class ScriptedDaemon {
+ public:
+  // Listens on a socket in a folder of its own.
+  ScriptedDaemon();
+  ScriptedDaemon(const ScriptedDaemon&) = delete;
+  ScriptedDaemon& operator=(const ScriptedDaemon&) = delete;
+  ~ScriptedDaemon();
+
+  std::string path() const { return (folder_ / "data.sock").string(); }
+
+  // The connection, and what the client says first.
+  shm::Hello accept();
+  // Opens the session: host mapped twice, device:0 once, 8 MiB of each.
+  void welcome();
+  // accept() and welcome(), while the client connects with these options.
+  Client open(ConnectOptions options = {});
+
+  void send(const void* bytes, std::size_t size, const std::vector<int>& descriptors = {}) const;
+  // The next message from the client; empty when it has closed the connection.
+  std::vector<std::byte> receive() const;
+  // Whether anything waits to be received (or the client has closed).
+  bool has_message() const;
+  void hang_up() { connection_.reset(); }
+
+  // Passes a segment; its memory, as the daemon sees it.
+  std::byte* pass_segment(std::uint32_t place, std::uint64_t offset);
+  void retire_segment(std::uint32_t place, std::uint64_t offset) const;
+
+  // The next request; waits for the doorbell.
+  Asked next();
+  // Whether the doorbell rang since it was last looked at. Never waits.
+  bool rung() const;
+  void answer(const Asked& asked, const std::vector<std::uint64_t>& result = {});
+  void refuse(const Asked& asked, ErrorCode code, const std::string& message);
+  void complete(const shm::Completion& completion);
+
+  // Creates a tensor as the client asks for it, in slot `slot`, first life, nothing published.
+  Tensor create(Client& client, const std::string& name, std::uint64_t bytes, std::uint32_t slot);
+  // Publishes the copy of `slot` with this word (its incarnation is 1).
+  void publish(std::uint32_t slot, shm::Word word, std::uint64_t offset, std::uint32_t place = shm::kPlaceHost);
+  shm::Word word(std::uint32_t slot) const { return shm::Word::unpack(region_.table[slot].word.load()); }
+
+  const shm::RegionView& region() const { return region_; }
+
+  static std::uint64_t handle(std::uint32_t slot) { return std::uint64_t{1} << 32 | slot; }
+
+ private:
+  std::filesystem::path folder_;
+  Fd listener_;
+  Fd connection_;
+  Fd doorbell_;
+  AddressRange memory_;
+  shm::RegionView region_;
+  shm::RingConsumer<shm::Submission> submissions_;
+  shm::RingProducer<shm::Completion> completions_;
+  std::vector<AddressRange> segments_;
+};
+
+// Looks until `condition` holds; false after 60 s.
+bool eventually(const std::function<bool()>& condition);
+
+// Runs a blocking client call beside the script.
+template <typename Call>
+auto beside(Call call) {
+  return std::async(std::launch::async, std::move(call));
+}
+
+}  // namespace terrace::client
