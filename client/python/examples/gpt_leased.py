@@ -53,6 +53,10 @@ class LeasedLayer:
         """Says that the kinds are needed soon."""
         self._client.prefetch(self._wanted(kinds), place=self._place)
 
+    def dont_need(self, *kinds: str) -> None:
+        """Says that the kinds' content is of no use any more: it is not written back."""
+        self._client.dont_need(self._wanted(kinds))
+
     def _wanted(self, kinds: tuple[str, ...]) -> list[terrace.Tensor]:
         return [tensor for kind in kinds for tensor in self.tensors[kind].values()]
 
@@ -144,6 +148,7 @@ class LeasedModel:
                 if index + 1 < len(self.layers):
                     self.layers[index + 1].prefetch(*KINDS)
                 self._update(number, parameters, gradients, first, second)
+            layer.dont_need("gradient")
 
     def _update(self, number, parameters, gradients, first, second) -> None:
         leased = (parameters, gradients, first, second)

@@ -141,6 +141,7 @@ def draw(path: str, losses: list[float], reference: list[float], occupancy: Occu
     above.plot(range(1, len(reference) + 1), reference, color="0.6", linewidth=5, label="everything in memory")
     above.plot(range(1, len(losses) + 1), losses, color="tab:red", linewidth=1.5, label="through Terrace")
     above.set(title="Loss", xlabel="step", ylabel="nats a byte")
+    above.xaxis.get_major_locator().set_params(integer=True)
     above.legend()
     times = [seconds for seconds, _ in occupancy.samples]
     for tier, capacity in occupancy.capacity.items():
@@ -148,5 +149,7 @@ def draw(path: str, losses: list[float], reference: list[float], occupancy: Occu
         below.plot(times, used, label=f"{tier} (of {mebibytes(capacity)})")
     below.set(title="Tiers", xlabel="seconds", ylabel="MiB in use", ylim=(0, None))
     below.legend()
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
