@@ -4,21 +4,19 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
+#include <vector>
 
 namespace terrace::config {
 
 void Problems::add(std::uint32_t line, std::string_view key, std::string_view what) {
   const std::string place = line == 0 ? file_ : fmt::format("{}:{}", file_, line);
-  problems_.push_back(
-      {line, key.empty() ? fmt::format("{}: {}", place, what) : fmt::format("{}: {}: {}", place, key, what)});
+  problems_.emplace(line,
+                    key.empty() ? fmt::format("{}: {}", place, what) : fmt::format("{}: {}: {}", place, key, what));
 }
 
 Error Problems::error() const {
-  std::vector<Problem> sorted = problems_;
-  std::ranges::stable_sort(sorted, {}, &Problem::line);
   std::vector<std::string_view> lines;
-  for (const Problem& problem : sorted) lines.push_back(problem.text);
+  for (const auto& [line, text] : problems_) lines.push_back(text);
   return Error{ErrorCode::kInvalidArgument, fmt::format("{}", fmt::join(lines, "\n")), 0};
 }
 

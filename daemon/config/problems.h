@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "terrace/error.h"
 
@@ -22,12 +22,8 @@ class Problems {
   Error error() const;
 
  private:
-  struct Problem {
-    std::uint32_t line;
-    std::string text;
-  };
   std::string file_;
-  std::vector<Problem> problems_;
+  std::multimap<std::uint32_t, std::string> problems_;  // by line; those of one line in the order of their finding
 };
 
 }  // namespace terrace::config
