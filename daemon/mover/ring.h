@@ -11,8 +11,8 @@
 #include "base/time.h"
 #include "terrace/error.h"
 
-struct io_uring;
-struct io_uring_sqe;
+struct io_uring;      // NOLINT(readability-identifier-naming): liburing's
+struct io_uring_sqe;  // NOLINT(readability-identifier-naming)
 
 namespace terrace::mover {
 

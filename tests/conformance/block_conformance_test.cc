@@ -183,14 +183,23 @@ TEST_F(BlockConformance, AScribblingClientGetsTheBytesOfTheDisk) {
   EXPECT_TRUE(equal(rig.bytes(source, kChunk), rig.bytes(target, kChunk)));
 }
 
-// One cut-off chunk does not begin the rest: a transfer that failed ends with what it has in flight.
-TEST_F(BlockConformance, AFailedTransferEndsOnce) {
-  Rig rig({.mover = {.queue_depth = 2}});
+// With one place in the queue it reads the first chunk, reads it again, and begins no other.
+TEST_F(BlockConformance, AFailedTransferBeginsNothingMore) {
+  Rig rig({.mover = {.queue_depth = 1}});
   const auto home = stored(rig, 9 * kMiB);
   flip_bit(rig, home.pieces[0].offset);
   expect_lost(rig.run(copy(home, rig.place(kMemory, 9 * kMiB), 9 * kMiB)));
   EXPECT_EQ(rig.mover->in_flight(), 0U);
-  EXPECT_LT(rig.mover->counts().block_read_bytes, 9 * kMiB);
+  EXPECT_EQ(rig.mover->counts().block_read_bytes, 2 * kMiB);
+}
+
+// Every chunk of it fails, many at a time: there is one outcome.
+TEST_F(BlockConformance, ATransferThatFailsEverywhereEndsOnce) {
+  Rig rig;
+  auto wrong = copy(stored(rig, 9 * kMiB), rig.place(kMemory, 9 * kMiB), 9 * kMiB);
+  wrong.version = 4;
+  expect_lost(rig.run(wrong));
+  EXPECT_EQ(rig.mover->in_flight(), 0U);
 }
 
 TEST_F(BlockConformance, UrgentTransfersGoFirst) {

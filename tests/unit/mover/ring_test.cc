@@ -40,7 +40,7 @@ class RingTest : public testing::Test {
   void SetUp() override {
     auto made = Ring::create({.entries = 8, .polls_max = 64, .io_max = 64});
     ASSERT_TRUE(made) << made.error().message;
-    ring = std::move(*made);
+    ring_ = std::move(*made);
   }
   static Fd event() { return Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)); }
   static void ring_bell(const Fd& fd) {
@@ -52,7 +52,7 @@ class RingTest : public testing::Test {
     ASSERT_EQ(read(fd.get(), &count, sizeof(count)), static_cast<ssize_t>(sizeof(count)));
   }
   std::size_t turn(Duration timeout = std::chrono::seconds(10)) {
-    const auto count = ring->run_once(timeout);
+    const auto count = ring_->run_once(timeout);
     EXPECT_TRUE(count) << count.error().message;
     return count.value_or(0);
   }
@@ -62,7 +62,7 @@ class RingTest : public testing::Test {
     }
   }
 
-  std::unique_ptr<Ring> ring;
+  std::unique_ptr<Ring> ring_;
 };
 
 TEST_F(RingTest, ReturnsWhenNothingHappens) {
@@ -73,7 +73,7 @@ TEST_F(RingTest, ReturnsWhenNothingHappens) {
 TEST_F(RingTest, TellsOfReadinessAgainAndAgainUntilItIsTakenAway) {
   const Fd bell = event();
   Recorder recorder;
-  const auto poll = ring->poll(bell.get(), POLLIN, recorder);
+  const auto poll = ring_->poll(bell.get(), POLLIN, recorder);
   ASSERT_TRUE(poll);
   EXPECT_EQ(turn(Duration::zero()), 0U);
   ring_bell(bell);
@@ -95,7 +95,7 @@ TEST_F(RingTest, TellsOfReadinessAgainAndAgainUntilItIsTakenAway) {
 TEST_F(RingTest, ABellOfAnotherThreadEndsTheWait) {
   const Fd bell = event();
   Recorder recorder;
-  ASSERT_TRUE(ring->poll(bell.get(), POLLIN, recorder));
+  ASSERT_TRUE(ring_->poll(bell.get(), POLLIN, recorder));
   std::jthread other([&] { ring_bell(bell); });
   while (recorder.calls == 0) turn(Duration::max());
 }
@@ -103,15 +103,15 @@ TEST_F(RingTest, ABellOfAnotherThreadEndsTheWait) {
 TEST_F(RingTest, WhoeverTurnedAwayIsNotCalled) {
   const Fd bell = event();
   auto recorder = std::make_unique<Recorder>();
-  const auto poll = ring->poll(bell.get(), POLLIN, *recorder);
+  const auto poll = ring_->poll(bell.get(), POLLIN, *recorder);
   settle();
   ring_bell(bell);
-  ring->unpoll(*poll);
+  ring_->unpoll(*poll);
   recorder.reset();  // a call would be of freed memory
   settle();
   turn(std::chrono::milliseconds(1));
   settle();
-  ring->unpoll(*poll);  // taken back twice: nothing
+  ring_->unpoll(*poll);  // taken back twice: nothing
 }
 
 TEST_F(RingTest, ARingDescriptorThatIsReadyInTheSameRoundIsTakenBackInTime) {
@@ -119,10 +119,10 @@ TEST_F(RingTest, ARingDescriptorThatIsReadyInTheSameRoundIsTakenBackInTime) {
   const Fd second = event();
   Recorder one;
   Recorder other;
-  const auto poll_one = ring->poll(first.get(), POLLIN, one);
-  const auto poll_other = ring->poll(second.get(), POLLIN, other);
-  one.then = [&] { ring->unpoll(*poll_other); };
-  other.then = [&] { ring->unpoll(*poll_one); };
+  const auto poll_one = ring_->poll(first.get(), POLLIN, one);
+  const auto poll_other = ring_->poll(second.get(), POLLIN, other);
+  one.then = [&] { ring_->unpoll(*poll_other); };
+  other.then = [&] { ring_->unpoll(*poll_one); };
   ring_bell(first);
   ring_bell(second);
   for (int round = 0; round < 10; ++round) turn();
@@ -134,16 +134,16 @@ TEST_F(RingTest, ACallMayEndItsOwnPollAndBeginAnother) {
   const Fd bell = event();
   Recorder second;
   Recorder first;
-  auto poll = ring->poll(bell.get(), POLLIN, first);
+  auto poll = ring_->poll(bell.get(), POLLIN, first);
   Result<PollId> next;
   first.then = [&] {
-    ring->unpoll(*poll);
-    next = ring->poll(bell.get(), POLLIN, second);
+    ring_->unpoll(*poll);
+    next = ring_->poll(bell.get(), POLLIN, second);
   };
   ring_bell(bell);
   while (second.calls == 0) turn();
   EXPECT_EQ(first.calls, 1);
-  ring->unpoll(*next);
+  ring_->unpoll(*next);
 }
 
 TEST_F(RingTest, ReportsTheOtherEndsClose) {
@@ -152,7 +152,7 @@ TEST_F(RingTest, ReportsTheOtherEndsClose) {
   const Fd here(ends[0]);
   Fd there(ends[1]);
   Recorder recorder;
-  ASSERT_TRUE(ring->poll(here.get(), POLLIN, recorder));
+  ASSERT_TRUE(ring_->poll(here.get(), POLLIN, recorder));
   settle();
   there.reset();
   turn();
@@ -161,7 +161,7 @@ TEST_F(RingTest, ReportsTheOtherEndsClose) {
 
 TEST_F(RingTest, AWrongDescriptorEndsThePollWithItsErrno) {
   Recorder recorder;
-  ASSERT_TRUE(ring->poll(1'000'000, POLLIN, recorder));
+  ASSERT_TRUE(ring_->poll(1'000'000, POLLIN, recorder));
   turn();
   EXPECT_EQ(recorder.last, -EBADF);
   EXPECT_FALSE(recorder.stands);
@@ -175,14 +175,14 @@ TEST_F(RingTest, PollsAreBoundedAndTheirPlacesComeBack) {
   for (int round = 0; round < 3; ++round) {
     std::vector<PollId> polls;
     for (int index = 0; index < 64; ++index) {
-      auto poll = ring->poll(bell.get(), POLLIN, recorder);  // more than the queue's 8 entries
+      auto poll = ring_->poll(bell.get(), POLLIN, recorder);  // more than the queue's 8 entries
       ASSERT_TRUE(poll) << poll.error().message;
       polls.push_back(*poll);
     }
-    const auto refused = ring->poll(bell.get(), POLLIN, recorder);
+    const auto refused = ring_->poll(bell.get(), POLLIN, recorder);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
-    for (const PollId poll : polls) ring->unpoll(poll);
+    for (const PollId poll : polls) ring_->unpoll(poll);
     settle();
   }
   EXPECT_EQ(recorder.calls, 0);
@@ -191,33 +191,33 @@ TEST_F(RingTest, PollsAreBoundedAndTheirPlacesComeBack) {
 TEST_F(RingTest, ReadsAndWritesFilesBeyondTheQueuesLength) {
   const Fd file(memfd_create("ring-test", MFD_CLOEXEC));
   const std::array<int, 1> files = {file.get()};
-  ring->set_files(files);
+  ring_->set_files(files);
   constexpr std::size_t kParts = 50;
   std::array<Recorder, kParts> recorders;
   std::vector<std::array<std::byte, 512>> parts(kParts);
   for (std::size_t index = 0; index < kParts; ++index) {
     parts[index].fill(static_cast<std::byte>(index));
-    ring->write(0, parts[index], index * 512, recorders[index]);
+    ring_->write(0, parts[index], index * 512, recorders[index]);
   }
-  while (ring->io_in_flight() > 0) turn();
+  while (ring_->io_in_flight() > 0) turn();
   for (auto& part : parts) part.fill(std::byte{0});
-  for (std::size_t index = 0; index < kParts; ++index) ring->read(0, parts[index], index * 512, recorders[index]);
-  while (ring->io_in_flight() > 0) turn();
+  for (std::size_t index = 0; index < kParts; ++index) ring_->read(0, parts[index], index * 512, recorders[index]);
+  while (ring_->io_in_flight() > 0) turn();
   for (std::size_t index = 0; index < kParts; ++index) {
     EXPECT_EQ(recorders[index].calls, 2);
     EXPECT_EQ(recorders[index].last, 512);
     EXPECT_EQ(parts[index][511], static_cast<std::byte>(index));
   }
   Recorder end;
-  ring->read(0, parts[0], kParts * 512, end);
-  while (ring->io_in_flight() > 0) turn();
+  ring_->read(0, parts[0], kParts * 512, end);
+  while (ring_->io_in_flight() > 0) turn();
   EXPECT_EQ(end.last, 0);
 }
 
 TEST_F(RingTest, MayBeMadeByAnotherThreadThanTheReactor) {
   const Fd bell = event();
   Recorder recorder;
-  ASSERT_TRUE(ring->poll(bell.get(), POLLIN, recorder));
+  ASSERT_TRUE(ring_->poll(bell.get(), POLLIN, recorder));
   ring_bell(bell);
   std::jthread reactor([&] { turn(); });
   reactor.join();

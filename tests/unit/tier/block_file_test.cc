@@ -27,11 +27,11 @@ class BlockFileTest : public testing::Test {
     std::filesystem::create_directories(TERRACE_TEST_FOLDER);
     std::string name = TERRACE_TEST_FOLDER "/block-file-XXXXXX";
     ASSERT_NE(mkdtemp(name.data()), nullptr) << std::strerror(errno);
-    folder = name;
+    folder_ = name;
   }
-  void TearDown() override { std::filesystem::remove_all(folder); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  std::string path(const std::string& name = "block") const { return folder / name; }
+  std::string path(const std::string& name = "block") const { return folder_ / name; }
   BlockOptions options(std::uint64_t bytes = 4 * kMiB) const { return {.paths = {path()}, .capacity_bytes = bytes}; }
   static void expect_refused(const Result<std::unique_ptr<BlockFile>>& result, ErrorCode code,
                              const std::string& says) {
@@ -40,7 +40,7 @@ class BlockFileTest : public testing::Test {
     EXPECT_NE(result.error().message.find(says), std::string::npos) << result.error().message;
   }
 
-  std::filesystem::path folder;
+  std::filesystem::path folder_;
 };
 
 TEST_F(BlockFileTest, TakesAllItsSpaceAtOnce) {
@@ -102,7 +102,7 @@ TEST_F(BlockFileTest, AFullFileSystemIsNamedAndLeftAsItWas) {
 
 TEST_F(BlockFileTest, OneOfSeveralFailingLeavesNone) {
   auto several = options(8 * kMiB);
-  several.paths.push_back(folder / "missing" / "block");
+  several.paths.push_back(folder_ / "missing" / "block");
   expect_refused(BlockFile::open(several), ErrorCode::kInvalidArgument, "missing");
   EXPECT_FALSE(std::filesystem::exists(path()));
 }
