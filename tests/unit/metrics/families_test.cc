@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that each number of the status is exported under its name and labels, that histograms are cumulative, and that
+// promtool finds nothing to say about the text.
+#include "metrics/families.h"
+
+#include <gmock/gmock.h>
+#include <prometheus/text_serializer.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+
+namespace terrace::metrics {
+namespace {
+
+using testing::HasSubstr;
+
+engine::Status sample() {
+  engine::Status status;
+  engine::TierStatus memory{.name = "memory", .kind = tier::Kind::kMemory, .capacity_bytes = 9007199254740991};
+  memory.used_bytes = 11;
+  memory.checksum_failures = 2;
+  memory.fragmentation = 0.25;
+  memory.evictions = {1, 2, 3, 4, 5};
+  status.tiers.push_back(memory);
+  engine::LinkStatus link{.link = {mover::LinkKind::kHostToDevice, 1}, .bytes = 77, .transfers = 6, .duration = {}};
+  link.duration.counts[0] = 2;
+  link.duration.counts[3] = 3;
+  link.duration.counts[engine::Histogram::kBuckets - 1] = 1;
+  link.duration.sum_seconds = 1.5;
+  status.links.push_back(link);
+  status.places.push_back({.place = 0, .name = "host", .hits = 5, .waits = 6, .errors = 7, .wait = {}});
+  for (const std::uint32_t number : {1u, 2u}) {
+    engine::SessionStatus& session = status.sessions.emplace_back();
+    session.session = SessionId{number};
+    session.tenant = {1, 1000 + number};
+    session.pid = 4242;
+    session.tensors = 2 + number;
+    session.leases = number;
+  }
+  status.prefetches.late = 8;
+  return status;
+}
+
+std::string text(const engine::Status& status) {
+  const std::vector<std::string> names{"default", "team"};
+  auto all = vital_families(true, "1.2.3");
+  for (auto& one : families(status, names)) all.push_back(std::move(one));
+  return prometheus::TextSerializer().Serializer::Serialize(all);
+}
+
+TEST(Families, ExportEachNumber) {
+  const std::string out = text(sample());
+  for (const char* line :
+       {"terrace_up 1\n", "terrace_build_info{version=\"1.2.3\"} 1\n",
+        "terrace_tier_capacity_bytes{tier=\"memory\"} 9007199254740991\n",
+        "terrace_tier_used_bytes{tier=\"memory\"} 11\n", "terrace_tier_fragmentation_ratio{tier=\"memory\"} 0.25\n",
+        "terrace_checksum_failures_total{tier=\"memory\"} 2\n",
+        "terrace_evictions_total{tier=\"memory\",reason=\"taken_back\"} 5\n",
+        "terrace_transfer_bytes_total{link=\"host_to_device:1\"} 77\n",
+        "terrace_acquires_total{place=\"host\",result=\"hit\"} 5\n",
+        "terrace_acquires_total{place=\"host\",result=\"error\"} 7\n", "terrace_prefetches_total{outcome=\"late\"} 8\n",
+        "terrace_sessions{tenant=\"default\"} 0\n", "terrace_sessions{tenant=\"team\"} 2\n",
+        "terrace_tensors{tenant=\"team\"} 7\n", "terrace_leases{tenant=\"team\"} 3\n"})
+    EXPECT_THAT(out, HasSubstr(line));
+}
+
+TEST(Families, HistogramsAreCumulative) {
+  const std::string out = text(sample());
+  EXPECT_THAT(out, HasSubstr("terrace_transfer_duration_seconds_count{link=\"host_to_device:1\"} 6\n"));
+  EXPECT_THAT(out, HasSubstr("terrace_transfer_duration_seconds_sum{link=\"host_to_device:1\"} 1.5\n"));
+  EXPECT_THAT(out, HasSubstr("terrace_transfer_duration_seconds_bucket{link=\"host_to_device:1\",le=\"+Inf\"} 6\n"));
+}
+
+TEST(Families, NeverNameAProcessOrAUser) {
+  const std::string out = text(sample());
+  EXPECT_THAT(out, testing::Not(HasSubstr("4242")));
+  EXPECT_THAT(out, testing::Not(HasSubstr("1000")));
+}
+
+TEST(Families, PromtoolFindsNothingToSay) {
+  if (std::system("promtool --version >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "promtool is not installed (Debian package prometheus)";
+  std::string file = testing::TempDir() + "terrace-metrics-XXXXXX";
+  const int descriptor = ::mkstemp(file.data());
+  ASSERT_GE(descriptor, 0);
+  FILE* out = ::fdopen(descriptor, "w");
+  std::fputs(text(sample()).c_str(), out);
+  std::fclose(out);
+  FILE* check = ::popen(("promtool check metrics <" + file + " 2>&1").c_str(), "r");
+  ASSERT_NE(check, nullptr);
+  std::string said;
+  for (int c = std::fgetc(check); c != EOF; c = std::fgetc(check)) said += static_cast<char>(c);
+  EXPECT_EQ(::pclose(check), 0) << said;
+  EXPECT_EQ(said, "");
+  std::remove(file.c_str());
+}
+
+}  // namespace
+}  // namespace terrace::metrics
