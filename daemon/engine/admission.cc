@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Admissions: a set of tensors is brought to a place, all or nothing. From the request to the reservation.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+
+void EngineImpl::on(const Request& request, Acquire&& body) {
+  Admission admission;
+  admission.kind = Admission::Kind::kAcquire;
+  admission.mode = body.mode;
+  admission.place = body.place;
+  admission.tensors = std::move(body.tensors);
+  admit(request, std::move(admission), false);
+}
+
+void EngineImpl::on(const Request& request, Move&& body) {
+  Admission admission;
+  admission.kind = Admission::Kind::kMove;
+  admission.place = body.place;
+  admission.tensors = std::move(body.tensors);
+  admit(request, std::move(admission), true);
+}
+
+void EngineImpl::on(const Request& request, Pin&& body) {
+  Admission admission;
+  admission.kind = Admission::Kind::kPin;
+  admission.place = body.place;
+  admission.tensors = std::move(body.tensors);
+  admit(request, std::move(admission), false);
+}
+
+void EngineImpl::admit(const Request& request, Admission admission, bool with_block) {
+  const auto session = open_session(request.session);
+  if (!session) return answer(request.id, std::unexpected(session.error()));
+  const auto tier = tier_of_place(admission.place, with_block);
+  if (!tier) return answer(request.id, std::unexpected(tier.error()));
+  if (const auto slots = find_all(**session, admission.tensors); !slots) {
+    ++tiers_[*tier].leases.errors;
+    return answer(request.id, std::unexpected(slots.error()));
+  }
+  admission.request = request.id;
+  admission.tier = *tier;
+  admission.id = next_admission_++;
+  admission.started = now_;
+  admission.deadline = request.deadline;
+  if (!wait_for(request.id, request.session, request.deadline)) return;
+  (*session)->admissions.push_back(std::move(admission));
+  stir(**session);
+}
+
+Admission* EngineImpl::find_admission(Session& session, std::uint64_t id) {
+  for (Admission& admission : session.admissions)
+    if (admission.id == id) return &admission;
+  return nullptr;
+}
+
+// Published where the admission wants it.
+bool EngineImpl::is_there(const Admission& admission, const Tensor& tensor) const {
+  return tensor.published == tiers_[admission.tier].level && at_tier(tensor, admission.tier);
+}
+
+bool EngineImpl::all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const {
+  return std::all_of(slots.begin(), slots.end(), [&](Slot slot) {
+    const Tensor& tensor = session.at(slot);
+    return is_there(admission, tensor) && tensor.wanted == 0;
+  });
+}
+
+Result<void> EngineImpl::check_content(const Admission& admission, const Tensor& tensor) const {
+  const bool reads = admission.is(Admission::Kind::kMove) ||
+                     (admission.is(Admission::Kind::kAcquire) && admission.mode != shm::Mode::kOverwrite);
+  const bool may_be_new = admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kWrite;
+  if (reads && tensor.lost)
+    return fail(ErrorCode::kDataLoss, fmt::format("the bytes of tensor '{}' are lost: overwrite it", tensor.name));
+  if (reads && !may_be_new && !tensor.written)
+    return fail(
+        ErrorCode::kFailedPrecondition,
+        fmt::format("tensor '{}' was never written (or its content was given up): write it first", tensor.name));
+  return {};
+}
+
+// Whether every tensor can be moved now. An error: one of them never can while things are as they are.
+Result<bool> EngineImpl::ready_to_start(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
+  const Level level = tiers_[admission.tier].level;
+  bool ready = true;
+  for (const Slot slot : slots) {
+    Tensor& tensor = session.at(slot);
+    if (tensor.pinned != Level::kNone && !(tensor.pinned == level && at_tier(tensor, admission.tier)))
+      return fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("tensor '{}' is pinned at {}: unpin it first", tensor.name,
+                              tiers_[tier_index(tensor, tensor.pinned)].leases.name));
+    const bool there = is_there(admission, tensor);
+    if (!there && leased(session, slot))
+      return fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("tensor '{}' is leased at {}: release it first", tensor.name,
+                              tiers_[tier_index(tensor, tensor.published)].leases.name));
+    const bool busy = !tensor.idle() && !(there && tensor.activity == Activity::kCleaning);
+    if (busy || tensor.admission != 0 || tensor.wanted != 0 || tensor.forget) {
+      if (tensor.admission != 0 && !admission.is(Admission::Kind::kPrefetch)) note_late(session, tensor);
+      ready = false;
+      continue;
+    }
+    if (const auto good = check_content(admission, tensor); !good) return std::unexpected(good.error());
+    const bool elsewhere = level == Level::kDevice && tensor.has(level) && !at_tier(tensor, admission.tier);
+    if (elsewhere && !admission.behind)
+      ready &= evict(session, slot, level, EvictionReason::kMove, {mover::Class::kDemand, admission.deadline}, false) ==
+               Eviction::kDropped;
+    else
+      ready &= !elsewhere;
+  }
+  return ready;
+}
+
+void EngineImpl::try_start(Session& session, Admission& admission) {
+  if (admission.is(Admission::Kind::kCreate)) return try_create(session, admission);
+  const auto slots = find_all(session, admission.tensors);
+  if (!slots) return fail_admission(session, admission, slots.error());
+  if (tiers_[admission.tier].mapped() && all_there(session, admission, *slots)) return grant(session, admission);
+  const auto ready = ready_to_start(session, admission, *slots);
+  if (!ready) return fail_admission(session, admission, ready.error());
+  if (!*ready || admission.behind) {
+    admission.block = Admission::Block::kBusy;
+    admission.waited = true;
+    return;
+  }
+  Error refusal;
+  set_mark_ = next_mark_++;
+  for (const Slot slot : *slots) session.at(slot).mark = set_mark_;
+  const Room room = reserve(session, admission, *slots, refusal);
+  set_mark_ = UINT64_MAX;
+  if (room == Room::kRefused) return fail_admission(session, admission, refusal);
+  if (room == Room::kReady) return assemble(session, admission, *slots);
+  admission.waited = true;
+  admission.block = room == Room::kLeases ? Admission::Block::kLeases : Admission::Block::kSpace;
+}
+
+// A copy in memory on the way from block to device is worth having, if its extent costs no wait.
+bool EngineImpl::wants_staging(const Admission& admission, const Tensor& tensor) const {
+  return tiers_[admission.tier].level == Level::kDevice && memory_tier_ != SIZE_MAX && tensor.written && !tensor.lost &&
+         !tensor.has(Level::kMemory) && tensor.valid == bit(Level::kBlock) && admission.mode != shm::Mode::kOverwrite;
+}
+
+// Memory that was never taken yet is worth the wait for a segment.
+bool EngineImpl::staging_grows(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
+  std::uint64_t bytes = 0;
+  for (const Slot slot : slots)
+    if (wants_staging(admission, session.at(slot))) bytes += session.at(slot).extent_bytes();
+  if (bytes == 0) return false;
+  const Place& memory = *session.places[memory_tier_];
+  return memory.space.free_bytes() < bytes && (memory.adding_bytes > 0 || grow(session, memory_tier_));
+}
+
+// Room for every copy that is missing in the target tier, the lower tier's first; then the copies' extents.
+EngineImpl::Room EngineImpl::reserve(Session& session, Admission& admission, const std::vector<Slot>& slots,
+                                     Error& refusal) {
+  if (staging_grows(session, admission, slots)) return Room::kWait;
+  std::vector<std::uint64_t> sizes;
+  std::vector<std::uint64_t> offsets;
+  std::vector<Slot> missing;
+  for (const Slot slot : slots) {
+    if (!tiers_[admission.tier].mapped() || at_tier(session.at(slot), admission.tier)) continue;
+    missing.push_back(slot);
+    sizes.push_back(session.at(slot).extent_bytes());
+  }
+  if (!sizes.empty()) {
+    const Room room = make_room(session, admission, sizes, offsets, refusal);
+    if (room != Room::kReady) return room;
+  }
+  if (!claim_all(session, admission, slots)) {
+    for (std::size_t i = 0; i < offsets.size(); ++i) free_extent(session, admission.tier, {offsets[i], sizes[i]});
+    refusal = {ErrorCode::kFailedPrecondition, "a tensor of the set is leased at another place: release it first", 0};
+    return Room::kRefused;
+  }
+  for (std::size_t i = 0; i < missing.size(); ++i) add_copy(session, missing[i], admission.tier, offsets[i]);
+  return Room::kReady;
+}
+
+// Takes the words of those that are published elsewhere; none if somebody leases one.
+bool EngineImpl::claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Tensor& tensor = session.at(slots[i]);
+    if (tensor.published == Level::kNone || is_there(admission, tensor) || claim(session, slots[i])) continue;
+    for (std::size_t j = 0; j < i; ++j)
+      if (session.at(slots[j]).claimed) publish_best(session, slots[j]);
+    return false;
+  }
+  return true;
+}
+
+void EngineImpl::assemble(Session& session, Admission& admission, const std::vector<Slot>& slots) {
+  clear_wants(session, admission);
+  admission.phase = Admission::Phase::kAssembling;
+  admission.block = Admission::Block::kNothing;
+  for (const Slot slot : slots) session.at(slot).admission = admission.id;
+  for (const Slot slot : slots) {
+    std::uint64_t offset = 0;
+    const Tensor& tensor = session.at(slot);
+    if (wants_staging(admission, tensor) && allocate_by_dropping(session, memory_tier_, tensor.extent_bytes(), offset))
+      add_copy(session, slot, memory_tier_, offset);
+    if (advance(session, admission, slot)) ++admission.pending;
+  }
+  admission.fetched = admission.pending;
+  if (admission.pending == 0) grant(session, admission);
+}
+
+bool EngineImpl::advance(Session& session, Admission& admission, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  const Level target = tiers_[admission.tier].level;
+  if (tensor.deleted || tensor.published != Level::kNone || tensor.is_valid(target)) return false;
+  if (admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kOverwrite) return false;
+  const bool content = tensor.written && !tensor.lost;
+  if (!content && !admission.is(Admission::Kind::kAcquire)) return false;  // pinned before it is written
+  Flight flight{.session = session.id, .slot = slot, .activity = Activity::kFetching};
+  flight.from = content ? fastest_valid(tensor) : Level::kNone;
+  const bool staged = flight.from == Level::kBlock && target == Level::kDevice && tensor.has(Level::kMemory);
+  flight.to = staged ? Level::kMemory : target;
+  const mover::Class urgency =
+      admission.is(Admission::Kind::kPrefetch) ? mover::Class::kPrefetch : mover::Class::kDemand;
+  start(session, slot, flight, {urgency, admission.deadline});
+  return true;
+}
+
+void EngineImpl::arrived(Session& session, Slot slot) {
+  const std::uint64_t id = session.at(slot).admission;
+  if (id == 0) return rest(session, slot);
+  Admission* admission = find_admission(session, id);
+  TERRACE_CHECK(admission != nullptr && admission->pending > 0);
+  if (advance(session, *admission, slot)) return;
+  if (--admission->pending == 0) grant(session, *admission);
+}
+
+}  // namespace terrace::engine

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// A request that brings a set of tensors somewhere, or makes room for new ones, while it is under way.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/time.h"
+#include "engine/request.h"
+#include "shm/word.h"
+
+namespace terrace::engine {
+
+struct Admission {
+  enum class Kind : std::uint8_t { kAcquire, kMove, kPin, kPrefetch, kCreate };
+  enum class Phase : std::uint8_t {
+    kWaiting,     // nothing is reserved
+    kAssembling,  // everything is reserved, and on its way
+  };
+
+  // Why it waits.
+  enum class Block : std::uint8_t {
+    kNothing,
+    kBusy,    // somebody else is moving one of its tensors, or waits for its leases
+    kSpace,   // room is being made
+    kLeases,  // room can only come from leases that end
+  };
+
+  std::uint64_t id = 0;
+  RequestId request{};  // kPrefetch: none
+  Kind kind{};
+  Phase phase = Phase::kWaiting;
+  shm::Mode mode = shm::Mode::kRead;
+  std::uint32_t place = 0;
+  std::size_t tier = 0;  // the place's
+  Time started{};
+  Time deadline = kNever;
+  std::vector<Handle> tensors;
+  std::vector<TensorSpec> specs;  // kCreate
+  std::vector<Handle> wanted;     // leased copies whose end it waits for
+  std::uint64_t seen_events = 0;  // of the session, when it was last looked at
+  std::uint64_t pending = 0;      // kAssembling: tensors that are not there yet
+  std::uint64_t fetched = 0;      // tensors that had to be brought
+  bool waited = false;
+  bool behind = false;  // an earlier one is making room in the same tier: it may not take any
+  Block block = Block::kNothing;
+
+  bool is(Kind a) const { return kind == a; }
+};
+
+}  // namespace terrace::engine

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// The catalog: tensors are created, found, listed and deleted.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+#include "shm/layout.h"
+
+namespace terrace::engine {
+namespace {
+
+constexpr std::size_t kNameBytesMax = 175;
+constexpr std::size_t kRankMax = 8;
+
+}  // namespace
+
+Result<void> EngineImpl::check_spec(const TensorSpec& spec) const {
+  const auto bad = [&](std::string what) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("tensor '{}': {}", spec.name.substr(0, kNameBytesMax), what));
+  };
+  if (spec.name.empty() || spec.name.size() > kNameBytesMax)
+    return bad(fmt::format("a name has 1 to {} bytes, this one has {}", kNameBytesMax, spec.name.size()));
+  if (spec.bytes == 0) return bad("0 bytes: a tensor has at least one");
+  if (element_bytes(spec.dtype) == 0)
+    return bad(fmt::format("there is no dtype number {}", static_cast<std::uint32_t>(spec.dtype)));
+  if (spec.shape.size() > kRankMax) return bad(fmt::format("{} dimensions: at most {}", spec.shape.size(), kRankMax));
+  if (!spec.strides.empty() && spec.strides.size() != spec.shape.size())
+    return bad(fmt::format("{} strides for {} dimensions", spec.strides.size(), spec.shape.size()));
+  const TierOptions& home = tiers_.back().options;
+  if (spec.bytes > home.capacity_bytes)
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("tensor '{}' of {} bytes is larger than the home tier '{}' of {} bytes", spec.name,
+                            spec.bytes, home.name, home.capacity_bytes));
+  return {};
+}
+
+Result<void> EngineImpl::check_specs(const Session& session, const std::vector<TensorSpec>& specs) const {
+  std::unordered_map<std::string_view, bool> seen;
+  for (const TensorSpec& spec : specs) {
+    if (const auto good = check_spec(spec); !good) return good;
+    if (session.names.contains(spec.name) || !seen.emplace(spec.name, true).second)
+      return fail(ErrorCode::kAlreadyExists,
+                  fmt::format("there is a tensor '{}' already: use another name, or delete that one first", spec.name));
+  }
+  return check_home(session, specs);
+}
+
+// Quota, slots and capacity; the sizes are each at most the capacity, so that the sum below cannot overflow early.
+Result<void> EngineImpl::check_home(const Session& session, const std::vector<TensorSpec>& specs) const {
+  const std::size_t home = tiers_.size() - 1;
+  const std::uint64_t capacity = tiers_[home].options.capacity_bytes;
+  const std::size_t slots = session.table.size() - session.tensors.size() + session.free_slots.size();
+  if (specs.size() > slots)
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("{} tensors to create, but {} of the {} slots of the session's table are left",
+                            specs.size(), slots, session.table.size()));
+  std::uint64_t bytes = 0;
+  std::uint64_t rounded = 0;
+  for (const TensorSpec& spec : specs) {
+    bytes += spec.bytes;
+    rounded += align_up(spec.bytes, kPageBytes);
+    if (rounded > capacity)
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("the tensors need more than the {} bytes of the home tier '{}'", capacity,
+                              tiers_[home].options.name));
+  }
+  for (const QuotaOptions& quota : options_.quotas) {
+    if (quota.tenant_socket != session.tenant.socket || quota.home_bytes_max == 0) continue;
+    std::uint64_t used = 0;
+    for (const auto& [id, other] : sessions_)
+      if (other->tenant.socket == quota.tenant_socket) used += other->tensor_bytes;
+    if (used + bytes > quota.home_bytes_max)
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("{} bytes more would pass the tenant's quota: {} of {} bytes are used", bytes, used,
+                              quota.home_bytes_max));
+  }
+  return {};
+}
+
+void EngineImpl::on(const Request& request, CreateTensors&& body) {
+  const auto session = open_session(request.session);
+  if (!session) return answer(request.id, std::unexpected(session.error()));
+  if (body.tensors.size() > shm::kSetMax)
+    return answer(request.id, fail(ErrorCode::kInvalidArgument, fmt::format("{} tensors in one call: at most {}",
+                                                                            body.tensors.size(), shm::kSetMax)));
+  if (const auto good = check_specs(**session, body.tensors); !good)
+    return answer(request.id, std::unexpected(good.error()));
+  Admission admission;
+  admission.kind = Admission::Kind::kCreate;
+  admission.tier = tiers_.size() - 1;
+  admission.specs = std::move(body.tensors);
+  admission.request = request.id;
+  admission.id = next_admission_++;
+  admission.started = now_;
+  admission.deadline = request.deadline;
+  if (!wait_for(request.id, request.session, request.deadline)) return;
+  (*session)->admissions.push_back(std::move(admission));
+  stir(**session);
+}
+
+Result<void> EngineImpl::reserve_on_block(const std::vector<TensorSpec>& specs, std::vector<tier::Pieces>& pieces,
+                                          std::vector<std::uint64_t>& checksums) {
+  std::uint64_t bytes = 0;
+  for (const TensorSpec& spec : specs) bytes += align_up(spec.bytes, kPageBytes);
+  const Tier& home = tiers_[block_tier_];
+  const std::uint64_t spare = spare_bytes_ - std::min(spare_bytes_, block_space_.retired_bytes());
+  const std::uint64_t room = block_space_.free_bytes() - std::min(spare, block_space_.free_bytes());
+  std::uint64_t given = 0;
+  for (const TensorSpec& spec : specs) {
+    auto extents = bytes <= room ? block_space_.allocate_pieces(spec.bytes) : std::nullopt;
+    const auto entries = extents ? checksum_space_.allocate(tier::chunk_count(spec.bytes)) : std::nullopt;
+    if (entries) {
+      given += extents->bytes();
+      pieces.push_back(*extents);
+      checksums.push_back(entries->offset);
+      continue;
+    }
+    if (extents)
+      for (const tier::Extent& extent : extents->span()) block_space_.free(extent);
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      for (const tier::Extent& extent : pieces[i].span()) block_space_.free(extent);
+      checksum_space_.free({checksums[i], tier::chunk_count(specs[i].bytes)});
+    }
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("no home for {} bytes in '{}': {} of {} bytes are used, {} kept as spare, {} retired, the "
+                            "largest free extent has {}",
+                            bytes, home.options.name, home.used_bytes, home.options.capacity_bytes, spare,
+                            block_space_.retired_bytes(), block_space_.largest_free_bytes()));
+  }
+  tiers_[block_tier_].used_bytes += given;
+  return {};
+}
+
+void EngineImpl::try_create(Session& session, Admission& admission) {
+  const std::vector<TensorSpec>& specs = admission.specs;
+  if (const auto good = check_specs(session, specs); !good) return fail_admission(session, admission, good.error());
+  std::vector<tier::Pieces> pieces;
+  std::vector<std::uint64_t> checksums;
+  std::vector<std::uint64_t> offsets;
+  if (home_level_ == Level::kBlock) {
+    if (const auto done = reserve_on_block(specs, pieces, checksums); !done)
+      return fail_admission(session, admission, done.error());
+  } else {
+    std::vector<std::uint64_t> sizes;
+    for (const TensorSpec& spec : specs) sizes.push_back(align_up(spec.bytes, kPageBytes));
+    Error refusal;
+    const Room room = admission.behind ? Room::kWait : make_room(session, admission, sizes, offsets, refusal);
+    if (room == Room::kRefused) return fail_admission(session, admission, refusal);
+    admission.block = room == Room::kReady ? Admission::Block::kNothing : Admission::Block::kSpace;
+    if (room != Room::kReady) return;
+  }
+  Handles handles;
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const Slot slot = add_tensor(session, specs[i]);
+    Tensor& tensor = session.at(slot);
+    if (home_level_ == Level::kBlock) {
+      tensor.extents = bit(Level::kBlock);
+      tensor.offset[index(Level::kBlock)] = pieces[i][0].offset;
+      if (pieces[i].size() > 1) tensor.pieces = std::make_unique<tier::Pieces>(pieces[i]);
+      tensor.first_checksum = checksums[i];
+    } else {
+      add_copy(session, slot, admission.tier, offsets[i]);
+    }
+    handles.tensors.push_back({slot, tensor.incarnation});
+  }
+  const RequestId request = admission.request;
+  end_admission(session, admission);
+  answer(request, ReplyBody{std::move(handles)});
+}
+
+Slot EngineImpl::add_tensor(Session& session, const TensorSpec& spec) {
+  Slot slot{};
+  if (session.free_slots.empty()) {
+    slot = Slot{static_cast<std::uint32_t>(session.tensors.size())};
+    session.tensors.emplace_back().incarnation = 1;
+  } else {
+    slot = session.free_slots.back();
+    session.free_slots.pop_back();
+  }
+  Tensor& tensor = session.at(slot);
+  tensor.name = spec.name;
+  tensor.number = next_number_++;
+  tensor.bytes = spec.bytes;
+  tensor.dtype = static_cast<std::uint32_t>(spec.dtype);
+  tensor.rank = static_cast<std::uint8_t>(spec.shape.size());
+  tensor.dimensions = spec.shape;
+  tensor.dimensions.insert(tensor.dimensions.end(), spec.strides.begin(), spec.strides.end());
+  session.names.emplace(tensor.name, slot);
+  ++session.tensor_count;
+  session.tensor_bytes += spec.bytes;
+  unpublish(session, slot);
+  return slot;
+}
+
+Result<Slot> EngineImpl::find(const Session& session, Handle handle) const {
+  if (index(handle.slot) >= session.tensors.size())
+    return fail(ErrorCode::kNotFound, fmt::format("no tensor in slot {}", index(handle.slot)));
+  const Tensor& tensor = session.at(handle.slot);
+  if (tensor.incarnation != handle.incarnation || tensor.deleted) {
+    return fail(ErrorCode::kAborted, fmt::format("the tensor of slot {}, incarnation {} was deleted: look it up again",
+                                                 index(handle.slot), handle.incarnation));
+  }
+  if (!tensor.live()) return fail(ErrorCode::kNotFound, fmt::format("no tensor in slot {}", index(handle.slot)));
+  return handle.slot;
+}
+
+Result<std::vector<Slot>> EngineImpl::find_all(Session& session, const std::vector<Handle>& handles) {
+  if (handles.size() > shm::kSetMax)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} tensors in a set: at most {}", handles.size(), shm::kSetMax));
+  const std::uint64_t mark = next_mark_++;
+  std::vector<Slot> slots;
+  slots.reserve(handles.size());
+  for (const Handle& handle : handles) {
+    const auto slot = find(session, handle);
+    if (!slot) return std::unexpected(slot.error());
+    Tensor& tensor = session.at(*slot);
+    if (tensor.mark == mark)
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("tensor '{}' is twice in the set: name it once", tensor.name));
+    tensor.mark = mark;
+    slots.push_back(*slot);
+  }
+  return slots;
+}
+
+}  // namespace terrace::engine

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors and contents that go, and what can be read of those that are there.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+
+void EngineImpl::on(const Request& request, const DeleteTensors& body) {
+  const auto session = open_session(request.session);
+  if (!session) return answer(request.id, std::unexpected(session.error()));
+  const auto slots = find_all(**session, body.tensors);
+  if (!slots) return answer(request.id, std::unexpected(slots.error()));
+  for (const Slot slot : *slots) delete_tensor(**session, slot);
+  ++(*session)->events;
+  stir(**session);
+  answer(request.id, ReplyBody{Done{}});
+}
+
+// The name is free at once, the bytes when nothing uses them any more.
+void EngineImpl::delete_tensor(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  session.names.erase(tensor.name);
+  --session.tensor_count;
+  session.tensor_bytes -= tensor.bytes;
+  tensor.deleted = true;
+  tensor.pinned = Level::kNone;
+  if (!try_finish_delete(session, slot)) {
+    want(session, slot);
+    session.leaving.push_back(slot);
+  }
+}
+
+void EngineImpl::finish_leaving(Session& session) {
+  std::erase_if(session.leaving, [&](Slot slot) { return try_finish_delete(session, slot); });
+}
+
+bool EngineImpl::try_finish_delete(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (!tensor.idle() || tensor.admission != 0) return false;
+  if (tensor.published != Level::kNone && !claim(session, slot)) return false;
+  if (tensor.prefetched) ++prefetches_.wasted;
+  for (const Level level : {Level::kDevice, Level::kMemory})
+    if (tensor.has(level)) drop_copy(session, slot, level);
+  if (tensor.has(Level::kBlock)) free_home(tensor);
+  const std::uint32_t incarnation = (tensor.incarnation + 1) & shm::kIncarnationMask;
+  session.table.publish(slot, {.state = shm::State::kFree, .incarnation = incarnation}, 0, 0, 0);
+  tensor = Tensor{};
+  tensor.incarnation = incarnation;
+  session.free_slots.push_back(slot);
+  ++session.events;
+  return true;
+}
+
+void EngineImpl::on(const Request& request, const DontNeed& body) {
+  const auto session = open_session(request.session);
+  if (!session) return answer(request.id, std::unexpected(session.error()));
+  const auto slots = find_all(**session, body.tensors);
+  if (!slots) return answer(request.id, std::unexpected(slots.error()));
+  for (const Slot slot : *slots) {
+    const Tensor& tensor = (*session)->at(slot);
+    if (tensor.admission != 0)
+      return answer(request.id, fail(ErrorCode::kFailedPrecondition,
+                                     fmt::format("tensor '{}' is being brought in for another request", tensor.name)));
+    if (leased(**session, slot))
+      return answer(request.id, fail(ErrorCode::kFailedPrecondition,
+                                     fmt::format("tensor '{}' is leased: release it first", tensor.name)));
+  }
+  for (const Slot slot : *slots) {
+    Tensor& tensor = (*session)->at(slot);
+    // A lease taken since the look above is of somebody who does need it.
+    if (tensor.published != Level::kNone && !claim(**session, slot)) continue;
+    tensor.forget = true;
+    if (tensor.idle()) rest(**session, slot);
+  }
+  ++(*session)->events;
+  stir(**session);
+  answer(request.id, ReplyBody{Done{}});
+}
+
+void EngineImpl::drop_content(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  TERRACE_CHECK(tensor.idle() && tensor.published == Level::kNone);
+  if (tensor.prefetched) ++prefetches_.wasted;
+  tensor.prefetched = tensor.forget = tensor.written = tensor.lost = false;
+  tensor.valid = 0;
+}
+
+void EngineImpl::on(const Request& request, const ListTensors& body) {
+  const auto session = open_session(request.session);
+  if (!session) return answer(request.id, std::unexpected(session.error()));
+  TensorList list;
+  for (std::uint32_t at = 0; at < (*session)->tensors.size(); ++at) {
+    const Tensor& tensor = (*session)->tensors[at];
+    if (tensor.live() && !tensor.deleted && tensor.name.starts_with(body.prefix))
+      list.tensors.push_back(describe(**session, Slot{at}));
+  }
+  answer(request.id, ReplyBody{std::move(list)});
+}
+
+TensorInfo EngineImpl::describe(const Session& session, Slot slot) const {
+  const Tensor& tensor = session.at(slot);
+  TensorInfo info;
+  info.handle = {slot, tensor.incarnation};
+  info.spec.name = tensor.name;
+  info.spec.bytes = tensor.bytes;
+  info.spec.dtype = static_cast<DType>(tensor.dtype);
+  info.spec.shape.assign(tensor.dimensions.begin(), tensor.dimensions.begin() + tensor.rank);
+  info.spec.strides.assign(tensor.dimensions.begin() + tensor.rank, tensor.dimensions.end());
+  info.pinned = tensor.pinned != Level::kNone;
+  const shm::Word word = session.table.load(slot);
+  if (tensor.published != Level::kNone) {
+    info.readers = word.readers;
+    info.writers = word.writers;
+  }
+  const Level level = tensor.published != Level::kNone ? tensor.published : fastest_valid(tensor);
+  if (!tensor.written || level == Level::kNone) {
+    info.placement = {shm::kPlaceNowhere, 0, tensor.bytes};
+    return info;
+  }
+  info.placement = placement(tensor, level);
+  info.dirty = !tensor.is_valid(home_level_) ||
+               (word.dirty && tensor.published != Level::kNone && tensor.published != home_level_);
+  return info;
+}
+
+}  // namespace terrace::engine

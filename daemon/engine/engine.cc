@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// The entrance: options, requests in, the loop that follows every input, deadlines.
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+namespace {
+
+Result<void> check_tier(const TierOptions& tier) {
+  const auto bad = [&](std::string what) {
+    return fail(ErrorCode::kInvalidArgument, fmt::format("tier '{}': {}", tier.name, what));
+  };
+  if (tier.capacity_bytes == 0 || tier.capacity_bytes % kPageBytes != 0)
+    return bad(fmt::format("capacity {} is not a positive multiple of 4096", tier.capacity_bytes));
+  if (tier.kind != tier::Kind::kBlock) {
+    if (tier.segment_bytes == 0 || tier.segment_bytes % (2 * kMiB) != 0)
+      return bad(fmt::format("segment size {} is not a positive multiple of 2 MiB", tier.segment_bytes));
+    if (tier.capacity_bytes % tier.segment_bytes != 0)
+      return bad(
+          fmt::format("capacity {} is not a multiple of the segment size {}", tier.capacity_bytes, tier.segment_bytes));
+  }
+  if (!(tier.high_mark > 0 && tier.high_mark <= 1))
+    return bad(fmt::format("high mark {} is not in (0, 1]", tier.high_mark));
+  return {};
+}
+
+Result<void> check_options(const Options& options) {
+  const auto bad = [](std::string what) { return fail(ErrorCode::kInvalidArgument, std::move(what)); };
+  if (options.tiers.empty()) return bad("no tiers: at least one is needed");
+  std::array<std::size_t, 3> kinds{};
+  for (std::size_t i = 0; i < options.tiers.size(); ++i) {
+    if (const auto good = check_tier(options.tiers[i]); !good) return good;
+    ++kinds[static_cast<std::size_t>(options.tiers[i].kind)];
+    if (i > 0 && options.tiers[i].kind < options.tiers[i - 1].kind)
+      return bad("tiers out of order: devices first, then memory, then block");
+  }
+  if (kinds[1] > 1 || kinds[2] > 1) return bad("at most one memory tier and one block tier");
+  if (kinds[0] + kinds[1] == 0) return bad("a block tier alone cannot be mapped: a memory or device tier is needed");
+  if (kinds[0] >= shm::kPlacesMax) return bad("at most eight device tiers");
+  if (kinds[0] > 1 && kinds[1] + kinds[2] == 0) return bad("several devices need a memory or block tier beneath them");
+  if (!(options.spare_share >= 0 && options.spare_share < 1)) return bad("spare share is not in [0, 1)");
+  if (options.transfers_in_flight_max == 0) return bad("transfers in flight: at least one");
+  if (!options.make_policy) return bad("no policy");
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create(Options options) {
+  if (const auto good = check_options(options); !good) return std::unexpected(good.error());
+  return std::make_unique<EngineImpl>(std::move(options));
+}
+
+EngineImpl::EngineImpl(Options options)
+    : options_(std::move(options)),
+      scheduler_(
+          [this] {
+            for (const TierOptions& tier : options_.tiers) {
+              Tier made{.options = tier};
+              made.level = static_cast<Level>(tier.kind);
+              if (made.level == Level::kDevice) {
+                made.unit = static_cast<std::uint8_t>(tiers_.size());
+                made.place = shm::kPlaceDevice0 + made.unit;
+                made.leases.name = fmt::format("device:{}", made.unit);
+              } else if (made.level == Level::kMemory) {
+                memory_tier_ = tiers_.size();
+                made.place = shm::kPlaceHost;
+                made.leases.name = "host";
+              } else {
+                block_tier_ = tiers_.size();
+                made.place = shm::kPlaceBlock;
+                made.leases.name = "block";
+              }
+              made.leases.place = made.place;
+              tiers_.push_back(std::move(made));
+            }
+            return links();
+          }(),
+          options_.transfers_in_flight_max) {
+  home_level_ = tiers_.back().level;
+  if (home_level_ == Level::kBlock) {
+    const std::uint64_t capacity = tiers_.back().options.capacity_bytes;
+    block_space_.extend(capacity);
+    checksum_space_.extend(tier::checksum_entries(capacity));
+    spare_bytes_ =
+        align_down(static_cast<std::uint64_t>(static_cast<double>(capacity) * options_.spare_share), kPageBytes);
+  }
+  for (const mover::Link& link : links()) link_status_[link].link = link;
+}
+
+void EngineImpl::submit(Time now, Request request) {
+  now_ = now;
+  TERRACE_CHECK(!waiting_.contains(request.id));
+  std::visit([&](auto&& body) { on(request, std::move(body)); }, std::move(request.body));
+  run();
+}
+
+void EngineImpl::cancel(Time now, RequestId request) {
+  now_ = now;
+  const auto found = waiting_.find(request);
+  if (found == waiting_.end()) return;
+  Session* session = find_session(found->second.session);
+  const Error cancelled{ErrorCode::kCancelled, "the request was cancelled", 0};
+  if (found->second.close) {
+    session->close_request.reset();
+    answer(request, std::unexpected(cancelled));
+  } else if (session != nullptr) {
+    for (Admission& admission : session->admissions) {
+      if (admission.request != request || admission.is(Admission::Kind::kPrefetch)) continue;
+      fail_admission(*session, admission, cancelled);
+      break;
+    }
+  } else {
+    std::erase_if(opens_, [&](const PendingOpen& open) { return open.request == request; });
+    opens_stirred_ = true;
+    answer(request, std::unexpected(cancelled));
+  }
+  run();
+}
+
+void EngineImpl::lease_ended(Time now, SessionId id) {
+  now_ = now;
+  if (Session* session = find_session(id)) {
+    ++session->events;
+    stir(*session);
+    opens_stirred_ = true;
+  }
+  run();
+}
+
+void EngineImpl::accessed(Time now, SessionId id, std::span<const Access> accesses, std::uint64_t fast_leases) {
+  now_ = now;
+  Session* session = find_session(id);
+  if (session == nullptr || session->life != Session::Life::kOpen) return;
+  std::size_t last_tier = 0;
+  for (const Access& access : accesses) {
+    if (index(access.slot) >= session->tensors.size()) continue;
+    Tensor& tensor = session->at(access.slot);
+    if (!tensor.live() || tensor.published == Level::kNone) continue;
+    last_tier = tier_index(tensor, tensor.published);
+    session->places[last_tier]->policy->used(access.slot, now);
+    note_lease(tensor);
+    if (fast_leases > 0) {
+      ++tiers_[last_tier].leases.hits;
+      --fast_leases;
+    }
+  }
+  tiers_[last_tier].leases.hits += fast_leases;
+}
+
+void EngineImpl::session_died(Time now, SessionId id) {
+  now_ = now;
+  if (Session* session = find_session(id)) {
+    if (session->life == Session::Life::kOpen)
+      end_session(*session, {ErrorCode::kAborted, "the session's process ended", 0});
+  }
+  run();
+}
+
+void EngineImpl::tick(Time now) {
+  now_ = now;
+  run();
+}
+
+Time EngineImpl::next_deadline() const { return deadlines_.empty() ? kNever : deadlines_.begin()->first; }
+
+Output EngineImpl::take_output() { return std::exchange(output_, Output{}); }
+
+void EngineImpl::stir(Session& session) {
+  if (session.stirred) return;
+  session.stirred = true;
+  stirred_.push_back(session.id);
+}
+
+void EngineImpl::stir_all() {
+  for (auto& [id, session] : sessions_) {
+    ++session->events;
+    stir(*session);
+  }
+}
+
+void EngineImpl::run() {
+  do {
+    for (std::size_t i = 0; i < stirred_.size(); ++i)
+      if (Session* session = find_session(stirred_[i])) pump(*session);
+    stirred_.clear();
+    if (opens_stirred_) {
+      opens_stirred_ = false;
+      pump_opens();
+    }
+    if (stirred_.empty() && !opens_stirred_) expire();
+  } while (!stirred_.empty() || opens_stirred_);
+  const std::size_t before = output_.transfers.size();
+  scheduler_.dispatch(output_.transfers);
+  for (std::size_t i = before; i < output_.transfers.size(); ++i) flights_.at(output_.transfers[i].id).begun = now_;
+  watch_pressure();
+}
+
+void EngineImpl::pump(Session& session) {
+  session.stirred = false;
+  finish_leaving(session);
+  if (session.life == Session::Life::kEnding) {
+    if (session.transfers == 0 && std::all_of(session.places.begin(), session.places.end(), [](const auto& place) {
+          return place == nullptr || place->adding_bytes == 0;
+        }))
+      finish_session(session);
+    return;
+  }
+  reclaim(session);
+  std::uint64_t before = 0;
+  do {
+    before = session.events;
+    try_admissions(session, false);
+    try_admissions(session, true);
+  } while (session.events != before);
+  for (const auto& place : session.places)
+    if (place != nullptr) place->write_back_error.reset();  // nobody waited for it
+  start_prefetches(session);
+  clean(session);
+}
+
+// In order of arrival; demands before prefetches.
+void EngineImpl::try_admissions(Session& session, bool prefetches) {
+  std::vector<bool> closed(tiers_.size(), false);  // somebody earlier is making room there
+  for (auto at = session.admissions.begin(); at != session.admissions.end();) {
+    Admission& admission = *at++;  // it may end
+    if (admission.phase != Admission::Phase::kWaiting) continue;
+    if (admission.is(Admission::Kind::kPrefetch) != prefetches) continue;
+    const std::size_t tier = admission.tier;
+    const std::uint64_t id = admission.id;
+    if (admission.seen_events != session.events) {
+      admission.behind = closed[tier];
+      admission.seen_events = admission.behind ? 0 : session.events;
+      try_start(session, admission);
+      if (find_admission(session, id) == nullptr) continue;
+    }
+    if (admission.phase == Admission::Phase::kWaiting && admission.block == Admission::Block::kSpace)
+      closed[tier] = true;
+  }
+}
+
+void EngineImpl::expire() {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now_) {
+    const RequestId request = deadlines_.begin()->second;
+    const Waiting waiting = waiting_.at(request);
+    TERRACE_CHECK(expire_one(request, waiting));
+    TERRACE_CHECK(!waiting_.contains(request));
+  }
+}
+
+bool EngineImpl::expire_one(RequestId request, const Waiting& waiting) {
+  Session* session = find_session(waiting.session);
+  if (waiting.close) {
+    session->close_request.reset();
+    answer(request,
+           fail(ErrorCode::kDeadlineExceeded, "the session is closing, but its transfers are still under way"));
+    return true;
+  }
+  if (session == nullptr) {
+    const auto open =
+        std::find_if(opens_.begin(), opens_.end(), [&](const PendingOpen& o) { return o.request == request; });
+    if (open == opens_.end()) return false;
+    const Error refusal = open_refusal(*open);
+    opens_.erase(open);
+    opens_stirred_ = true;
+    answer(request, std::unexpected(refusal));
+    return true;
+  }
+  for (Admission& admission : session->admissions) {
+    if (admission.request != request || admission.is(Admission::Kind::kPrefetch)) continue;
+    fail_admission(*session, admission, expired(*session, admission));
+    return true;
+  }
+  return false;
+}
+
+void EngineImpl::watch_pressure() {
+  for (std::size_t i = 0; i < tiers_.size(); ++i) {
+    Tier& tier = tiers_[i];
+    const auto mark =
+        static_cast<std::uint64_t>(static_cast<double>(tier.options.capacity_bytes) * tier.options.high_mark);
+    const bool above = tier.used_bytes > mark;
+    if (above == tier.above) continue;
+    tier.above = above;
+    output_.pressure.push_back({static_cast<TierId>(i), above, tier.used_bytes, tier.options.capacity_bytes});
+  }
+}
+
+void EngineImpl::answer(RequestId request, Result<ReplyBody> result) {
+  if (const auto found = waiting_.find(request); found != waiting_.end()) {
+    deadlines_.erase({found->second.deadline, request});
+    waiting_.erase(found);
+  }
+  output_.replies.push_back({request, std::move(result)});
+}
+
+bool EngineImpl::wait_for(RequestId request, SessionId session, Time deadline, bool close) {
+  if (waiting_.size() >= options_.requests_waiting_max) {
+    answer(request, fail(ErrorCode::kResourceExhausted,
+                         fmt::format("{} requests wait already, which is the daemon's bound: try again later",
+                                     waiting_.size())));
+    return false;
+  }
+  waiting_.emplace(request, Waiting{session, deadline, close});
+  if (deadline != kNever) deadlines_.emplace(deadline, request);
+  return true;
+}
+
+Session* EngineImpl::find_session(SessionId id) {
+  const auto found = sessions_.find(id);
+  return found == sessions_.end() ? nullptr : found->second.get();
+}
+
+Result<Session*> EngineImpl::open_session(SessionId id) {
+  Session* session = find_session(id);
+  if (session == nullptr || session->life != Session::Life::kOpen)
+    return fail(ErrorCode::kNotFound,
+                fmt::format("session {} is not open: open one first", static_cast<std::uint32_t>(id)));
+  return session;
+}
+
+Result<std::size_t> EngineImpl::tier_of_place(std::uint32_t place, bool with_block) const {
+  for (std::size_t i = 0; i < tiers_.size(); ++i)
+    if (tiers_[i].place == place && (tiers_[i].mapped() || with_block)) return i;
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("there is no place number {}: this daemon has {}", place, place_names(with_block)));
+}
+
+std::string EngineImpl::place_names(bool with_block) const {
+  std::string names;
+  for (const Tier& tier : tiers_) {
+    if (!tier.mapped() && !with_block) continue;
+    names += fmt::format("{}{} ({})", names.empty() ? "" : ", ", tier.leases.name, tier.place);
+  }
+  return names;
+}
+
+}  // namespace terrace::engine

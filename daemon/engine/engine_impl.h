@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
+// leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, status.cc,
+// invariants.cc, and engine.cc for the entrance.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/admission.h"
+#include "engine/engine.h"
+#include "engine/scheduler.h"
+#include "engine/session.h"
+#include "engine/tensor.h"
+#include "tier/extent_allocator.h"
+
+namespace terrace::engine {
+
+class EngineImpl final : public Engine {
+ public:
+  explicit EngineImpl(Options options);
+
+  void submit(Time now, Request request) override;
+  void cancel(Time now, RequestId request) override;
+  void transfer_done(Time now, const mover::TransferDone& done) override;
+  void segment_done(Time now, const mover::SegmentDone& done) override;
+  void accessed(Time now, SessionId session, std::span<const Access> accesses, std::uint64_t fast_leases) override;
+  void lease_ended(Time now, SessionId session) override;
+  void session_died(Time now, SessionId session) override;
+  void tick(Time now) override;
+  Time next_deadline() const override;
+  Output take_output() override;
+  Status status() const override;
+  void check_invariants() const override;
+
+ private:
+  struct Tier {
+    TierOptions options;
+    Level level{};
+    std::uint32_t place = 0;
+    std::uint8_t unit = 0;  // of devices
+    std::uint64_t used_bytes = 0;
+    bool above = false;  // its high mark
+    std::uint64_t checksum_failures = 0;
+    std::uint64_t io_errors = 0;
+    std::array<std::uint64_t, kEvictionReasons> evictions{};
+    PlaceStatus leases{};
+    bool mapped() const { return level != Level::kBlock; }
+  };
+  struct Flight {
+    SessionId session{};
+    Slot slot{};
+    Activity activity{};
+    Level from = Level::kNone;
+    Level to = Level::kNone;
+    EvictionReason reason{};
+    std::uint64_t new_offset = 0;  // kSliding
+    mover::Link link{};
+    std::uint64_t bytes = 0;
+    Time begun{};
+  };
+  struct Waiting {
+    SessionId session{};  // 0: an OpenSession
+    Time deadline = kNever;
+    bool close = false;
+  };
+  struct PendingOpen {
+    RequestId request{};
+    OpenSession open;
+    std::vector<std::uint64_t> floors;  // bytes, by tier
+  };
+  enum class Room : std::uint8_t { kReady, kWait, kLeases, kRefused };
+  enum class Eviction : std::uint8_t { kDropped, kStarted, kDeferred, kRefused };
+  struct Urgency {
+    mover::Class urgency = mover::Class::kDemand;
+    Time deadline = kNever;
+  };
+  // Copies that stand in the way of an admission, in the policy's order.
+  struct Survey {
+    std::vector<Slot> victims;  // could be given up now
+    std::vector<Slot> leased;
+    std::uint64_t victim_bytes = 0;
+    std::uint64_t leased_bytes = 0;
+    std::uint64_t busy_bytes = 0;    // moving, or held by another admission, but not leaving
+    std::uint64_t pinned_bytes = 0;  // neither in the set
+  };
+
+  // engine.cc: the entrance
+  void run();
+  void stir(Session& session);
+  void stir_all();
+  void pump(Session& session);
+  void try_admissions(Session& session, bool prefetches);
+  void expire();
+  void watch_pressure();
+  void answer(RequestId request, Result<ReplyBody> result);
+  bool wait_for(RequestId request, SessionId session, Time deadline, bool close = false);
+  bool expire_one(RequestId request, const Waiting& waiting);
+  Session* find_session(SessionId id);
+  Result<Session*> open_session(SessionId id);
+  Result<std::size_t> tier_of_place(std::uint32_t place, bool with_block) const;
+  std::string place_names(bool with_block) const;
+
+  // sessions.cc
+  void on(const Request& request, const OpenSession& body);
+  void on(const Request& request, const CloseSession& body);
+  Result<std::vector<std::uint64_t>> floors_of(const OpenSession& open) const;
+  void open_now(RequestId request, const OpenSession& open, const std::vector<std::uint64_t>& floors);
+  void end_session(Session& session, const Error& why);
+  void finish_session(Session& session);
+
+  // catalog.cc
+  void on(const Request& request, CreateTensors&& body);
+  Result<void> check_specs(const Session& session, const std::vector<TensorSpec>& specs) const;
+  Result<void> check_spec(const TensorSpec& spec) const;
+  Result<void> check_home(const Session& session, const std::vector<TensorSpec>& specs) const;
+  void try_create(Session& session, Admission& admission);
+  Result<void> reserve_on_block(const std::vector<TensorSpec>& specs, std::vector<tier::Pieces>& pieces,
+                                std::vector<std::uint64_t>& checksums);
+  Slot add_tensor(Session& session, const TensorSpec& spec);
+  void delete_tensor(Session& session, Slot slot);
+  void finish_leaving(Session& session);
+  bool try_finish_delete(Session& session, Slot slot);
+  void drop_content(Session& session, Slot slot);
+  Result<Slot> find(const Session& session, Handle handle) const;
+  Result<std::vector<Slot>> find_all(Session& session, const std::vector<Handle>& handles);
+  TensorInfo describe(const Session& session, Slot slot) const;
+
+  // delete.cc
+  void on(const Request& request, const DeleteTensors& body);
+  void on(const Request& request, const DontNeed& body);
+  void on(const Request& request, const ListTensors& body);
+
+  // leases.cc
+  void on(const Request& request, const Release& body);
+  void on(const Request& request, const Unpin& body);
+  bool leased(const Session& session, Slot slot) const;
+  bool claim(Session& session, Slot slot);
+  void publish(Session& session, Slot slot, Level level, std::uint32_t readers = 0, std::uint32_t writers = 0);
+  void unpublish(Session& session, Slot slot);
+  void publish_best(Session& session, Slot slot);
+  void want(Session& session, Slot slot);
+  void unwant(Session& session, Handle handle);
+  std::string holders(const Session& session, const std::vector<Handle>& handles) const;
+
+  // copies.cc
+  std::size_t tier_index(const Tensor& tensor, Level level) const;
+  Place& place_of(Session& session, const Tensor& tensor, Level level);
+  bool at_tier(const Tensor& tensor, std::size_t tier) const;
+  tier::Location location(const Session& session, const Tensor& tensor, Level level) const;
+  Placement placement(const Tensor& tensor, Level level) const;
+  void add_copy(Session& session, Slot slot, std::size_t tier, std::uint64_t offset);
+  void drop_copy(Session& session, Slot slot, Level level);
+  void free_extent(Session& session, std::size_t tier, tier::Extent extent);
+  void free_home(Tensor& tensor);
+  void retire_home(Tensor& tensor);
+  void rest(Session& session, Slot slot);
+  Level fastest_valid(const Tensor& tensor) const;
+
+  // admission.cc
+  void on(const Request& request, Acquire&& body);
+  void on(const Request& request, Move&& body);
+  void on(const Request& request, Pin&& body);
+  void admit(const Request& request, Admission admission, bool with_block);
+  bool is_there(const Admission& admission, const Tensor& tensor) const;
+  bool all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const;
+  Result<void> check_content(const Admission& admission, const Tensor& tensor) const;
+  Result<bool> ready_to_start(Session& session, const Admission& admission, const std::vector<Slot>& slots);
+  void try_start(Session& session, Admission& admission);
+  Room reserve(Session& session, Admission& admission, const std::vector<Slot>& slots, Error& refusal);
+  bool staging_grows(Session& session, const Admission& admission, const std::vector<Slot>& slots);
+  bool wants_staging(const Admission& admission, const Tensor& tensor) const;
+  bool claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots);
+  void assemble(Session& session, Admission& admission, const std::vector<Slot>& slots);
+  // One tensor further on its way; false when it is where it should be.
+  bool advance(Session& session, Admission& admission, Slot slot);
+  void arrived(Session& session, Slot slot);
+  void grant(Session& session, Admission& admission);
+  Result<void> lease_resident(Session& session, const Admission& admission, const std::vector<Slot>& slots);
+  void settle_granted(Session& session, const Admission& admission, Slot slot);
+  void fail_admission(Session& session, Admission& admission, Error error);
+  void end_admission(Session& session, Admission& admission);
+  Admission* find_admission(Session& session, std::uint64_t id);
+  Error expired(Session& session, const Admission& admission) const;
+  void count_waited(const Admission& admission, bool granted);
+
+  // room.cc
+  Room make_room(Session& session, Admission& admission, const std::vector<std::uint64_t>& sizes,
+                 std::vector<std::uint64_t>& offsets, Error& refusal);
+  Room make_room_by_bytes(Session& session, Admission& admission, std::uint64_t missing_bytes, Error& refusal);
+  Room make_room_by_shape(Session& session, Admission& admission, std::uint64_t missing_bytes, Error& refusal);
+  std::uint64_t set_bytes(Session& session, const Admission& admission, std::uint64_t missing_bytes) const;
+  Room wait_for_leases(Session& session, Admission& admission, const Survey& survey, std::uint64_t bytes,
+                       Error& refusal);
+  bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets);
+  Survey survey(Session& session, std::size_t tier, std::uint64_t enough_bytes, bool spare_prefetched);
+  bool slide_one(Session& session, std::size_t tier);
+  void start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset);
+  Error full(const Session& session, std::size_t tier, const std::string& what) const;
+  void clear_wants(Session& session, Admission& admission);
+
+  // eviction.cc
+  void on(const Request& request, const Evict& body);
+  Eviction evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency, bool straight_home);
+  bool droppable(const Session& session, Slot slot, Level level) const;
+  Eviction lower_extent(Session& session, Slot slot, Urgency urgency, Level& target);
+  bool allocate_by_dropping(Session& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset);
+  void count_eviction(Tensor& tensor, Level level, EvictionReason reason);
+  void clean(Session& session);
+  void clean_place(Session& session, std::size_t tier);
+
+  // transfers.cc
+  mover::Link link_between(const Tensor& tensor, Level from, Level to) const;
+  void start(Session& session, Slot slot, Flight flight, Urgency urgency);
+  void completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed);
+  void fetched(Session& session, const Flight& flight, const Result<void>& result);
+  void evicted(Session& session, const Flight& flight, const Result<void>& result);
+  void slid(Session& session, const Flight& flight, const Result<void>& result);
+  void count_failure(const Error& error, TierId failed);
+  std::vector<mover::Link> links() const;
+
+  // guarantees.cc
+  std::uint64_t claimed_bytes(std::size_t tier) const;  // of all sessions
+  std::uint64_t floors_bytes(std::size_t tier, const Session* except) const;
+  std::uint64_t limit_bytes(const Session& session, std::size_t tier) const;
+  bool can_grow(const Session& session, std::size_t tier) const;
+  bool grow(Session& session, std::size_t tier);
+  void pump_opens();
+  bool can_open(const PendingOpen& open) const;
+  void fence_for(const PendingOpen& open);
+  void fence(Session& session, std::size_t tier, std::uint64_t at);
+  void unfence(Session& session, std::size_t tier);
+  void unfence_all();
+  void reclaim(Session& session);
+  void reclaim_copy(Session& session, std::size_t tier, Slot slot);
+  void give_back_segments(Session& session, std::size_t tier);
+  std::uint64_t projected_bytes(const Session& session, std::size_t tier) const;
+  Error open_refusal(const PendingOpen& open) const;
+
+  // prefetch.cc
+  void on(const Request& request, const Prefetch& body);
+  void start_prefetches(Session& session);
+  void note_lease(Tensor& tensor);
+  void note_late(Session& session, const Tensor& tensor);
+
+  // status.cc
+  void on(const Request& request, const MarkStep& body);
+  void on(const Request& request, const GetStatus& body);
+  void on(const Request& request, const Drain& body);
+  TierStatus tier_status(std::size_t tier) const;
+  SessionStatus session_status(const Session& session) const;
+
+  // invariants.cc
+  void check_session(const Session& session) const;
+  void check_tensor(const Session& session, Slot slot) const;
+  void check_word(const Session& session, Slot slot) const;
+  void check_places(const Session& session) const;
+  void check_block() const;
+
+  Options options_;
+  std::vector<Tier> tiers_;
+  std::size_t memory_tier_ = SIZE_MAX;
+  std::size_t block_tier_ = SIZE_MAX;
+  Level home_level_ = Level::kDevice;
+  tier::ExtentAllocator block_space_{kPageBytes};
+  tier::ExtentAllocator checksum_space_{1};
+  std::uint64_t spare_bytes_ = 0;
+  Scheduler scheduler_;
+
+  Time now_{};
+  bool draining_ = false;
+  std::uint32_t next_session_ = 1;
+  std::uint64_t next_number_ = 1;
+  std::uint64_t next_transfer_ = 1;
+  std::uint64_t next_admission_ = 1;
+  std::uint64_t next_mark_ = 1;
+  std::uint64_t set_mark_ = UINT64_MAX;  // on the tensors of the admission that is being looked at
+  std::uint64_t steps_ = 0;
+  PrefetchStatus prefetches_;
+
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::vector<SessionId> stirred_;
+  std::vector<PendingOpen> opens_;
+  bool opens_stirred_ = false;
+  std::unordered_map<RequestId, Waiting> waiting_;
+  std::set<std::pair<Time, RequestId>> deadlines_;
+  std::unordered_map<TransferId, Flight> flights_;
+  std::map<mover::Link, LinkStatus> link_status_;
+  Output output_;
+};
+
+}  // namespace terrace::engine

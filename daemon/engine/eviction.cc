@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies are given up: clean ones for nothing, dirty ones after a write-back, downward tier by tier.
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+
+// Whether the copy can go without a transfer.
+bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const {
+  const Tensor& tensor = session.at(slot);
+  if (!tensor.written || tensor.lost || !tensor.is_valid(level)) return true;
+  if (tensor.published != Level::kNone && tensor.published != level) return true;
+  if (tensor.published == level && session.table.load(slot).dirty) return false;
+  return (tensor.valid & ~bit(level)) != 0;
+}
+
+void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reason) {
+  ++tiers_[tier_index(tensor, level)].evictions[static_cast<std::size_t>(reason)];
+  if (tensor.prefetched) ++prefetches_.wasted;
+  tensor.prefetched = false;
+}
+
+// Gives up the copy at `level` of a tensor that nobody moves. kDeferred: room below is being made; try again at the
+// session's next event. kRefused: leased or pinned.
+EngineImpl::Eviction EngineImpl::evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency,
+                                       bool straight_home) {
+  Tensor& tensor = session.at(slot);
+  TERRACE_CHECK(tensor.idle() && tensor.admission == 0 && tensor.has(level) && level != home_level_);
+  if (tensor.pinned == level) return Eviction::kRefused;
+  if (tensor.published == level && leased(session, slot)) return Eviction::kRefused;
+  Level target = home_level_;
+  if (!droppable(session, slot, level) && level == Level::kDevice && home_level_ == Level::kBlock && !straight_home)
+    if (lower_extent(session, slot, urgency, target) == Eviction::kDeferred) return Eviction::kDeferred;
+  if (tensor.published == level && !claim(session, slot)) return Eviction::kRefused;
+  if (droppable(session, slot, level)) {
+    count_eviction(tensor, level, reason);
+    drop_copy(session, slot, level);
+    publish_best(session, slot);
+    return Eviction::kDropped;
+  }
+  place_of(session, tensor, level).leaving_bytes += tensor.extent_bytes();
+  tensor.leaving = level;
+  start(session, slot,
+        {.session = session.id,
+         .slot = slot,
+         .activity = Activity::kEvicting,
+         .from = level,
+         .to = target,
+         .reason = reason},
+        urgency);
+  return Eviction::kStarted;
+}
+
+// Where a dirty device copy goes: into memory if it has an extent there, or can get one without waiting for leases,
+// else straight home. kDeferred: memory is on its way.
+EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgency urgency, Level& target) {
+  Tensor& tensor = session.at(slot);
+  if (memory_tier_ == SIZE_MAX) return Eviction::kStarted;
+  const std::uint64_t bytes = tensor.extent_bytes();
+  std::uint64_t offset = 0;
+  if (!tensor.has(Level::kMemory)) {
+    Place& memory = *session.places[memory_tier_];
+    if (memory.space.largest_free_bytes() < bytes && (memory.adding_bytes > 0 || grow(session, memory_tier_)))
+      return Eviction::kDeferred;
+    if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) {
+      const std::uint64_t coming = memory.space.free_bytes() + memory.leaving_bytes;
+      if (memory.leaving_bytes > 0 && coming >= bytes) return Eviction::kDeferred;
+      if (coming >= bytes) return Eviction::kStarted;  // in pieces: not worth more
+      const Survey found = survey(session, memory_tier_, bytes - coming, false);
+      if (found.victim_bytes < bytes - coming) return Eviction::kStarted;
+      bool started = false;
+      for (const Slot victim : found.victims)
+        if (victim != slot)
+          started |=
+              evict(session, victim, Level::kMemory, EvictionReason::kDemand, urgency, true) == Eviction::kStarted;
+      if (started) return Eviction::kDeferred;
+      if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) return Eviction::kStarted;
+    }
+    add_copy(session, slot, memory_tier_, offset);
+  }
+  target = Level::kMemory;
+  return Eviction::kStarted;
+}
+
+// An extent, for the price of clean copies at most; none are given up in vain.
+bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset) {
+  Place& place = *session.places[tier];
+  const Level level = tiers_[tier].level;
+  std::vector<Slot> clean;
+  std::uint64_t clean_bytes = place.space.free_bytes();
+  const auto allocated = [&] {
+    const auto extent = place.space.allocate(bytes);
+    if (extent) offset = extent->offset;
+    return extent.has_value();
+  };
+  if (allocated()) return true;
+  if (level == home_level_) return false;
+  place.policy->offer_victims([&](Slot slot) {
+    const Tensor& tensor = session.at(slot);
+    const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&
+                      !(tensor.published == level && leased(session, slot));
+    if (!free || !droppable(session, slot, level)) return true;
+    clean.push_back(slot);
+    clean_bytes += tensor.extent_bytes();
+    return clean_bytes < bytes;
+  });
+  if (clean_bytes < bytes) return false;
+  for (const Slot slot : clean) {
+    if (!droppable(session, slot, level)) continue;  // a client wrote meanwhile
+    evict(session, slot, level, EvictionReason::kDemand, {mover::Class::kAwaitedWriteBack, kNever}, true);
+  }
+  return allocated();
+}
+
+void EngineImpl::on(const Request& request, const Evict& body) {
+  const auto session = open_session(request.session);
+  if (!session) return answer(request.id, std::unexpected(session.error()));
+  const auto slots = find_all(**session, body.tensors);
+  if (!slots) return answer(request.id, std::unexpected(slots.error()));
+  for (const Slot slot : *slots) {
+    const Tensor& tensor = (*session)->at(slot);
+    for (const Level level : {Level::kDevice, Level::kMemory}) {
+      if (level == home_level_ || !tensor.has(level) || !tensor.idle() || tensor.admission != 0) continue;
+      if (tensor.published == Level::kDevice && level == Level::kMemory) continue;  // leased above
+      evict(**session, slot, level, EvictionReason::kHint, {mover::Class::kCleaning, kNever}, true);
+    }
+  }
+  ++(*session)->events;
+  stir(**session);
+  answer(request.id, ReplyBody{Done{}});
+}
+
+// Early write-back: the copies that would be given up next are kept clean once the tier is nearly full.
+void EngineImpl::clean(Session& session) {
+  const Level above_home = home_level_ == Level::kBlock && memory_tier_ != SIZE_MAX ? Level::kMemory : Level::kDevice;
+  if (above_home == home_level_) return;
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+    if (tiers_[tier].level == above_home) clean_place(session, tier);
+}
+
+void EngineImpl::clean_place(Session& session, std::size_t tier) {
+  constexpr std::uint32_t kCleaningsMax = 4;  // at a time, per session
+  constexpr std::uint32_t kLooksMax = 64;     // copies looked at, per event
+  const Level level = tiers_[tier].level;
+  const auto limit = static_cast<double>(limit_bytes(session, tier));
+  const double mark = limit * tiers_[tier].options.high_mark;
+  if (session.cleanings >= kCleaningsMax || static_cast<double>(session.places[tier]->used_bytes()) <= mark) return;
+  std::vector<Slot> cold;
+  double window = limit - mark;
+  std::uint32_t looks = 0;
+  session.places[tier]->policy->offer_victims([&](Slot slot) {
+    const Tensor& tensor = session.at(slot);
+    window -= static_cast<double>(tensor.extent_bytes());
+    if (tensor.idle() && tensor.admission == 0 && tensor.published == level && tensor.written && !tensor.home_bad &&
+        !tensor.deleted && tensor.pinned == Level::kNone && !droppable(session, slot, level))
+      cold.push_back(slot);
+    return window > 0 && ++looks < kLooksMax;
+  });
+  for (const Slot slot : cold) {
+    Tensor& tensor = session.at(slot);
+    if (session.cleanings >= kCleaningsMax || scheduler_.queued(link_between(tensor, level, home_level_)) > 0) return;
+    if (shm::begin_clean(session.table.word(slot), tensor.incarnation).outcome != shm::Outcome::kDone) continue;
+    tensor.valid = bit(level);
+    ++session.cleanings;
+    start(session, slot,
+          {.session = session.id, .slot = slot, .activity = Activity::kCleaning, .from = level, .to = home_level_},
+          {mover::Class::kCleaning, kNever});
+  }
+}
+
+}  // namespace terrace::engine

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Admissions: how they end. Granted with all leases in one go, or refused with nothing taken.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+
+// Leases on those that were published there before. These alone can fail; what was taken is given back then.
+Result<void> EngineImpl::lease_resident(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Tensor& tensor = session.at(slots[i]);
+    if (tensor.published == Level::kNone) continue;
+    const auto step = shm::acquire(session.table.word(slots[i]), tensor.incarnation, admission.mode, true);
+    if (step.outcome == shm::Outcome::kDone) continue;
+    for (std::size_t j = 0; j < i; ++j)
+      if (session.at(slots[j]).published != Level::kNone)
+        shm::release(session.table.word(slots[j]), session.at(slots[j]).incarnation, admission.mode);
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("tensor '{}' has {} readers and {} writers: no more leases fit", tensor.name,
+                            step.word.readers, step.word.writers));
+  }
+  return {};
+}
+
+void EngineImpl::grant(Session& session, Admission& admission) {
+  const auto slots = find_all(session, admission.tensors);
+  if (!slots) return fail_admission(session, admission, slots.error());
+  if (admission.is(Admission::Kind::kAcquire))
+    if (const auto leased = lease_resident(session, admission, *slots); !leased)
+      return fail_admission(session, admission, leased.error());
+  const Level level = tiers_[admission.tier].level;
+  Located located;
+  for (const Slot slot : *slots) {
+    settle_granted(session, admission, slot);
+    const Tensor& tensor = session.at(slot);
+    located.tensors.push_back(placement(tensor, level));
+    if (tiers_[admission.tier].mapped() && !admission.is(Admission::Kind::kPrefetch))
+      session.places[admission.tier]->policy->used(slot, now_);
+  }
+  count_waited(admission, true);
+  const bool silent = admission.is(Admission::Kind::kPrefetch);
+  const RequestId request = admission.request;
+  end_admission(session, admission);
+  if (!silent) answer(request, ReplyBody{std::move(located)});
+}
+
+void EngineImpl::settle_granted(Session& session, const Admission& admission, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  const Level level = tiers_[admission.tier].level;
+  const bool fresh = tensor.published == Level::kNone;
+  if (admission.is(Admission::Kind::kAcquire)) {
+    const bool writes = admission.mode != shm::Mode::kRead;
+    note_lease(tensor);
+    if (fresh && admission.mode == shm::Mode::kOverwrite) tensor.valid = bit(level);
+    if (writes) tensor.written = true;
+    if (writes) tensor.lost = false;
+    if (fresh) publish(session, slot, level, writes ? 0 : 1, writes ? 1 : 0);
+    return;
+  }
+  if (admission.is(Admission::Kind::kPin)) tensor.pinned = level;
+  if (admission.is(Admission::Kind::kPrefetch) && admission.fetched > 0) tensor.prefetched = true;
+  if (fresh && level != Level::kBlock && tensor.written && tensor.is_valid(level)) publish(session, slot, level);
+  if (!admission.is(Admission::Kind::kMove)) return;
+  for (const Level above : {Level::kDevice, Level::kMemory}) {
+    if (above >= level || !tensor.has(above) || tensor.published == above || !tensor.idle()) continue;
+    count_eviction(tensor, above, EvictionReason::kMove);
+    drop_copy(session, slot, above);
+  }
+}
+
+void EngineImpl::fail_admission(Session& session, Admission& admission, Error error) {
+  count_waited(admission, false);
+  const bool silent = admission.is(Admission::Kind::kPrefetch);
+  if (silent) ++prefetches_.refused;
+  const RequestId request = admission.request;
+  end_admission(session, admission);
+  if (!silent) answer(request, std::unexpected(std::move(error)));
+}
+
+void EngineImpl::end_admission(Session& session, Admission& admission) {
+  clear_wants(session, admission);
+  const std::uint64_t id = admission.id;
+  if (admission.phase == Admission::Phase::kAssembling) {
+    for (const Handle& handle : admission.tensors) {
+      Tensor& tensor = session.at(handle.slot);
+      if (tensor.admission != id) continue;
+      tensor.admission = 0;
+      if (tensor.idle()) rest(session, handle.slot);
+    }
+  }
+  if (admission.is(Admission::Kind::kPrefetch)) --session.prefetches_running;
+  session.admissions.remove_if([&](const Admission& other) { return other.id == id; });
+  ++session.events;
+  stir(session);
+}
+
+Error EngineImpl::expired(Session& session, const Admission& admission) const {
+  if (admission.phase == Admission::Phase::kAssembling)
+    return {ErrorCode::kDeadlineExceeded,
+            fmt::format("{} of {} tensors were still on their way", admission.pending, admission.tensors.size()), 0};
+  if (admission.block == Admission::Block::kLeases)
+    return {ErrorCode::kResourceExhausted,
+            fmt::format("no room in '{}' until leases end: {}", tiers_[admission.tier].options.name,
+                        holders(session, admission.wanted)),
+            0};
+  if (admission.block == Admission::Block::kSpace)
+    return {ErrorCode::kDeadlineExceeded,
+            fmt::format("room in '{}' was still being made", tiers_[admission.tier].options.name), 0};
+  return {ErrorCode::kDeadlineExceeded, "a tensor of the set was still in use by another request", 0};
+}
+
+// Of an acquire: where the leases went, and how long they took.
+void EngineImpl::count_waited(const Admission& admission, bool granted) {
+  if (!admission.is(Admission::Kind::kAcquire)) return;
+  PlaceStatus& leases = tiers_[admission.tier].leases;
+  const std::uint64_t count = admission.tensors.size();
+  if (!granted) {
+    ++leases.errors;
+    return;
+  }
+  const std::uint64_t missed = admission.fetched > 0 ? admission.fetched : (admission.waited ? count : 0);
+  leases.waits += missed;
+  leases.hits += count - missed;
+  if (missed > 0) leases.wait.record(now_ - admission.started);
+}
+
+}  // namespace terrace::engine

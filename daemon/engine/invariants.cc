@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The laws of DESIGN, as far as the engine can see them. What clients scribble into their own tables is not held
+// against it: only words that the engine wrote alone are compared.
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+namespace {
+
+void check_disjoint(std::vector<tier::Extent>& extents) {
+  std::sort(extents.begin(), extents.end());
+  for (std::size_t i = 1; i < extents.size(); ++i) TERRACE_CHECK(extents[i - 1].end() <= extents[i].offset);
+}
+
+}  // namespace
+
+void EngineImpl::check_invariants() const {
+  for (const auto& [id, session] : sessions_) {
+    TERRACE_CHECK(session->id == id);
+    check_session(*session);
+  }
+  check_block();
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+    if (!tiers_[tier].mapped()) continue;
+    TERRACE_CHECK(claimed_bytes(tier) <= tiers_[tier].options.capacity_bytes);  // law 3
+    std::uint64_t used = 0;
+    for (const auto& [id, session] : sessions_)
+      for (const Tensor& tensor : session->tensors)
+        if (tensor.live() && at_tier(tensor, tier)) used += tensor.extent_bytes();
+    TERRACE_CHECK(used == tiers_[tier].used_bytes);
+  }
+  // Law 6: whoever waits is known, and looked at by its deadline.
+  std::size_t waiting = opens_.size();
+  for (const auto& [id, session] : sessions_) {
+    waiting += session->close_request.has_value() ? 1 : 0;
+    for (const Admission& admission : session->admissions) {
+      if (admission.is(Admission::Kind::kPrefetch)) continue;
+      TERRACE_CHECK(waiting_.contains(admission.request));
+      ++waiting;
+    }
+  }
+  TERRACE_CHECK(waiting == waiting_.size());
+  for (const auto& [deadline, request] : deadlines_)
+    TERRACE_CHECK(deadline > now_ && waiting_.at(request).deadline == deadline);
+  TERRACE_CHECK(stirred_.empty() && !opens_stirred_);
+}
+
+void EngineImpl::check_session(const Session& session) const {
+  std::size_t transfers = 0;
+  std::uint64_t count = 0;
+  std::uint64_t bytes = 0;
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    transfers += tensor.transfer != 0 && flights_.contains(TransferId{tensor.transfer}) ? 1 : 0;
+    if (!tensor.live()) continue;
+    if (!tensor.deleted) {
+      ++count;
+      bytes += tensor.bytes;
+      TERRACE_CHECK(session.names.at(tensor.name) == Slot{at});
+    }
+    if (session.life == Session::Life::kOpen) check_tensor(session, Slot{at});
+  }
+  TERRACE_CHECK(transfers == session.transfers);
+  TERRACE_CHECK(count == session.tensor_count && count == session.names.size() && bytes == session.tensor_bytes);
+  check_places(session);
+}
+
+void EngineImpl::check_tensor(const Session& session, Slot slot) const {
+  const Tensor& tensor = session.at(slot);
+  TERRACE_CHECK((tensor.valid & ~tensor.extents) == 0);
+  TERRACE_CHECK(tensor.has(home_level_));
+  // Law 2.
+  TERRACE_CHECK(!tensor.written || tensor.lost || tensor.deleted || tensor.valid != 0);
+  TERRACE_CHECK(!tensor.lost || tensor.valid == 0);
+  TERRACE_CHECK((tensor.transfer != 0) == !tensor.idle());
+  if (tensor.transfer != 0) TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).slot == slot);
+  if (tensor.published != Level::kNone) TERRACE_CHECK(tensor.written && tensor.is_valid(tensor.published));
+  // Law 4: what may be leased is touched by nothing but a write-back that reads it.
+  if (tensor.published != Level::kNone) TERRACE_CHECK(tensor.idle() || tensor.activity == Activity::kCleaning);
+  if (tensor.pinned != Level::kNone) TERRACE_CHECK(tensor.has(tensor.pinned));
+  check_word(session, slot);
+}
+
+void EngineImpl::check_word(const Session& session, Slot slot) const {
+  const Tensor& tensor = session.at(slot);
+  const shm::Word word = session.table.load(slot);
+  TERRACE_CHECK(word.incarnation == tensor.incarnation);
+  const shm::State state = tensor.published != Level::kNone ? shm::State::kResident
+                           : tensor.claimed                 ? shm::State::kClaimed
+                                                            : shm::State::kAbsent;
+  TERRACE_CHECK(word.state == state);
+  TERRACE_CHECK(tensor.published != Level::kNone || !word.leased());
+  if (tensor.published == Level::kNone) return;
+  TERRACE_CHECK(word.wanted == (tensor.wanted != 0));
+  // A claimed tensor at rest would be out of reach for good.
+  TERRACE_CHECK(!tensor.claimed);
+}
+
+void EngineImpl::check_places(const Session& session) const {
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+    if (!tiers_[tier].mapped()) continue;
+    const Place& place = *session.places[tier];
+    place.space.check_invariants();
+    const Level level = tiers_[tier].level;
+    std::vector<tier::Extent> extents = place.fenced;
+    std::uint64_t leaving = 0;
+    for (const Tensor& tensor : session.tensors) {
+      if (!tensor.live() || !at_tier(tensor, tier)) continue;
+      tier::Extent extent = tensor.extent(level);
+      const auto flight = flights_.find(TransferId{tensor.transfer});
+      if (tensor.activity == Activity::kSliding && flight != flights_.end() && flight->second.from == level) {
+        const tier::Extent target{flight->second.new_offset, extent.bytes};
+        if (target.end() > extent.offset && target.offset < extent.offset)
+          extent = {target.offset, extent.end() - target.offset};
+        else
+          extents.push_back(target);
+      }
+      if (tensor.leaving == level) leaving += tensor.extent_bytes();
+      TERRACE_CHECK(extent.end() <= place.space.capacity_bytes());
+      extents.push_back(extent);
+    }
+    if (session.life != Session::Life::kOpen) continue;
+    TERRACE_CHECK(leaving == place.leaving_bytes);
+    check_disjoint(extents);
+    std::uint64_t sum = 0;
+    for (const tier::Extent& extent : extents) sum += extent.bytes;
+    TERRACE_CHECK(sum == place.space.used_bytes());
+    TERRACE_CHECK(place.space.capacity_bytes() % tiers_[tier].options.segment_bytes == 0);
+  }
+}
+
+void EngineImpl::check_block() const {
+  if (block_tier_ == SIZE_MAX) return;
+  block_space_.check_invariants();
+  std::vector<tier::Extent> extents;
+  std::vector<tier::Extent> checksums;
+  std::uint64_t used = 0;
+  for (const auto& [id, session] : sessions_) {
+    for (const Tensor& tensor : session->tensors) {
+      if (!tensor.live() || !tensor.has(Level::kBlock)) continue;
+      const tier::Location at = location(*session, tensor, Level::kBlock);
+      TERRACE_CHECK(at.pieces.bytes() == tensor.extent_bytes());
+      for (const tier::Extent& piece : at.pieces.span()) extents.push_back(piece);
+      checksums.push_back({at.first_checksum, tier::chunk_count(tensor.bytes)});
+      used += tensor.extent_bytes();
+    }
+  }
+  check_disjoint(extents);
+  check_disjoint(checksums);
+  TERRACE_CHECK(used == block_space_.used_bytes() && used == tiers_[block_tier_].used_bytes);
+}
+
+}  // namespace terrace::engine

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Least recently used, as a doubly linked list whose links lie in a vector by slot: constant time, no allocation once
+// the vector has grown to the highest slot.
+#include <algorithm>
+#include <vector>
+
+#include "base/check.h"
+#include "engine/policy.h"
+
+namespace terrace::engine {
+namespace {
+
+constexpr std::uint32_t kNone = UINT32_MAX;
+
+class LruPolicy final : public Policy {
+ public:
+  void arrived(Slot slot, Time) override {
+    const auto at = static_cast<std::uint32_t>(slot);
+    if (at >= links_.size()) links_.resize(std::max<std::size_t>(at + std::size_t{1}, links_.size() * 2));
+    TERRACE_CHECK(!links_[at].here);
+    links_[at].here = true;
+    append(at);
+  }
+
+  void used(Slot slot, Time) override {
+    const auto at = static_cast<std::uint32_t>(slot);
+    if (at >= links_.size() || !links_[at].here || at == newest_) return;
+    unlink(at);
+    append(at);
+  }
+
+  void left(Slot slot) override {
+    const auto at = static_cast<std::uint32_t>(slot);
+    TERRACE_CHECK(at < links_.size() && links_[at].here);
+    links_[at].here = false;
+    unlink(at);
+  }
+
+  void offer_victims(const std::function<bool(Slot)>& take) const override {
+    for (std::uint32_t at = oldest_; at != kNone;) {
+      const std::uint32_t newer = links_[at].newer;  // `take` may make the slot leave
+      if (!take(Slot{at})) return;
+      at = newer;
+    }
+  }
+
+ private:
+  struct Links {
+    std::uint32_t older = kNone;
+    std::uint32_t newer = kNone;
+    bool here = false;
+  };
+
+  void append(std::uint32_t at) {
+    links_[at].older = newest_;
+    links_[at].newer = kNone;
+    (newest_ == kNone ? oldest_ : links_[newest_].newer) = at;
+    newest_ = at;
+  }
+  void unlink(std::uint32_t at) {
+    const Links& links = links_[at];
+    (links.older == kNone ? oldest_ : links_[links.older].newer) = links.newer;
+    (links.newer == kNone ? newest_ : links_[links.newer].older) = links.older;
+  }
+
+  std::vector<Links> links_;
+  std::uint32_t oldest_ = kNone;
+  std::uint32_t newest_ = kNone;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_lru_policy() { return std::make_unique<LruPolicy>(); }
+
+}  // namespace terrace::engine

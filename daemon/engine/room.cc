@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Room for an admission: free extents, else one more segment, else copies given up in the policy's order, else a slide
+// of copies that lie badly, else leases that end. Nothing is kept reserved between two tries.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+
+// All or none; the largest first, which packs best.
+bool EngineImpl::allocate_all(Place& place, const std::vector<std::uint64_t>& sizes,
+                              std::vector<std::uint64_t>& offsets) {
+  std::vector<std::size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
+  offsets.assign(sizes.size(), 0);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (const auto extent = place.space.allocate(sizes[order[i]])) {
+      offsets[order[i]] = extent->offset;
+      continue;
+    }
+    for (std::size_t j = 0; j < i; ++j) place.space.free({offsets[order[j]], sizes[order[j]]});
+    return false;
+  }
+  return true;
+}
+
+Error EngineImpl::full(const Session& session, std::size_t tier, const std::string& what) const {
+  const Place& place = *session.places[tier];
+  return {ErrorCode::kResourceExhausted,
+          fmt::format(
+              "{} in '{}': the session can have {} of {} bytes there, has mapped {} and uses {}; other sessions "
+              "are guaranteed {}; the largest free extent has {}{}",
+              what, tiers_[tier].options.name, limit_bytes(session, tier), tiers_[tier].options.capacity_bytes,
+              place.mapped_bytes(), place.used_bytes(), floors_bytes(tier, &session), place.space.largest_free_bytes(),
+              place.add_failed ? fmt::format("; the system had no more memory ({})", place.add_error) : ""),
+          0};
+}
+
+// What the tier must hold at once for this admission.
+std::uint64_t EngineImpl::set_bytes(Session& session, const Admission& admission, std::uint64_t missing_bytes) const {
+  std::uint64_t bytes = missing_bytes;
+  for (const Handle& handle : admission.tensors) {
+    const Tensor& tensor = session.at(handle.slot);
+    if (at_tier(tensor, admission.tier)) bytes += tensor.extent_bytes();
+  }
+  return bytes;
+}
+
+EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, const std::vector<std::uint64_t>& sizes,
+                                       std::vector<std::uint64_t>& offsets, Error& refusal) {
+  Place& place = *session.places[admission.tier];
+  std::uint64_t missing = 0;
+  for (const std::uint64_t size : sizes) missing += size;
+  if (set_bytes(session, admission, missing) > limit_bytes(session, admission.tier)) {
+    refusal = full(session, admission.tier,
+                   fmt::format("no room for a set of {} bytes", set_bytes(session, admission, missing)));
+    return Room::kRefused;
+  }
+  while (true) {
+    if (allocate_all(place, sizes, offsets)) return Room::kReady;
+    if (place.adding_bytes > 0 || grow(session, admission.tier)) return Room::kWait;
+    if (place.write_back_error && !admission.is(Admission::Kind::kPrefetch)) {
+      refusal = *place.write_back_error;
+      place.write_back_error.reset();
+      return Room::kRefused;
+    }
+    const Room room = place.space.free_bytes() < missing ? make_room_by_bytes(session, admission, missing, refusal)
+                                                         : make_room_by_shape(session, admission, missing, refusal);
+    if (room == Room::kRefused) place.add_failed = false;  // the next one may try the system again
+    if (room != Room::kReady) return room;
+  }
+}
+
+// kReady: something changed, look again.
+EngineImpl::Room EngineImpl::make_room_by_bytes(Session& session, Admission& admission, std::uint64_t missing_bytes,
+                                                Error& refusal) {
+  const std::size_t tier = admission.tier;
+  Place& place = *session.places[tier];
+  const std::uint64_t coming = place.space.free_bytes() + place.leaving_bytes;
+  if (coming >= missing_bytes) return Room::kWait;
+  if (tiers_[tier].level == home_level_) {  // homes are there for good
+    refusal = full(session, tier, fmt::format("no home for {} bytes", missing_bytes));
+    return Room::kRefused;
+  }
+  const std::uint64_t needed = missing_bytes - coming;
+  const Survey found = survey(session, tier, needed, admission.is(Admission::Kind::kPrefetch));
+  if (found.victim_bytes < needed && found.victim_bytes + found.busy_bytes >= needed) return Room::kWait;
+  if (found.victim_bytes < needed)
+    return wait_for_leases(session, admission, found, needed - found.victim_bytes - found.busy_bytes, refusal);
+  const EvictionReason reason =
+      admission.is(Admission::Kind::kPrefetch) ? EvictionReason::kPrefetch : EvictionReason::kDemand;
+  const mover::Class urgency =
+      admission.is(Admission::Kind::kPrefetch) ? mover::Class::kPrefetch : mover::Class::kAwaitedWriteBack;
+  bool changed = false;
+  for (const Slot victim : found.victims) {
+    const Tensor& tensor = session.at(victim);
+    // Giving up one victim may have touched another: its lower copy went, say.
+    if (!tensor.idle() || !at_tier(tensor, tier)) continue;
+    const Eviction done = evict(session, victim, tiers_[tier].level, reason, {urgency, admission.deadline}, false);
+    changed |= done == Eviction::kDropped || done == Eviction::kRefused;
+  }
+  return changed ? Room::kReady : Room::kWait;
+}
+
+// The bytes are there, but not side by side.
+EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& admission, std::uint64_t missing_bytes,
+                                                Error& refusal) {
+  const std::size_t tier = admission.tier;
+  const Place& place = *session.places[tier];
+  if (place.leaving_bytes > 0) return Room::kWait;
+  const bool prefetch = admission.is(Admission::Kind::kPrefetch);
+  Survey found = survey(session, tier, 1, prefetch);
+  if (!found.victims.empty()) {
+    const Eviction done = evict(session, found.victims.front(), tiers_[tier].level,
+                                prefetch ? EvictionReason::kPrefetch : EvictionReason::kDemand,
+                                {mover::Class::kAwaitedWriteBack, admission.deadline}, false);
+    return done == Eviction::kDropped || done == Eviction::kRefused ? Room::kReady : Room::kWait;
+  }
+  if (slide_one(session, tier) || found.busy_bytes > 0) return Room::kWait;
+  return wait_for_leases(session, admission, found, std::min(missing_bytes, found.leased_bytes), refusal);
+}
+
+// Walks the copies in the tier from the first to give up, until enough of them could be.
+EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, std::uint64_t enough_bytes,
+                                      bool spare_prefetched) {
+  Survey found;
+  const Level level = tiers_[tier].level;
+  session.places[tier]->policy->offer_victims([&](Slot slot) {
+    const Tensor& tensor = session.at(slot);
+    const std::uint64_t bytes = tensor.extent_bytes();
+    const bool here = tensor.published == level;
+    if (tensor.pinned == level) {
+      found.pinned_bytes += bytes;
+    } else if (here && leased(session, slot)) {
+      if (tensor.mark == set_mark_ && level != home_level_) return true;
+      found.leased.push_back(slot);
+      found.leased_bytes += bytes;
+    } else if (tensor.mark == set_mark_) {
+      return true;
+    } else if (tensor.activity == Activity::kEvicting && tensor.leaving == level) {
+      return true;  // counted as leaving
+    } else if (!tensor.idle() || tensor.admission != 0) {
+      found.busy_bytes += bytes;
+    } else if (level != home_level_ && !(spare_prefetched && tensor.prefetched)) {
+      found.victims.push_back(slot);
+      found.victim_bytes += bytes;
+    }
+    return found.victim_bytes < enough_bytes;
+  });
+  return found;
+}
+
+// The chosen leases refuse the fast path until the admission ends, and ring when they end.
+EngineImpl::Room EngineImpl::wait_for_leases(Session& session, Admission& admission, const Survey& found,
+                                             std::uint64_t bytes, Error& refusal) {
+  const std::size_t tier = admission.tier;
+  const Place& place = *session.places[tier];
+  if (admission.is(Admission::Kind::kPrefetch) || found.leased.empty() || found.leased_bytes < bytes) {
+    refusal = full(session, tier,
+                   fmt::format("no room for {} bytes more ({} bytes are leased, {} pinned)", bytes, found.leased_bytes,
+                               found.pinned_bytes));
+    return Room::kRefused;
+  }
+  if (place.fence != kNoFence && found.leased_bytes > place.floor_bytes) {
+    refusal = full(session, tier,
+                   fmt::format("the session holds {} bytes leased, beyond its guarantee of {}", found.leased_bytes,
+                               place.floor_bytes));
+    return Room::kRefused;
+  }
+  std::uint64_t awaited = 0;
+  bool ended = false;
+  for (const Handle& handle : admission.wanted) {
+    const Tensor& tensor = session.at(handle.slot);
+    if (tensor.incarnation == handle.incarnation && at_tier(tensor, tier) && leased(session, handle.slot))
+      awaited += tensor.extent_bytes();
+  }
+  for (const Slot slot : found.leased) {
+    if (awaited >= bytes) break;
+    const Handle handle{slot, session.at(slot).incarnation};
+    if (std::find(admission.wanted.begin(), admission.wanted.end(), handle) != admission.wanted.end()) continue;
+    want(session, slot);
+    admission.wanted.push_back(handle);
+    awaited += session.at(slot).extent_bytes();
+    ended |= !leased(session, slot);
+  }
+  return ended ? Room::kReady : Room::kLeases;
+}
+
+void EngineImpl::clear_wants(Session& session, Admission& admission) {
+  for (const Handle& handle : admission.wanted) unwant(session, handle);
+  admission.wanted.clear();
+}
+
+// Moves one copy down to the start of the free run before it, so that free runs join. True if one is on its way.
+bool EngineImpl::slide_one(Session& session, std::size_t tier) {
+  const Level level = tiers_[tier].level;
+  std::vector<std::pair<std::uint64_t, Slot>> copies;
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    if (!tensor.live() || !at_tier(tensor, tier)) continue;
+    if (tensor.activity == Activity::kSliding) return true;
+    copies.emplace_back(tensor.offset[index(level)], Slot{at});
+  }
+  std::sort(copies.begin(), copies.end());
+  std::uint64_t end = 0;
+  for (const auto& [offset, slot] : copies) {
+    const Tensor& tensor = session.at(slot);
+    const auto gaps = session.places[tier]->space.free_within({end, offset - end});
+    end = tensor.extent(level).end();
+    const bool movable = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && !tensor.deleted;
+    if (gaps.empty() || gaps.back().end() != offset || !movable) continue;
+    if (tensor.published == level && !claim(session, slot)) continue;
+    start_slide(session, slot, level, gaps.back().offset);
+    return true;
+  }
+  return false;
+}
+
+// The new extent may overlap the old one; what of it does not is free.
+void EngineImpl::start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset) {
+  Tensor& tensor = session.at(slot);
+  const tier::Extent old = tensor.extent(level);
+  Place& place = place_of(session, tensor, level);
+  place.space.take({new_offset, std::min(old.bytes, old.offset > new_offset ? old.offset - new_offset : old.bytes)});
+  const Flight flight{.session = session.id,
+                      .slot = slot,
+                      .activity = Activity::kSliding,
+                      .from = level,
+                      .to = level,
+                      .new_offset = new_offset};
+  if (tensor.is_valid(level)) return start(session, slot, flight, {mover::Class::kAwaitedWriteBack, kNever});
+  slid(session, flight, {});  // nothing is written there: only the books change
+}
+
+}  // namespace terrace::engine

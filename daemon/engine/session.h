@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine keeps of a session, and of its part of each mapped tier.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/admission.h"
+#include "engine/lease_table.h"
+#include "engine/policy.h"
+#include "engine/tensor.h"
+#include "tier/extent_allocator.h"
+
+namespace terrace::engine {
+
+inline constexpr std::uint64_t kNoFence = UINT64_MAX;
+
+// A session's address space in one mapped tier.
+struct Place {
+  explicit Place(std::unique_ptr<Policy> order) : policy(std::move(order)) {}
+
+  tier::ExtentAllocator space{kPageBytes};  // over the installed segments that are not on their way out
+  std::unique_ptr<Policy> policy;
+  std::uint64_t floor_bytes = 0;
+  std::uint64_t adding_bytes = 0;    // of the segment on its way in; one at a time
+  std::uint64_t removing_bytes = 0;  // of segments on their way out
+  std::uint64_t stuck_bytes = 0;     // of segments that could not be removed
+  std::uint64_t fence = kNoFence;    // segments from here on are to be taken back
+  std::vector<tier::Extent> fenced;  // free extents behind the fence, given out to nobody
+  std::uint64_t fenced_bytes = 0;    // their sum
+  std::vector<Handle> fence_wants;   // leased copies behind the fence
+  std::uint64_t leaving_bytes = 0;   // of copies whose eviction is under way
+  bool add_failed = false;           // the system had no memory for a segment the last time
+  std::string add_error;
+  std::optional<Error> write_back_error;  // of the last eviction, for the admission that waits for it
+
+  std::uint64_t mapped_bytes() const { return space.capacity_bytes() + adding_bytes + removing_bytes + stuck_bytes; }
+  std::uint64_t used_bytes() const { return space.used_bytes() - fenced_bytes; }
+  // What its segments count for: law 3.
+  std::uint64_t claimed_bytes() const { return std::max(floor_bytes, mapped_bytes()); }
+};
+
+struct Session {
+  enum class Life : std::uint8_t { kOpen, kEnding };
+
+  SessionId id{};
+  Tenant tenant;
+  LeaseTable table;
+  std::string label;
+  std::int32_t pid = 0;
+  bool maps_segments = false;
+  Life life = Life::kOpen;
+  std::optional<RequestId> close_request;
+
+  std::deque<Tensor> tensors;                        // by slot; records stay where they are
+  std::vector<Slot> free_slots;                      // last freed first
+  std::unordered_map<std::string_view, Slot> names;  // of live tensors; looked up, never walked
+  std::vector<Slot> leaving;                         // deleted tensors that something still keeps
+  std::vector<std::unique_ptr<Place>> places;        // by tier index; null where the tier is not mapped
+
+  std::list<Admission> admissions;                          // in order of arrival
+  std::deque<std::pair<Handle, std::uint32_t>> prefetches;  // not begun: tensor, place
+  std::uint32_t prefetches_running = 0;
+  std::uint32_t cleanings = 0;
+  std::uint32_t transfers = 0;  // queued or in flight
+  std::uint64_t events = 1;     // goes up whenever something happened that a waiting admission may go on by
+  bool stirred = false;         // in the engine's list of sessions to look at
+
+  std::uint64_t tensor_count = 0;
+  std::uint64_t tensor_bytes = 0;
+  std::uint64_t step = 0;
+
+  Tensor& at(Slot slot) { return tensors[index(slot)]; }
+  const Tensor& at(Slot slot) const { return tensors[index(slot)]; }
+};
+
+}  // namespace terrace::engine

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine says of itself.
+#include "engine/status.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+
+double Histogram::upper_bound_seconds(std::size_t bucket) {
+  if (bucket + 1 >= kBuckets) return std::numeric_limits<double>::infinity();
+  double bound = 1e-6;
+  for (std::size_t i = 0; i < bucket; ++i) bound *= 4;
+  return bound;
+}
+
+void Histogram::record(Duration duration) {
+  const double seconds = std::chrono::duration<double>(duration).count();
+  std::size_t bucket = 0;
+  while (bucket + 1 < kBuckets && seconds > upper_bound_seconds(bucket)) ++bucket;
+  ++counts[bucket];
+  sum_seconds += seconds;
+}
+
+void EngineImpl::on(const Request& request, const MarkStep&) {
+  const auto session = open_session(request.session);
+  if (!session) return answer(request.id, std::unexpected(session.error()));
+  ++(*session)->step;
+  ++steps_;
+  answer(request.id, ReplyBody{Done{}});
+}
+
+void EngineImpl::on(const Request& request, const GetStatus&) { answer(request.id, ReplyBody{status()}); }
+
+void EngineImpl::on(const Request& request, const Drain&) {
+  draining_ = true;
+  answer(request.id, ReplyBody{Done{}});
+}
+
+TierStatus EngineImpl::tier_status(std::size_t index) const {
+  const Tier& tier = tiers_[index];
+  TierStatus out;
+  out.name = tier.options.name;
+  out.kind = tier.options.kind;
+  out.capacity_bytes = tier.options.capacity_bytes;
+  out.used_bytes = tier.used_bytes;
+  out.checksum_failures = tier.checksum_failures;
+  out.io_errors = tier.io_errors;
+  out.evictions = tier.evictions;
+  if (!tier.mapped()) {
+    out.largest_free_bytes = block_space_.largest_free_bytes();
+    out.fragmentation = block_space_.fragmentation();
+    out.retired_bytes = block_space_.retired_bytes();
+    return out;
+  }
+  out.guaranteed_bytes = claimed_bytes(index);
+  std::uint64_t free = 0;
+  std::uint64_t joined = 0;
+  for (const auto& [id, session] : sessions_) {
+    const Place& place = *session->places[index];
+    out.segment_bytes += place.mapped_bytes();
+    free += place.space.free_bytes();
+    joined += place.space.largest_free_bytes();
+    const std::uint64_t tail = place.space.capacity_bytes() - place.space.free_tail_offset();
+    const std::uint64_t limit = limit_bytes(*session, index);
+    const std::uint64_t growable = limit - std::min(limit, place.space.capacity_bytes());
+    out.largest_free_bytes = std::max({out.largest_free_bytes, place.space.largest_free_bytes(), tail + growable});
+  }
+  if (sessions_.empty()) out.largest_free_bytes = out.capacity_bytes;
+  if (free > 0) out.fragmentation = 1.0 - static_cast<double>(joined) / static_cast<double>(free);
+  return out;
+}
+
+SessionStatus EngineImpl::session_status(const Session& session) const {
+  SessionStatus out{.session = session.id,
+                    .tenant = session.tenant,
+                    .pid = session.pid,
+                    .label = session.label,
+                    .tensors = session.tensor_count,
+                    .tensor_bytes = session.tensor_bytes,
+                    .step = session.step,
+                    .places = {}};
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    if (!tensor.live() || tensor.published == Level::kNone) continue;
+    const shm::Word word = session.table.load(Slot{at});
+    out.leases += word.readers + word.writers;
+    if (word.leased()) out.leased_bytes += tensor.bytes;
+  }
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+    if (session.places[tier] == nullptr) continue;
+    const Place& place = *session.places[tier];
+    std::uint64_t used = 0;
+    for (const Tensor& tensor : session.tensors)
+      if (tensor.live() && at_tier(tensor, tier)) used += tensor.extent_bytes();
+    out.places.push_back({tiers_[tier].place, place.floor_bytes, place.mapped_bytes(), used});
+  }
+  return out;
+}
+
+Status EngineImpl::status() const {
+  Status out;
+  out.draining = draining_;
+  out.prefetches = prefetches_;
+  out.steps = steps_;
+  out.requests_waiting = waiting_.size();
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+    out.tiers.push_back(tier_status(tier));
+    if (tiers_[tier].mapped()) out.places.push_back(tiers_[tier].leases);
+  }
+  for (const auto& [link, counted] : link_status_) {
+    LinkStatus& status = out.links.emplace_back(counted);
+    status.queued = scheduler_.queued(link);
+    status.in_flight = scheduler_.in_flight(link);
+  }
+  for (const auto& [id, session] : sessions_) out.sessions.push_back(session_status(*session));
+  return out;
+}
+
+}  // namespace terrace::engine

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine's record of one tensor: where its copies lie, which of them are valid, and what is being done to it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/ids.h"
+#include "terrace/dtype.h"
+#include "tier/extent.h"
+
+namespace terrace::engine {
+
+// A tensor has at most one copy per kind of tier; the order is the order of speed.
+enum class Level : std::uint8_t { kDevice = 0, kMemory = 1, kBlock = 2, kNone = 3 };
+inline constexpr std::size_t kLevels = 3;
+inline constexpr std::array<Level, kLevels> kAllLevels{Level::kDevice, Level::kMemory, Level::kBlock};
+constexpr std::size_t index(Level level) { return static_cast<std::size_t>(level); }
+constexpr std::uint8_t bit(Level level) { return static_cast<std::uint8_t>(1u << index(level)); }
+
+// At most one transfer touches a tensor at a time.
+enum class Activity : std::uint8_t {
+  kIdle,
+  kFetching,  // towards a place where somebody wants it; the word is not resident
+  kEvicting,  // written back, to give up the copy afterwards; the word is claimed
+  kCleaning,  // written back while it stays resident
+  kSliding,   // to another extent of the same tier; the word is claimed
+};
+
+struct Tensor {
+  std::string name;
+  std::uint64_t number = 0;                     // never used twice; 0: the slot is free
+  std::uint64_t bytes = 0;                      // as asked for
+  std::uint64_t version = 0;                    // of the bytes at home on the block tier
+  std::array<std::uint64_t, kLevels> offset{};  // of each copy that has an extent (block: of the only piece)
+  std::unique_ptr<tier::Pieces> pieces;         // block: if there are several
+  std::uint64_t first_checksum = 0;             // block
+  std::uint64_t admission = 0;                  // the admission that is bringing it somewhere; 0: none
+  std::uint64_t transfer = 0;                   // id of the transfer that touches it; 0: none
+  std::vector<std::int64_t> dimensions;         // shape, then strides if stated
+  std::uint64_t mark = 0;                       // scratch of whoever walks a set
+  std::uint32_t incarnation = 0;
+  std::uint32_t wanted = 0;  // admissions that wait for its leases to end
+  std::uint32_t dtype = 0;
+  std::uint8_t rank = 0;
+  std::uint8_t device = 0;         // tier index of the device copy
+  std::uint8_t extents = 0;        // levels with an extent, as bits
+  std::uint8_t valid = 0;          // levels whose bytes are the content, as bits; settled when the word is claimed
+  Level published = Level::kNone;  // the copy that the word leases
+  Level pinned = Level::kNone;
+  Level leaving = Level::kNone;  // kEvicting: the copy that is given up
+  Activity activity = Activity::kIdle;
+  bool claimed : 1 = false;     // the word is kClaimed
+  bool written : 1 = false;     // it has content
+  bool lost : 1 = false;        // it had content, which no copy has any more
+  bool deleted : 1 = false;     // only what is in use keeps it
+  bool forget : 1 = false;      // its content goes when the activity ends
+  bool prefetched : 1 = false;  // arrived by a prefetch, and not leased since
+  bool home_bad : 1 = false;    // writing to its home failed, and there is no other region for it
+
+  bool live() const { return number != 0; }
+  bool has(Level level) const { return (extents & bit(level)) != 0; }
+  bool is_valid(Level level) const { return (valid & bit(level)) != 0; }
+  bool idle() const { return activity == Activity::kIdle; }
+  // Of an extent that holds it.
+  std::uint64_t extent_bytes() const { return align_up(bytes, kPageBytes); }
+  tier::Extent extent(Level level) const { return {offset[index(level)], extent_bytes()}; }
+};
+static_assert(sizeof(Tensor) - sizeof(std::string) <= 192, "thousands of tensors a session, hundreds of bytes at most");
+
+}  // namespace terrace::engine

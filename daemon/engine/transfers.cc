@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transfers go down to the scheduler and come back as outcomes.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+
+std::vector<mover::Link> EngineImpl::links() const {
+  std::vector<mover::Link> all;
+  for (const Tier& tier : tiers_) {
+    if (tier.level == Level::kDevice && tiers_.size() > 1) {
+      all.push_back({mover::LinkKind::kHostToDevice, tier.unit});
+      all.push_back({mover::LinkKind::kDeviceToHost, tier.unit});
+    }
+    if (tier.level == Level::kBlock) {
+      all.push_back({mover::LinkKind::kBlockRead, 0});
+      all.push_back({mover::LinkKind::kBlockWrite, 0});
+    }
+  }
+  all.push_back({mover::LinkKind::kMemcpy, 0});
+  return all;
+}
+
+mover::Link EngineImpl::link_between(const Tensor& tensor, Level from, Level to) const {
+  if (from == Level::kNone || from == to) return {mover::LinkKind::kMemcpy, 0};
+  if (from == Level::kBlock) return {mover::LinkKind::kBlockRead, 0};
+  if (to == Level::kBlock) return {mover::LinkKind::kBlockWrite, 0};
+  const std::uint8_t unit = tiers_[tensor.device].unit;
+  return {to == Level::kDevice ? mover::LinkKind::kHostToDevice : mover::LinkKind::kDeviceToHost, unit};
+}
+
+void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgency) {
+  Tensor& tensor = session.at(slot);
+  TERRACE_CHECK(tensor.idle() && tensor.transfer == 0);
+  mover::Transfer transfer;
+  transfer.id = TransferId{next_transfer_++};
+  transfer.link = link_between(tensor, flight.from, flight.to);
+  transfer.urgency = urgency.urgency;
+  transfer.deadline = urgency.deadline;
+  transfer.zero_fill = flight.from == Level::kNone;
+  transfer.tensor = tensor.number;
+  if (flight.to == Level::kBlock) ++tensor.version;
+  transfer.version = tensor.version;
+  transfer.bytes = tensor.bytes;
+  transfer.to = location(session, tensor, flight.to);
+  if (flight.activity == Activity::kSliding)
+    transfer.to.pieces = tier::Pieces({flight.new_offset, tensor.extent_bytes()});
+  transfer.from = transfer.zero_fill ? transfer.to : location(session, tensor, flight.from);
+  if (flight.to == Level::kBlock) tensor.valid &= static_cast<std::uint8_t>(~bit(Level::kBlock));
+  tensor.activity = flight.activity;
+  tensor.transfer = static_cast<std::uint64_t>(transfer.id);
+  flight.link = transfer.link;
+  flight.bytes = tensor.bytes;
+  flights_.emplace(transfer.id, flight);
+  ++session.transfers;
+  scheduler_.push(session.tenant, std::move(transfer));
+}
+
+void EngineImpl::transfer_done(Time now, const mover::TransferDone& done) {
+  now_ = now;
+  const auto found = flights_.find(done.id);
+  TERRACE_CHECK(found != flights_.end());
+  const Flight flight = found->second;
+  flights_.erase(found);
+  scheduler_.finished(flight.link);
+  LinkStatus& link = link_status_.at(flight.link);
+  ++link.transfers;
+  link.duration.record(now - flight.begun);
+  if (done.result) link.bytes += flight.bytes;
+  if (!done.result) {
+    ++link.failures;
+    count_failure(done.result.error(), done.failed);
+  }
+  Session* session = find_session(flight.session);
+  TERRACE_CHECK(session != nullptr && session->transfers > 0);
+  --session->transfers;
+  ++session->events;
+  stir(*session);
+  opens_stirred_ = true;
+  completed(*session, flight, done.result, done.failed);
+  run();
+}
+
+void EngineImpl::count_failure(const Error& error, TierId failed) {
+  if (terrace::index(failed) >= tiers_.size()) return;
+  Tier& tier = tiers_[terrace::index(failed)];
+  ++(error.code == ErrorCode::kDataLoss ? tier.checksum_failures : tier.io_errors);
+}
+
+void EngineImpl::completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed) {
+  Tensor& tensor = session.at(flight.slot);
+  tensor.activity = Activity::kIdle;
+  tensor.transfer = 0;
+  tensor.leaving = Level::kNone;
+  if (flight.activity == Activity::kCleaning) --session.cleanings;
+  if (flight.activity == Activity::kEvicting)
+    place_of(session, tensor, flight.from).leaving_bytes -= tensor.extent_bytes();
+  if (session.life != Session::Life::kOpen) return;
+  // The device itself failed while the home was written: that region is not to be trusted again.
+  if (!result && flight.to == Level::kBlock && result.error().code != ErrorCode::kDataLoss &&
+      terrace::index(failed) == block_tier_)
+    retire_home(tensor);
+  switch (flight.activity) {
+    case Activity::kFetching:
+      return fetched(session, flight, result);
+    case Activity::kEvicting:
+      return evicted(session, flight, result);
+    case Activity::kSliding:
+      return slid(session, flight, result);
+    case Activity::kCleaning:
+      if (!result) tensor.home_bad = true;  // no more early ones until a write-back succeeds
+      if (result && tensor.published == flight.from && shm::finish_clean(session.table.word(flight.slot)))
+        tensor.valid |= bit(flight.to);
+      if (tensor.admission == 0) rest(session, flight.slot);
+      return;
+    case Activity::kIdle:
+      break;
+  }
+  TERRACE_CHECK(false);
+}
+
+void EngineImpl::fetched(Session& session, const Flight& flight, const Result<void>& result) {
+  Tensor& tensor = session.at(flight.slot);
+  if (result) {
+    tensor.valid |= bit(flight.to);
+    return arrived(session, flight.slot);
+  }
+  if (result.error().code == ErrorCode::kDataLoss && flight.from != Level::kNone) {
+    tensor.valid &= static_cast<std::uint8_t>(~bit(flight.from));
+    if (tensor.valid == 0) tensor.lost = true;
+  }
+  Error error = result.error();
+  error.message = fmt::format("tensor '{}': {}", tensor.name, error.message);
+  if (tensor.admission == 0) return rest(session, flight.slot);
+  Admission* admission = find_admission(session, tensor.admission);
+  TERRACE_CHECK(admission != nullptr);
+  fail_admission(session, *admission, std::move(error));
+}
+
+void EngineImpl::evicted(Session& session, const Flight& flight, const Result<void>& result) {
+  Tensor& tensor = session.at(flight.slot);
+  if (result) {
+    tensor.valid |= bit(flight.to);
+    if (flight.to == Level::kBlock) tensor.home_bad = false;
+    count_eviction(tensor, flight.from, flight.reason);
+    drop_copy(session, flight.slot, flight.from);
+  } else {
+    Error error = result.error();
+    error.message =
+        fmt::format("writing back tensor '{}' failed, its bytes stay where they are: {}", tensor.name, error.message);
+    place_of(session, tensor, flight.from).write_back_error = std::move(error);
+  }
+  rest(session, flight.slot);
+}
+
+void EngineImpl::slid(Session& session, const Flight& flight, const Result<void>& result) {
+  Tensor& tensor = session.at(flight.slot);
+  const Level level = flight.from;
+  const std::size_t tier = tier_index(tensor, level);
+  const tier::Extent old = tensor.extent(level);
+  const tier::Extent fresh{flight.new_offset, old.bytes};
+  const bool overlaps = fresh.offset < old.offset && fresh.end() > old.offset;
+  if (result) {
+    tensor.offset[index(level)] = fresh.offset;
+    free_extent(session, tier, overlaps ? tier::Extent{fresh.end(), old.end() - fresh.end()} : old);
+  } else {
+    free_extent(session, tier, overlaps ? tier::Extent{fresh.offset, old.offset - fresh.offset} : fresh);
+    if (overlaps) tensor.valid &= static_cast<std::uint8_t>(~bit(level));
+    if (tensor.valid == 0 && tensor.written) tensor.lost = true;
+  }
+  rest(session, flight.slot);
+}
+
+}  // namespace terrace::engine
