@@ -48,6 +48,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
 
   void start(const Transfer& transfer) override;
   void start(const SegmentOrder& order) override;
+  void drop(SessionId session) override;
   std::vector<TransferDone> take_transfers() override { return std::exchange(done_, {}); }
   std::vector<SegmentDone> take_segments() override { return segments_.take_done(); }
   std::size_t in_flight() const override { return flows_in_flight_ + segments_.in_flight(); }
@@ -189,6 +190,8 @@ void ChunkMover::start(const SegmentOrder& order) {
   TERRACE_CHECK(index(order.tier) < tiers_.mapped.size() && tiers_.mapped[index(order.tier)] != nullptr);
   segments_.start(*tiers_.mapped[index(order.tier)], order);
 }
+
+void ChunkMover::drop(SessionId session) { segments_.drop(tiers_.mapped, session); }
 
 Flow* ChunkMover::next_flow() {
   for (const auto& queue : waiting_) {

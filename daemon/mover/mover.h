@@ -62,12 +62,15 @@ class Mover {
   virtual void start(const Transfer& transfer) = 0;
   // Begins to add or remove a segment; orders are done in the order in which they came.
   virtual void start(const SegmentOrder& order) = 0;
+  // Gives up all that a session has in the mapped tiers, before any segment that is ordered after this is made; nothing
+  // is reported. Not on the reactor: many pages take long.
+  virtual void drop(SessionId session) = 0;
 
   // What has come to an end since the last call. Look after start() and after every Ring::run_once().
   virtual std::vector<TransferDone> take_transfers() = 0;
   virtual std::vector<SegmentDone> take_segments() = 0;
 
-  // Transfers and orders that have not come to an end: the daemon stops cleanly at zero.
+  // Transfers, orders and drops that have not come to an end: the daemon stops cleanly at zero.
   virtual std::size_t in_flight() const = 0;
   virtual const MoverFacts& facts() const = 0;
   virtual const MoverCounts& counts() const = 0;

@@ -29,7 +29,8 @@ class SegmentJobs::Order final : public Job {
         result_ = std::unexpected(std::move(made_.error()));
       }
     }
-    owner_.ended(order_, std::move(result_));  // deletes this
+    owner_.done_.push_back({.order = order_, .result = std::move(result_)});
+    owner_.jobs_.pop_front();  // deletes this
   }
 
  private:
@@ -40,18 +41,39 @@ class SegmentJobs::Order final : public Job {
   Result<void> result_;
 };
 
+class SegmentJobs::Drop final : public Job {
+ public:
+  Drop(SegmentJobs& owner, std::span<tier::MappedTier* const> tiers, SessionId session)
+      : owner_(owner), tiers_(tiers.begin(), tiers.end()), session_(session) {}
+
+  void run() override {
+    for (tier::MappedTier* tier : tiers_) {
+      if (tier != nullptr) tier->drop(session_);
+    }
+  }
+  void done() override { owner_.jobs_.pop_front(); }  // deletes this
+
+ private:
+  SegmentJobs& owner_;
+  std::vector<tier::MappedTier*> tiers_;
+  SessionId session_;
+};
+
 SegmentJobs::SegmentJobs(Workers& workers) : workers_(workers) {}
 
 SegmentJobs::~SegmentJobs() { TERRACE_CHECK(jobs_.empty()); }
 
-void SegmentJobs::start(tier::MappedTier& tier, const SegmentOrder& order) {
-  jobs_.push_back(std::make_unique<Order>(*this, tier, order));
+void SegmentJobs::submit(std::unique_ptr<Job> job) {
+  jobs_.push_back(std::move(job));
   workers_.submit(*jobs_.back(), Workers::Lane::kSegment);
 }
 
-void SegmentJobs::ended(const SegmentOrder& order, Result<void> result) {
-  done_.push_back({.order = order, .result = std::move(result)});
-  jobs_.pop_front();
+void SegmentJobs::start(tier::MappedTier& tier, const SegmentOrder& order) {
+  submit(std::make_unique<Order>(*this, tier, order));
+}
+
+void SegmentJobs::drop(std::span<tier::MappedTier* const> tiers, SessionId session) {
+  submit(std::make_unique<Drop>(*this, tiers, session));
 }
 
 std::vector<SegmentDone> SegmentJobs::take_done() { return std::exchange(done_, {}); }

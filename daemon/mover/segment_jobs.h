@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "mover/transfer.h"
@@ -22,15 +23,18 @@ class SegmentJobs {
   SegmentJobs& operator=(const SegmentJobs&) = delete;
 
   void start(tier::MappedTier& tier, const SegmentOrder& order);
+  // Drops the session from every one of the tiers (null ones are passed over); nothing comes of it in take_done().
+  void drop(std::span<tier::MappedTier* const> tiers, SessionId session);
   std::vector<SegmentDone> take_done();
   std::size_t in_flight() const { return jobs_.size(); }
 
  private:
   class Order;
-  void ended(const SegmentOrder& order, Result<void> result);
+  class Drop;
+  void submit(std::unique_ptr<Job> job);
 
   Workers& workers_;
-  std::deque<std::unique_ptr<Order>> jobs_;  // oldest first, which is also the first to be done
+  std::deque<std::unique_ptr<Job>> jobs_;  // oldest first, which is also the first to be done
   std::vector<SegmentDone> done_;
 };
 

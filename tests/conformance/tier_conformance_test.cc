@@ -227,11 +227,17 @@ TYPED_TEST(MappedConformance, DroppedSessionsLeaveNothing) {
   Rig rig;
   rig.place(this->kTier, kSegmentBytes);
   tier::MappedTier& tier = rig.mapped(this->kTier);
-  tier.drop(kSession);
+  rig.mover->drop(kSession);
+  EXPECT_EQ(rig.mover->in_flight(), 1U);
+  EXPECT_TRUE(rig.settle().empty());
+  EXPECT_TRUE(rig.mover->take_segments().empty());
   const auto missing = tier.remove(kSession, {0, kSegmentBytes});
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
-  tier.drop(kSession);
+  rig.mover->drop(kSession);
+  // What is ordered later comes later.
+  ASSERT_TRUE(rig.order(mover::SegmentOrder::Kind::kAdd, this->kTier, {0, kSegmentBytes}));
+  EXPECT_EQ(*tier.address(kSession, 0), std::byte{0});
 }
 
 }  // namespace

@@ -27,8 +27,8 @@ struct MemfdOptions {
   HugePages huge_pages = HugePages::kAuto;
 };
 
-// See MappedTier. Here remove() is thread-safe and for a worker, as create_segment() is: giving a GiB of pages back
-// takes a tenth of a second. address() and descriptor() may be called meanwhile.
+// See MappedTier. Here remove() and drop() are thread-safe and for a worker, as create_segment() is: giving a GiB of
+// pages back takes a tenth of a second. address() and descriptor() may be called meanwhile.
 class MemfdSegments : public MappedTier {
  public:
   static constexpr std::uint64_t kSegmentUnit = 2 * std::uint64_t{1024} * 1024;
