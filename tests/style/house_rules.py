@@ -24,8 +24,8 @@ BELOW = {
     "engine": {"base", "tier", "mover"},
     "config": {"base", "topology"},
     "topology": {"base"},
-    "metrics": {"base", "tier", "mover", "engine"},
-    "front": {"base", "tier", "mover", "engine", "config", "topology", "metrics"},
+    "metrics": {"base", "tier", "mover", "engine", "front", "config"},
+    "front": {"base", "tier", "mover", "engine", "config", "topology"},
     "sim": {"base", "tier", "mover", "engine", "config", "topology"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')
