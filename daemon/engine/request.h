@@ -84,7 +84,7 @@ struct MarkStep {
 };  // 0 train, 1 accumulate, 2 eval
 struct ListTensors {
   std::string prefix;
-};                    // -> TensorList
+};  // -> TensorList
 struct GetStatus {};  // no session -> Status
 struct Drain {};      // no session: no new sessions from now on
 

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that tensors go to every tier and back with their bytes, that eviction cascades downward and drops clean copies
+// for nothing, and what is fetched, filled with zeros, or neither.
+#include <gmock/gmock.h>
+
+#include "unit/engine/harness.h"
+
+namespace terrace::engine {
+namespace {
+
+std::uint64_t link_bytes(Harness& harness, mover::LinkKind kind) {
+  for (const LinkStatus& link : harness.status().links)
+    if (link.link.kind == kind) return link.bytes;
+  return 0;
+}
+
+TEST(Swap, AWriteComesBackFromEveryPlace) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 77);
+  EXPECT_EQ(harness.read(client, a), 77u);
+  for (const std::uint32_t place : {kHost, kDevice, shm::kPlaceBlock, kDevice, shm::kPlaceBlock, kHost}) {
+    const auto moved = harness.ask(client.id, Move{place, {a}});
+    ASSERT_TRUE(moved) << moved.error().message;
+    EXPECT_EQ(std::get<Located>(*moved).tensors.at(0).place, place);
+    EXPECT_EQ(harness.read(client, a), 77u);
+    EXPECT_EQ(harness.read(client, a, kHost), 77u);
+  }
+}
+
+TEST(Swap, MoreThanTheUpperTiersHold) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 40; ++i) tensors.push_back(harness.create(client, std::to_string(i), kMiB));
+  for (std::uint64_t round = 1; round < 4; ++round) {
+    for (std::uint64_t i = 0; i < 40; ++i) harness.write(client, tensors[i], round * 1'000'000 + i * 1000);
+    for (std::uint64_t i = 0; i < 40; ++i) EXPECT_EQ(harness.read(client, tensors[i]), round * 1'000'000 + i * 1000);
+  }
+  EXPECT_GT(link_bytes(harness, mover::LinkKind::kDeviceToHost), 0u);
+  EXPECT_GT(link_bytes(harness, mover::LinkKind::kBlockWrite), 0u);
+  EXPECT_GT(link_bytes(harness, mover::LinkKind::kHostToDevice), 0u);
+}
+
+TEST(Swap, CleanCopiesAreDroppedForNothing) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 20; ++i) tensors.push_back(harness.create(client, std::to_string(i), kMiB));
+  for (const Handle tensor : tensors) harness.write(client, tensor, 5);
+  for (const Handle tensor : tensors) ASSERT_TRUE(harness.ask(client.id, Evict{{tensor}}));
+  const std::uint64_t written = link_bytes(harness, mover::LinkKind::kBlockWrite);
+  const std::uint64_t down = link_bytes(harness, mover::LinkKind::kDeviceToHost);
+  for (const Handle tensor : tensors) EXPECT_EQ(harness.read(client, tensor), 5u);
+  EXPECT_EQ(link_bytes(harness, mover::LinkKind::kBlockWrite), written);
+  EXPECT_EQ(link_bytes(harness, mover::LinkKind::kDeviceToHost), down);
+}
+
+TEST(Swap, AnOverwriteFetchesNothing) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 1);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  harness.write(client, a, 2);
+  EXPECT_EQ(link_bytes(harness, mover::LinkKind::kBlockRead), 0u);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  EXPECT_EQ(harness.read(client, a), 2u);
+}
+
+TEST(Swap, AFirstWriteLeaseSeesZeros) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle dirt = harness.create(client, "dirt", kMiB);
+  harness.write(client, dirt, 999);
+  ASSERT_TRUE(harness.ask(client.id, DeleteTensors{{dirt}}));
+  const Handle a = harness.create(client, "a", kMiB);
+  ASSERT_TRUE(harness.acquire(client, kDevice, shm::Mode::kWrite, {a}));
+  EXPECT_EQ(harness.look(client, a), 0u);
+  harness.release(client, a, shm::Mode::kWrite);
+  EXPECT_EQ(harness.read(client, a), 0u) << "it has content now: zeros";
+}
+
+TEST(Swap, BlockReadsPassThroughMemoryWhereThereIsRoom) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 3);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  EXPECT_EQ(harness.read(client, a), 3u);
+  EXPECT_EQ(link_bytes(harness, mover::LinkKind::kHostToDevice), kMiB);
+  ASSERT_TRUE(harness.ask(client.id, Evict{{a}}));
+}
+
+TEST(Swap, BlockReadsGoStraightWhereMemoryIsLeased) {
+  Harness harness(three_tiers(4 * kMiB, 2 * kMiB));
+  OpenSession open;
+  const auto& client = *harness.open(open);
+  const Handle a = harness.create(client, "a", kMiB);
+  const Handle b = harness.create(client, "b", 2 * kMiB);
+  harness.write(client, a, 3);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  ASSERT_TRUE(harness.acquire(client, kHost, shm::Mode::kOverwrite, {b}));
+  EXPECT_EQ(harness.read(client, a), 3u);
+  EXPECT_EQ(link_bytes(harness, mover::LinkKind::kHostToDevice), 0u);
+  harness.write(client, a, 4);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  EXPECT_EQ(harness.read(client, a), 4u);
+  harness.release(client, b, shm::Mode::kOverwrite);
+}
+
+TEST(Swap, TwoDevicesPassThroughMemory) {
+  Options options = three_tiers();
+  options.tiers.insert(options.tiers.begin() + 1, tier_of("device:1", tier::Kind::kDevice, 4 * kMiB));
+  Harness harness(options);
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 11, kDevice);
+  EXPECT_EQ(harness.read(client, a, kDevice + 1), 11u);
+  harness.write(client, a, 12, kDevice + 1, shm::Mode::kWrite);
+  EXPECT_EQ(harness.read(client, a, kDevice), 12u);
+}
+
+TEST(Swap, HomesInMemoryWithoutABlockTier) {
+  Options options;
+  options.tiers = {tier_of("device:0", tier::Kind::kDevice, 4 * kMiB),
+                   tier_of("memory", tier::Kind::kMemory, 8 * kMiB)};
+  Harness harness(options);
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 8; ++i) tensors.push_back(harness.create(client, std::to_string(i), kMiB));
+  for (std::uint64_t i = 0; i < 8; ++i) harness.write(client, tensors[i], 1000 * i + 1);
+  for (std::uint64_t i = 0; i < 8; ++i) EXPECT_EQ(harness.read(client, tensors[i]), 1000 * i + 1);
+  for (std::uint64_t i = 0; i < 8; ++i) EXPECT_EQ(harness.read(client, tensors[i], kHost), 1000 * i + 1);
+  const auto full = harness.ask(client.id, CreateTensors{{spec_of("more", 1)}});
+  ASSERT_FALSE(full);
+  EXPECT_EQ(full.error().code, ErrorCode::kResourceExhausted);
+}
+
+TEST(Swap, OneTierAlone) {
+  Options options;
+  options.tiers = {tier_of("memory", tier::Kind::kMemory, 8 * kMiB)};
+  Harness harness(options);
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", 3 * kMiB);
+  harness.write(client, a, 8, kHost);
+  EXPECT_EQ(harness.read(client, a, kHost), 8u);
+  const auto nowhere = harness.acquire(client, kDevice, shm::Mode::kRead, {a});
+  ASSERT_FALSE(nowhere);
+  EXPECT_EQ(nowhere.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(nowhere.error().message, ::testing::HasSubstr("host (0)"));
+}
+
+TEST(Swap, HomesSlideTogetherWhenFreeBytesLieApart) {
+  Options options;
+  options.tiers = {tier_of("memory", tier::Kind::kMemory, 4 * kMiB)};
+  Harness harness(options);
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  const Handle b = harness.create(client, "b", kMiB);
+  const Handle c = harness.create(client, "c", kMiB);
+  const Handle d = harness.create(client, "d", kMiB);
+  for (const Handle tensor : {a, b, c, d}) harness.write(client, tensor, 100 * index(tensor.slot), kHost);
+  ASSERT_TRUE(harness.ask(client.id, DeleteTensors{{a, c}}));
+  const Handle e = harness.create(client, "e", 2 * kMiB);
+  harness.write(client, e, 5000, kHost);
+  EXPECT_EQ(harness.read(client, b, kHost), 100u);
+  EXPECT_EQ(harness.read(client, d, kHost), 300u);
+  EXPECT_EQ(harness.read(client, e, kHost), 5000u);
+}
+
+TEST(Swap, ColdDirtyCopiesAreCleanedEarly) {
+  Harness harness(three_tiers(2 * kMiB, 4 * kMiB));
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 4; ++i) tensors.push_back(harness.create(client, std::to_string(i), kMiB));
+  for (const Handle tensor : tensors) harness.write(client, tensor, 9, kHost);
+  harness.settle();
+  EXPECT_GT(link_bytes(harness, mover::LinkKind::kBlockWrite), 0u) << "over the high mark, the coldest is written back";
+  EXPECT_EQ(harness.status().tiers[1].evictions[0], 0u);
+  ASSERT_FALSE(harness.pressure.empty());
+  EXPECT_TRUE(harness.pressure.back().above);
+  for (const Handle tensor : tensors) EXPECT_EQ(harness.read(client, tensor, kHost), 9u);
+}
+
+}  // namespace
+}  // namespace terrace::engine
