@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "front/grpc_server.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
@@ -22,6 +23,15 @@ namespace {
 constexpr int kMessageBytesMax = 16 * 1024 * 1024;  // CreateTensors with the most and longest names fits
 constexpr int kCallsPerConnectionMax = 1024;
 
+// Keeps gRPC alive to the end of the process: the clean-up after its last user waits, now and then, for ten seconds
+// (seen with 1.51), which a daemon that is told to stop does not have.
+void keep_grpc() {
+  [[maybe_unused]] static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+}
+
 class AdoptingServer final : public GrpcServer {
  public:
   AdoptingServer(Gateway& gateway, GrpcOptions options)
@@ -37,6 +47,7 @@ class AdoptingServer final : public GrpcServer {
   ~AdoptingServer() override { shutdown(std::chrono::milliseconds(0)); }
 
   bool start() {
+    keep_grpc();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
     if (admin_) builder.RegisterService(&*admin_);
