@@ -287,8 +287,7 @@ void Host::gone(SessionId id) {
     const std::scoped_lock lock(tokens_mutex_);
     tokens_.erase(node.mapped()->token);
   }
-  for (const auto& tier : node_.mapped)
-    if (tier) tier->drop(id);
+  mover_->drop(id);
   spdlog::info("session {} is gone", static_cast<std::uint32_t>(id));
   doomed_.push_back(std::move(node.mapped()));
 }

@@ -133,10 +133,13 @@ tier::BlockFile::Piece Chunk::next_piece() const {
 void Chunk::continue_io() {
   const auto piece = next_piece();
   asked_bytes_ = piece.bytes;
+  Ring& ring = surroundings_.ring;
   if (step_ == Step::kWrite) {
-    surroundings_.ring.write(piece.file, {work_.from + io_bytes_, piece.bytes}, piece.offset, *this);
+    const std::span<const std::byte> bytes(work_.from + io_bytes_, piece.bytes);
+    ring.write(piece.file, bytes, piece.offset, *this, surroundings_.buffers.find(bytes));
   } else {
-    surroundings_.ring.read(piece.file, {target_ + io_bytes_, piece.bytes}, piece.offset, *this);
+    const std::span<std::byte> bytes(target_ + io_bytes_, piece.bytes);
+    ring.read(piece.file, bytes, piece.offset, *this, surroundings_.buffers.find(bytes));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "mover/mover.h"
+#include "mover/registered_buffers.h"
 #include "mover/ring.h"
 #include "mover/workers.h"
 #include "terrace/error.h"
@@ -51,6 +52,7 @@ class Chunk final : public Completion, public Job {
   struct Surroundings {
     Ring& ring;
     Workers& workers;
+    RegisteredBuffers& buffers;
     tier::BlockFile* block;
     MoverCounts& counts;
     ChunkOwner& owner;

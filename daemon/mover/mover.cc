@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "base/bytes.h"
@@ -17,6 +19,7 @@
 #include "base/mapping.h"
 #include "mover/chunk.h"
 #include "mover/flow.h"
+#include "mover/registered_buffers.h"
 #include "mover/segment_jobs.h"
 
 namespace terrace::mover {
@@ -50,9 +53,9 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   void start(const SegmentOrder& order) override;
   void drop(SessionId session) override;
   std::vector<TransferDone> take_transfers() override { return std::exchange(done_, {}); }
-  std::vector<SegmentDone> take_segments() override { return segments_.take_done(); }
+  std::vector<SegmentDone> take_segments() override;
   std::size_t in_flight() const override { return flows_in_flight_ + segments_.in_flight(); }
-  const MoverFacts& facts() const override { return facts_; }
+  MoverFacts facts() const override;
   const MoverCounts& counts() const override { return counts_; }
 
   void chunk_done(Chunk& chunk, Result<void> result) override;
@@ -82,6 +85,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   PollId wake_ = PollId::kNone;
   AddressRange spare_;  // a chunk for each place; backed only while something is read again
   AddressRange zeros_;  // one chunk
+  std::optional<RegisteredBuffers> buffers_;
   std::vector<std::unique_ptr<Place>> places_;
   std::vector<Place*> free_places_;
   std::vector<std::unique_ptr<Flow>> flows_;  // as many as were ever in flight at once
@@ -112,8 +116,11 @@ Result<void> ChunkMover::set_up(const Options& options) {
     TERRACE_CHECK(hole != tiers_.mapped.end());  // the block tier has an id too
     block_ = TierId{static_cast<std::uint8_t>(hole - tiers_.mapped.begin())};
   }
+  buffers_.emplace(ring_, std::span(spare_.data(), spare_.size()));
+  (void)madvise(spare_.data(), spare_.size(), MADV_DONTNEED);
   const Chunk::Surroundings surroundings{.ring = ring_,
                                          .workers = workers_,
+                                         .buffers = *buffers_,
                                          .block = tiers_.block,
                                          .counts = counts_,
                                          .owner = *this,
@@ -127,8 +134,15 @@ Result<void> ChunkMover::set_up(const Options& options) {
   facts_ = {.queue_depth = options.queue_depth,
             .copiers = workers_.copiers(),
             .registered_files = ring_.files_registered(),
+            .registered_buffers = buffers_->allowed(),
             .deferred_completions = ring_.deferred()};
   return {};
+}
+
+MoverFacts ChunkMover::facts() const {
+  MoverFacts facts = facts_;
+  facts.registered_bytes = buffers_->registered_bytes();
+  return facts;
 }
 
 ChunkMover::~ChunkMover() {
@@ -188,10 +202,26 @@ void ChunkMover::start(const Transfer& transfer) {
 
 void ChunkMover::start(const SegmentOrder& order) {
   TERRACE_CHECK(index(order.tier) < tiers_.mapped.size() && tiers_.mapped[index(order.tier)] != nullptr);
+  if (order.kind == SegmentOrder::Kind::kRemove) buffers_->remove(order.session, order.tier, order.extent);
   segments_.start(*tiers_.mapped[index(order.tier)], order);
 }
 
-void ChunkMover::drop(SessionId session) { segments_.drop(tiers_.mapped, session); }
+void ChunkMover::drop(SessionId session) {
+  buffers_->drop(session);
+  segments_.drop(tiers_.mapped, session);
+}
+
+// Nobody begins I/O on a segment before it was taken from here.
+std::vector<SegmentDone> ChunkMover::take_segments() {
+  auto done = segments_.take_done();
+  for (const SegmentDone& each : done) {
+    const SegmentOrder& order = each.order;
+    if (!each.result || order.kind != SegmentOrder::Kind::kAdd) continue;
+    std::byte* const memory = tiers_.mapped[index(order.tier)]->address(order.session, order.extent.offset);
+    buffers_->add(order.session, order.tier, order.extent, memory);
+  }
+  return done;
+}
 
 Flow* ChunkMover::next_flow() {
   for (const auto& queue : waiting_) {

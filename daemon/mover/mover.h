@@ -27,10 +27,10 @@ struct Tiers {
 struct MoverFacts {
   unsigned queue_depth = 0;
   unsigned copiers = 0;
-  bool registered_files = false;    // else every I/O looks its file up
-  bool registered_buffers = false;  // else every I/O pins its pages anew
-  std::uint64_t registered_bytes = 0;
-  bool deferred_completions = false;  // see Ring::deferred()
+  bool registered_files = false;       // else every I/O looks its file up
+  bool registered_buffers = false;     // slices of 64 MiB may be registered; else every I/O pins its pages anew
+  std::uint64_t registered_bytes = 0;  // by now: each slice is registered when it is first used
+  bool deferred_completions = false;   // see Ring::deferred()
 };
 
 // What it has done since it began.
@@ -63,7 +63,7 @@ class Mover {
   // Begins to add or remove a segment; orders are done in the order in which they came.
   virtual void start(const SegmentOrder& order) = 0;
   // Gives up all that a session has in the mapped tiers, before any segment that is ordered after this is made; nothing
-  // is reported. Not on the reactor: many pages take long.
+  // is reported. MappedTier::drop() itself must not be called behind the mover's back: it knows the memory's pages.
   virtual void drop(SessionId session) = 0;
 
   // What has come to an end since the last call. Look after start() and after every Ring::run_once().
@@ -72,7 +72,7 @@ class Mover {
 
   // Transfers, orders and drops that have not come to an end: the daemon stops cleanly at zero.
   virtual std::size_t in_flight() const = 0;
-  virtual const MoverFacts& facts() const = 0;
+  virtual MoverFacts facts() const = 0;
   virtual const MoverCounts& counts() const = 0;
 };
 

@@ -137,21 +137,39 @@ void Ring::set_files(std::span<const int> descriptors) {
       !files_.empty() && io_uring_register_files(ring_.get(), files_.data(), static_cast<unsigned>(files_.size())) == 0;
 }
 
-void Ring::read(std::size_t file, std::span<std::byte> buffer, std::uint64_t offset, Completion& completion) {
-  TERRACE_CHECK(file < files_.size());
-  io_uring_sqe* entry = next_entry();
-  const int descriptor = files_registered_ ? static_cast<int>(file) : files_[file];
-  io_uring_prep_read(entry, descriptor, buffer.data(), static_cast<unsigned>(buffer.size()), offset);
-  if (files_registered_) entry->flags |= IOSQE_FIXED_FILE;
-  io_uring_sqe_set_data(entry, &completion);
-  ++io_in_flight_;
+bool Ring::reserve_buffers(unsigned count) { return io_uring_register_buffers_sparse(ring_.get(), count) == 0; }
+
+bool Ring::set_buffer(int slot, std::span<std::byte> memory) {
+  const iovec part{.iov_base = memory.data(), .iov_len = memory.size()};
+  return io_uring_register_buffers_update_tag(ring_.get(), static_cast<unsigned>(slot), &part, nullptr, 1) == 1;
 }
 
-void Ring::write(std::size_t file, std::span<const std::byte> buffer, std::uint64_t offset, Completion& completion) {
-  TERRACE_CHECK(file < files_.size());
+void Ring::read(std::size_t file, std::span<std::byte> buffer, std::uint64_t offset, Completion& completion, int slot) {
   io_uring_sqe* entry = next_entry();
-  const int descriptor = files_registered_ ? static_cast<int>(file) : files_[file];
-  io_uring_prep_write(entry, descriptor, buffer.data(), static_cast<unsigned>(buffer.size()), offset);
+  const auto bytes = static_cast<unsigned>(buffer.size());
+  if (slot == kUnregistered) {
+    io_uring_prep_read(entry, -1, buffer.data(), bytes, offset);
+  } else {
+    io_uring_prep_read_fixed(entry, -1, buffer.data(), bytes, offset, slot);
+  }
+  begin_io(entry, file, completion);
+}
+
+void Ring::write(std::size_t file, std::span<const std::byte> buffer, std::uint64_t offset, Completion& completion,
+                 int slot) {
+  io_uring_sqe* entry = next_entry();
+  const auto bytes = static_cast<unsigned>(buffer.size());
+  if (slot == kUnregistered) {
+    io_uring_prep_write(entry, -1, buffer.data(), bytes, offset);
+  } else {
+    io_uring_prep_write_fixed(entry, -1, buffer.data(), bytes, offset, slot);
+  }
+  begin_io(entry, file, completion);
+}
+
+void Ring::begin_io(io_uring_sqe* entry, std::size_t file, Completion& completion) {
+  TERRACE_CHECK(file < files_.size());
+  entry->fd = files_registered_ ? static_cast<int>(file) : files_[file];
   if (files_registered_) entry->flags |= IOSQE_FIXED_FILE;
   io_uring_sqe_set_data(entry, &completion);
   ++io_in_flight_;

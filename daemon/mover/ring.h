@@ -50,10 +50,19 @@ class Ring {
   void set_files(std::span<const int> descriptors);
   bool files_registered() const { return files_registered_; }
 
+  // Makes room for registered buffers. Once; false where the kernel has none.
+  bool reserve_buffers(unsigned count);
+  // Registers `memory`, whose pages stay pinned, as number `slot`; an empty one gives the slot's up. False where the
+  // kernel refuses (memlock), with nothing changed.
+  bool set_buffer(int slot, std::span<std::byte> memory);
+  static constexpr int kUnregistered = -1;
+
   // I/O at an offset of a file. `buffer` and `completion` must stay until `completion` was called, once. Results may
-  // be short.
-  void read(std::size_t file, std::span<std::byte> buffer, std::uint64_t offset, Completion& completion);
-  void write(std::size_t file, std::span<const std::byte> buffer, std::uint64_t offset, Completion& completion);
+  // be short. `slot`: of the registered buffer in which `buffer` lies.
+  void read(std::size_t file, std::span<std::byte> buffer, std::uint64_t offset, Completion& completion,
+            int slot = kUnregistered);
+  void write(std::size_t file, std::span<const std::byte> buffer, std::uint64_t offset, Completion& completion,
+             int slot = kUnregistered);
 
   // Calls `completion` with the ready events (POLLIN...) whenever `descriptor` is ready for one of `events`, as long as
   // it is (level-triggered), until unpoll(); -errno with more == false ends it. POLLHUP and POLLERR are always
@@ -89,6 +98,7 @@ class Ring {
   Result<void> set_up();
   void enable();
   io_uring_sqe* next_entry();
+  void begin_io(io_uring_sqe* entry, std::size_t file, Completion& completion);
   void arm(std::uint32_t index);
   void release(std::uint32_t index);
   void dispatch(std::uint64_t user_data, int result);

@@ -183,6 +183,31 @@ TEST_F(BlockConformance, AScribblingClientGetsTheBytesOfTheDisk) {
   EXPECT_TRUE(equal(rig.bytes(source, kChunk), rig.bytes(target, kChunk)));
 }
 
+// What the ring has registered is pages: were a registration to outlive its segment, the next one at the same address
+// would write the old one's bytes out.
+TEST_F(BlockConformance, ARegistrationGoesWithItsSegment) {
+  Rig rig;
+  using Kind = mover::SegmentOrder::Kind;
+  const tier::Extent segment{0, kSegmentBytes};
+  tier::Location source{.tier = kDevice, .session = kSession, .pieces = tier::Pieces(segment)};
+  const auto home = rig.place(kBlock, kSegmentBytes);
+  const auto target = rig.place(kMemory, kSegmentBytes);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(rig.order(Kind::kAdd, kDevice, segment));
+    const auto bytes = rig.bytes(source, kSegmentBytes);  // at the same address each time
+    rig.fill(bytes);
+    ASSERT_TRUE(rig.run(copy(source, home, kSegmentBytes)).result);
+    ASSERT_TRUE(rig.run(copy(home, target, kSegmentBytes)).result);
+    EXPECT_TRUE(equal(bytes, rig.bytes(target, kSegmentBytes)));
+    const auto facts = rig.mover->facts();
+    EXPECT_EQ(facts.registered_bytes, facts.registered_buffers ? 2 * kSegmentBytes : 0);
+    ASSERT_TRUE(rig.order(Kind::kRemove, kDevice, segment));
+  }
+  rig.mover->drop(kSession);
+  rig.settle();
+  EXPECT_EQ(rig.mover->facts().registered_bytes, 0U);
+}
+
 // With one place in the queue it reads the first chunk, reads it again, and begins no other.
 TEST_F(BlockConformance, AFailedTransferBeginsNothingMore) {
   Rig rig({.mover = {.queue_depth = 1}});
