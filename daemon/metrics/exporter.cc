@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <prometheus/collectable.h>
 #include <prometheus/exposer.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -109,6 +110,7 @@ class HttpExporter final : public Exporter {
       return fail(ErrorCode::kUnavailable, fmt::format("metrics address {} cannot be had: {}", address, error.what()));
     }
     address_ = numeric->substr(0, numeric->rfind(':') + 1) + std::to_string(exposer_->GetListeningPorts().at(0));
+    spdlog::info("metrics on http://{}/metrics", address_);
     return {};
   }
   const std::string& address() const override { return address_; }
