@@ -33,7 +33,7 @@ class HostTest : public testing::Test {
     config.tiers[0].device = "emulated";
     config.tiers[2].paths = {folder_ / "block"};
     config.tenants = {{.name = "default", .data_socket = socket_folder_ / "data.sock", .grpc_socket = {}, .uids = {}}};
-    auto host = Host::create(config, {.copiers = 2}, {});
+    auto host = Host::create(config, {.copiers = 2, .node_processors = {}}, {});
     if (!host) throw std::runtime_error(host.error().message);
     host_ = std::move(*host);
     reactor_ = std::jthread([this] { served_ = host_->serve([] {}); });
@@ -78,7 +78,7 @@ class HostTest : public testing::Test {
 void fill(std::span<std::byte> bytes, std::uint32_t tensor, std::uint32_t version) {
   std::mt19937 random(tensor * 1000003u + version);
   for (std::size_t i = 0; i < bytes.size(); i += 4) {
-    const std::uint32_t word = random();
+    const auto word = static_cast<std::uint32_t>(random());
     std::memcpy(bytes.data() + i, &word, std::min<std::size_t>(4, bytes.size() - i));
   }
 }
