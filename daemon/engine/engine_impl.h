@@ -239,6 +239,7 @@ class EngineImpl final : public Engine {
   void unfence_all();
   void reclaim(Session& session);
   void reclaim_copy(Session& session, std::size_t tier, Slot slot);
+  void move_below_fence(Session& session, std::size_t tier, Slot slot);
   void give_back_segments(Session& session, std::size_t tier);
   std::uint64_t projected_bytes(const Session& session, std::size_t tier) const;
   Error open_refusal(const PendingOpen& open) const;

@@ -195,15 +195,29 @@ void EngineImpl::reclaim_copy(Session& session, std::size_t tier, Slot slot) {
   const Tensor& tensor = session.at(slot);
   const Level level = tiers_[tier].level;
   Place& place = *session.places[tier];
-  if (tensor.published == level && leased(session, slot)) {
-    const Handle handle{slot, tensor.incarnation};
-    if (std::find(place.fence_wants.begin(), place.fence_wants.end(), handle) != place.fence_wants.end()) return;
+  const Handle handle{slot, tensor.incarnation};
+  const auto wanted = std::find(place.fence_wants.begin(), place.fence_wants.end(), handle);
+  if (tensor.published == level) shm::lend(session.table.word(slot), true);
+  if (leased(session, slot) && tensor.published == level) {
+    if (wanted != place.fence_wants.end()) return;
     place.fence_wants.push_back(handle);
     want(session, slot);
-    shm::lend(session.table.word(slot), true);
-    if (leased(session, slot)) return;
+    ++session.events;  // looked at once more, for it may have ended by now
+    return stir(session);
   }
-  if (!tensor.idle() || tensor.admission != 0 || tensor.pinned == level || tensor.deleted) return;
+  if (wanted != place.fence_wants.end()) {  // what can not move after all is not kept from its owner
+    place.fence_wants.erase(wanted);
+    unwant(session, handle);
+    ++session.events;
+  }
+  if (tensor.idle() && tensor.admission == 0 && tensor.pinned != level && !tensor.deleted)
+    move_below_fence(session, tier, slot);
+}
+
+void EngineImpl::move_below_fence(Session& session, std::size_t tier, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  const Level level = tiers_[tier].level;
+  Place& place = *session.places[tier];
   if (level != home_level_) {
     evict(session, slot, level, EvictionReason::kTakenBack, {mover::Class::kAwaitedWriteBack, kNever}, false);
     return;

@@ -77,7 +77,8 @@ void EngineImpl::check_tensor(const Session& session, Slot slot) const {
   if (tensor.transfer != 0) TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).slot == slot);
   if (tensor.published != Level::kNone) TERRACE_CHECK(tensor.written && tensor.is_valid(tensor.published));
   // Law 4: what may be leased is touched by nothing but a write-back that reads it.
-  if (tensor.published != Level::kNone) TERRACE_CHECK(tensor.idle() || tensor.activity == Activity::kCleaning);
+  if (tensor.published != Level::kNone && !tensor.idle())
+    TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).to != tensor.published);
   if (tensor.pinned != Level::kNone) TERRACE_CHECK(tensor.has(tensor.pinned));
   check_word(session, slot);
 }
