@@ -19,6 +19,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "tier/block/ownership.h"
 #include "tier/block/probe.h"
 
 namespace terrace::tier {
@@ -196,7 +197,8 @@ Result<void> BlockFile::add(const std::string& path, std::uint64_t bytes) {
   auto opened = open_locked(path);
   if (!opened) return std::unexpected(std::move(opened.error()));
   const int fd = opened->fd.get();
-  auto done = opened->regular ? reserve_file(path, fd, bytes) : check_device(path, fd, bytes);
+  auto done = opened->regular ? own_file(path, fd) : check_device(path, fd, bytes);
+  if (done && opened->regular) done = reserve_file(path, fd, bytes);
   if (done) {
     auto alignment = alignment_of(path, fd);
     if (alignment) {

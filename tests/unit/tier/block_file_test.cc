@@ -114,6 +114,15 @@ TEST_F(BlockFileTest, OnlyFilesAndDevicesWillDo) {
   expect_refused(BlockFile::open(character), ErrorCode::kFailedPrecondition, "/dev/null");
 }
 
+TEST_F(BlockFileTest, SomebodyElsesFileIsLeftAlone) {
+  std::ofstream(path()) << "a thesis";
+  expect_refused(BlockFile::open(options()), ErrorCode::kFailedPrecondition, path());
+  std::ifstream file(path());
+  std::string content;
+  std::getline(file, content);
+  EXPECT_EQ(content, "a thesis");
+}
+
 TEST_F(BlockFileTest, NothingIsNoCapacity) {
   expect_refused(BlockFile::open(options(kMiB - 1)), ErrorCode::kInvalidArgument, "1 MiB");
   expect_refused(BlockFile::open({.paths = {}, .capacity_bytes = kMiB}), ErrorCode::kInvalidArgument, "path");

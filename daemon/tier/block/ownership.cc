@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tier/block/ownership.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+namespace terrace::tier {
+namespace {
+
+constexpr const char* kAttribute = "user.terrace.block";
+constexpr char kVersion = '1';
+
+}  // namespace
+
+Result<void> own_file(const std::string& path, int fd) {
+  struct stat facts{};
+  if (fstat(fd, &facts) != 0)
+    return fail(ErrorCode::kInternal, fmt::format("block tier {}: {}", path, std::strerror(errno)), errno);
+  std::array<char, 16> mark{};
+  if (facts.st_size != 0 && fgetxattr(fd, kAttribute, mark.data(), mark.size()) <= 0) {
+    return fail(
+        ErrorCode::kFailedPrecondition,
+        fmt::format("block tier {}: a file of {} bytes that no terraced made is there; name another path, or remove "
+                    "it if it may go",
+                    path, facts.st_size));
+  }
+  if (fsetxattr(fd, kAttribute, &kVersion, sizeof kVersion, 0) != 0 && errno != ENOTSUP)
+    return fail(ErrorCode::kInternal, fmt::format("block tier {}: cannot be marked: {}", path, std::strerror(errno)),
+                errno);
+  return {};
+}
+
+}  // namespace terrace::tier
