@@ -51,7 +51,7 @@ class Host final : public Gateway {
   // The same as SIGTERM, from any thread.
   void stop();
 
-  const mover::MoverFacts& mover_facts() const { return mover_->facts(); }
+  mover::MoverFacts mover_facts() const { return mover_->facts(); }
 
   RequestId post(engine::Request request, Answer answer) override;
   void cancel(RequestId request) override;
