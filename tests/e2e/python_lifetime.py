@@ -11,7 +11,8 @@ import torch
 from python_fixtures import MIB, client, disk, run_program  # noqa: F401 (fixtures)
 
 CHILD = """
-import sys, numpy, terrace, torch
+import resource, sys, numpy, terrace, torch
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 client = terrace.Client(sys.argv[1])
 tensor = client.from_array("t", numpy.ones(1000, numpy.float32))
 """
