@@ -63,6 +63,8 @@ Result<std::vector<std::byte>> SessionRegion::read_block(const shm::Submission& 
 }
 
 std::uint32_t SessionRegion::write_block(const shm::Submission& submission, std::span<const std::byte> bytes) {
+  const std::uint64_t arena = view_.arena.size();
+  if (submission.block_bytes > arena || submission.block_offset > arena - submission.block_bytes) return 0;
   const std::size_t count = std::min<std::size_t>(bytes.size(), submission.block_bytes);
   std::memcpy(view_.arena.data() + submission.block_offset, bytes.data(), count);
   return static_cast<std::uint32_t>(count);

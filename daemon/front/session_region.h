@@ -44,7 +44,8 @@ class SessionRegion {
   // A private copy of `bytes` at the start of a block; InvalidArgument names a block that does not lie in the arena, or
   // is too small.
   Result<std::vector<std::byte>> read_block(const shm::Submission& submission, std::uint64_t bytes) const;
-  // Writes to the start of a block that read_block accepted, cut to its size; how many bytes.
+  // Writes to the start of a block, cut to its size; how many bytes. None where the block does not lie in the arena: a
+  // request is refused for its count, too, before its block was looked at.
   std::uint32_t write_block(const shm::Submission& submission, std::span<const std::byte> bytes);
 
   // Appends what the access logs hold since the last call, and returns how many fast leases there were (more than
