@@ -28,7 +28,7 @@ class Shape:
     width: int = 384
     heads: int = 6
     context: int = 128
-    batch: int = 4
+    batch: int = 8
 
     @property
     def layers(self) -> int:

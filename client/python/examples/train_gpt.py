@@ -19,6 +19,9 @@ import struct
 import sys
 import time
 
+# Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 from gpt_leased import LeasedModel, train_leased
 from gpt_model import Recipe, Shape, Text, make_deterministic, train_in_memory
