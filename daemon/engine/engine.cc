@@ -327,15 +327,18 @@ Result<Session*> EngineImpl::open_session(SessionId id) {
 Result<std::size_t> EngineImpl::tier_of_place(std::uint32_t place, bool with_block) const {
   for (std::size_t i = 0; i < tiers_.size(); ++i)
     if (tiers_[i].place == place && (tiers_[i].mapped() || with_block)) return i;
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("there is no place number {}: this daemon has {}", place, place_names(with_block)));
+  const std::string wanted = place == shm::kPlaceHost    ? "host"
+                             : place == shm::kPlaceBlock ? "block"
+                                                         : fmt::format("device:{}", place - shm::kPlaceDevice0);
+  return fail(ErrorCode::kNotFound,
+              fmt::format("there is no place {} here: this daemon has {}", wanted, place_names(with_block)));
 }
 
 std::string EngineImpl::place_names(bool with_block) const {
   std::string names;
   for (const Tier& tier : tiers_) {
     if (!tier.mapped() && !with_block) continue;
-    names += fmt::format("{}{} ({})", names.empty() ? "" : ", ", tier.leases.name, tier.place);
+    names += (names.empty() ? "" : ", ") + tier.leases.name;
   }
   return names;
 }

@@ -97,7 +97,7 @@ Result<std::uint32_t> to_place(bool present, const v1::Place& place, PlaceUse us
   if (use == PlaceUse::kLease && place.kind() == v1::PLACE_KIND_DEVICE) {
     if (place.device() >= kDevicesMax)
       return fail(ErrorCode::kNotFound,
-                  fmt::format("{} names device {}: this daemon has no such device", field, place.device()));
+                  fmt::format("{} is device:{}: there is no such place here", field, place.device()));
     return shm::kPlaceDevice0 + place.device();
   }
   return invalid(fmt::format("{}.kind is {}: give {}", field, static_cast<int>(place.kind()), right));

@@ -64,9 +64,9 @@ Result<Endpoint> split(const std::string& address) {
   return Endpoint{host, address.substr(colon + 1)};
 }
 
-// Resolves the address and binds it for a moment: the server below says that it could not, and never why. Returns the
-// numeric form.
-Result<std::string> probe(const std::string& address) {
+using Resolved = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+Result<Resolved> resolve(const std::string& address) {
   const auto endpoint = split(address);
   if (!endpoint) return std::unexpected(endpoint.error());
   addrinfo hints{};
@@ -76,8 +76,14 @@ Result<std::string> probe(const std::string& address) {
   if (const int error = ::getaddrinfo(endpoint->host.c_str(), endpoint->port.c_str(), &hints, &found); error != 0)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("metrics address '{}' cannot be resolved: {}", address, ::gai_strerror(error)));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(found, ::freeaddrinfo);
+  return Resolved(found, ::freeaddrinfo);
+}
 
+// Binds the address for a moment: the server below says that it could not, and never why. Returns the numeric form.
+Result<std::string> probe(const std::string& address) {
+  const auto resolved = resolve(address);
+  if (!resolved) return std::unexpected(resolved.error());
+  const addrinfo* found = resolved->get();
   const Fd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   if (!socket || ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0 ||
@@ -89,15 +95,23 @@ Result<std::string> probe(const std::string& address) {
                 error);
   }
   char host[NI_MAXHOST];
-  ::getnameinfo(found->ai_addr, found->ai_addrlen, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
-  return found->ai_family == AF_INET6 ? fmt::format("[{}]:{}", host, endpoint->port)
-                                      : fmt::format("{}:{}", host, endpoint->port);
+  char port[NI_MAXSERV];
+  ::getnameinfo(found->ai_addr, found->ai_addrlen, host, sizeof host, port, sizeof port,
+                NI_NUMERICHOST | NI_NUMERICSERV);
+  return found->ai_family == AF_INET6 ? fmt::format("[{}]:{}", host, port) : fmt::format("{}:{}", host, port);
 }
 
 class HttpExporter final : public Exporter {
  public:
   HttpExporter(front::Gateway& gateway, std::vector<std::string> tenant_names)
       : collector_(std::make_shared<StatusCollector>(gateway, std::move(tenant_names))) {}
+
+  // The server looks at its stop flag when a connection comes, else every two seconds: knock until it has.
+  ~HttpExporter() override {
+    if (!exposer_) return;
+    const auto stopped = std::async(std::launch::async, [this] { exposer_.reset(); });
+    while (stopped.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready) knock();
+  }
 
   Result<void> start(const std::string& address) {
     auto numeric = probe(address);
@@ -116,6 +130,13 @@ class HttpExporter final : public Exporter {
   const std::string& address() const override { return address_; }
 
  private:
+  void knock() const {
+    const auto found = resolve(address_);
+    if (!found) return;
+    const Fd socket(::socket((*found)->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    static_cast<void>(::connect(socket.get(), (*found)->ai_addr, (*found)->ai_addrlen));
+  }
+
   const std::shared_ptr<StatusCollector> collector_;
   std::string address_;
   std::unique_ptr<prometheus::Exposer> exposer_;

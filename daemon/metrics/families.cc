@@ -98,7 +98,8 @@ void add_links(const engine::Status& status, Families& out) {
     for (const Link& link : status.links) add(one, {{"link", mover::name(link.link)}}, link.*member);
   };
   number("terrace_transfer_bytes_total", "Bytes moved over the link.", MetricType::Counter, &Link::bytes);
-  number("terrace_transfers_total", "Transfers that ended well.", MetricType::Counter, &Link::transfers);
+  number("terrace_transfers_total", "Transfers that ended, failed ones included.", MetricType::Counter,
+         &Link::transfers);
   number("terrace_transfer_failures_total", "Transfers that failed.", MetricType::Counter, &Link::failures);
   number("terrace_transfers_queued", "Transfers that wait for the link.", MetricType::Gauge, &Link::queued);
   number("terrace_transfers_in_flight", "Transfers that run on the link.", MetricType::Gauge, &Link::in_flight);

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows /metrics of a live daemon: clean to promtool, true to what was done, and scraped by Debian's own Prometheus under
+load, with the series there in its API."""
+
+import json
+import pathlib
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+
+import pytest
+from grpc_fixtures import (BLOCK, DEVICE, HOST, LIMIT_SECONDS, MIB, ROOT, Session, daemon, session,  # noqa: F401
+                           v1, wait_until)
+
+SERIES = {
+    'terrace_tier_capacity_bytes{tier="block"}': 64 * MIB,
+    'terrace_tier_capacity_bytes{tier="device:0"}': 8 * MIB,
+    'terrace_sessions{tenant="default"}': 1,
+    'terrace_sessions{tenant="other"}': 0,
+    'terrace_checksum_failures_total{tier="block"}': 0,
+    'terrace_io_errors_total{tier="block"}': 0,
+    'terrace_retired_bytes{tier="block"}': 0,
+    "terrace_up": 1,
+}
+GROWING = (
+    'terrace_transfer_bytes_total{link="block_write"}', 'terrace_transfer_bytes_total{link="block_read"}',
+    'terrace_transfers_total{link="host_to_device:0"}', 'terrace_transfer_duration_seconds_count{link="block_read"}',
+    'terrace_acquires_total{place="host",result="hit"}', 'terrace_acquires_total{place="host",result="wait"}',
+    'terrace_acquire_wait_seconds_count{place="host"}', 'terrace_steps_total',
+)
+
+
+def needs(program: str):
+    return pytest.mark.skipif(shutil.which(program) is None,
+                              reason=f"{program} is not installed (Debian package prometheus)")
+
+
+def work(session, tensors: list[int]) -> None:  # noqa: F811
+    """One step of load through every tier."""
+    for tensor in tensors:
+        session.write(tensor, bytes([tensor & 255]) * MIB)
+        session.call("SwapOut", place=BLOCK, tensors=[tensor])
+        session.read(tensor)
+        session.read(tensor)
+        session.call("SwapIn", place=DEVICE, tensors=[tensor])
+        session.call("SwapOut", place=HOST, tensors=[tensor])
+    session.call("MarkStep")
+
+
+@needs("promtool")
+def test_the_exposition_is_clean(daemon, session):  # noqa: F811
+    work(session, [session.create("t", MIB)])
+    with urllib.request.urlopen(f"http://{daemon.metrics_address()}/metrics", timeout=LIMIT_SECONDS) as answer:
+        text = answer.read()
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, timeout=LIMIT_SECONDS,
+                             check=False)
+    assert checked.returncode == 0 and not checked.stdout + checked.stderr, checked.stdout + checked.stderr
+
+
+def test_the_numbers_are_those_of_what_was_done(daemon, session):  # noqa: F811
+    tensor = session.create("t", MIB)
+    before = daemon.metrics()
+    work(session, [tensor])
+    after = daemon.metrics()
+
+    def grew(series):
+        return after[series] - before[series]
+    assert grew('terrace_transfer_bytes_total{link="block_write"}') == MIB
+    assert grew('terrace_transfer_bytes_total{link="block_read"}') == MIB
+    assert grew('terrace_transfer_bytes_total{link="host_to_device:0"}') == MIB
+    assert grew("terrace_steps_total") == 1
+    assert after['terrace_tensors{tenant="default"}'] == 1 and after['terrace_leases{tenant="default"}'] == 0
+    assert after['terrace_tensor_bytes{tenant="default"}'] == MIB
+    for series, value in SERIES.items():
+        assert after[series] == value, series
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@needs("prometheus")
+def test_prometheus_scrapes_it_under_load(daemon, session, tmp_path: pathlib.Path):  # noqa: F811
+    config = (ROOT / "deploy/prometheus/scrape.yml").read_text()
+    assert "127.0.0.1:9464" in config and "5s" in config
+    shutil.copy(ROOT / "deploy/prometheus/alerts.yml", tmp_path)
+    config = config.replace("127.0.0.1:9464", daemon.metrics_address()).replace("5s", "1s")
+    (tmp_path / "scrape.yml").write_text(config)
+    port = free_port()
+    with (tmp_path / "log").open("wb") as log:
+        prometheus = subprocess.Popen(
+            ["prometheus", f"--config.file={tmp_path}/scrape.yml", f"--storage.tsdb.path={tmp_path}/data",
+             f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
+
+    def query(expression: str) -> list:
+        url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        try:
+            with urllib.request.urlopen(url, timeout=LIMIT_SECONDS) as answer:
+                return json.load(answer)["data"]["result"]
+        except OSError:  # not there yet
+            assert prometheus.poll() is None, (tmp_path / "log").read_text()
+            return []
+    try:
+        tensors = [session.create(f"t{index}", MIB) for index in range(4)]
+
+        def all_there() -> bool:
+            work(session, tensors)
+            rate = query('rate(terrace_transfer_bytes_total{link="block_read"}[1m]) > 0')
+            return rate and all(query(f"{series} > 0") for series in GROWING)
+        wait_until(all_there, "every series of the load in Prometheus")
+        assert query('up{job="terrace"}')[0]["value"][1] == "1"
+        for series, value in SERIES.items():
+            assert float(query(series)[0]["value"][1]) == value, series
+        forbidden = query('{__name__=~"terrace_.*", pid!=""} or {__name__=~"terrace_.*", tensor!=""}')
+        assert not forbidden
+    finally:
+        prometheus.terminate()
+        prometheus.wait(LIMIT_SECONDS)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows terracectl against a live daemon: each command as text and as JSON, and one clear line for each failure."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+from grpc_fixtures import (BUILD, DEVICE, LIMIT_SECONDS, MIB, Session, daemon, refused, session,  # noqa: F401
+                           v1, wait_until)
+
+
+def terracectl(*arguments: str, code: int = 0, **environment: str) -> str:
+    """Its output, or, where it is to fail, its error."""
+    done = subprocess.run([BUILD / "terracectl", *arguments], capture_output=True, text=True, timeout=LIMIT_SECONDS,
+                          check=False, env={"PATH": os.environ["PATH"], **environment})
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stderr if code else done.stdout
+
+
+@pytest.fixture
+def busy(session):  # noqa: F811
+    tensor = session.create("layers.0.weight", 0, dtype=v1.DATA_TYPE_FLOAT32, shape=[512, 256])
+    session.write(tensor, b"w" * 512 * 1024)
+    session.call("Pin", place=DEVICE, tensors=[tensor])
+    session.call("MarkStep")
+    return tensor
+
+
+def test_status(daemon, busy):  # noqa: F811
+    socket = ("--socket", str(daemon.admin))
+    text = terracectl("status", *socket)
+    assert re.search(r"^device:0 +8 MiB +512 KiB", text, re.M) and re.search(r"^host_to_device:0 ", text, re.M), text
+    for arguments in (("--json", "status", *socket), ("status", "--json", *socket), (*socket, "status", "--json")):
+        status = json.loads(terracectl(*arguments))
+        assert [tier["capacity_bytes"] for tier in status["tiers"]] == [8 * MIB, 16 * MIB, 64 * MIB]
+        assert status["places"][0]["place"] in ("host", "device:0") and status["draining"] is False
+        links = {link["name"]: link for link in status["links"]}
+        assert links["host_to_device:0"]["bytes"] == 512 * 1024
+        assert sum(links["host_to_device:0"]["duration"]["counts"]) == links["host_to_device:0"]["transfers"]
+
+
+def test_sessions_and_tensors(daemon, session, busy):  # noqa: F811
+    where = {"TERRACE_ADMIN_SOCKET": str(daemon.admin)}
+    text = terracectl("sessions", **where)
+    assert re.search(rf"^ *{session.opened.session}  default  +\d+ +{os.getpid()}  test +1 ", text, re.M), text
+    one = json.loads(terracectl("sessions", "--json", **where))["sessions"][0]
+    assert (one["tenant"], one["pid"], one["tensors"], one["step"]) == ("default", os.getpid(), 1, 1)
+    text = terracectl("tensors", **where)
+    assert re.search(r"layers\.0\.weight +float32 +\[512, 256\] +512 KiB +device:0 +\w+, pinned", text), text
+    number = str(session.opened.session)
+    listed = json.loads(terracectl("tensors", "--session", number, "--json", **where))["sessions"][0]
+    assert listed["tensors"][0]["spec"]["shape"] == [512, 256] and listed["tensors"][0]["placement"]["place"] == "device:0"
+    assert terracectl("tensors", "--prefix", "nothing", **where) == "no tensors\n"
+    assert "no open session 77" in terracectl("tensors", "--session", "77", code=1, **where)
+
+
+def test_topology(daemon):  # noqa: F811
+    assert "tier 2" in terracectl("topology", "--socket", str(daemon.admin))
+    assert "numa_nodes" in json.loads(terracectl("topology", "--json", "--socket", str(daemon.admin)))
+
+
+def test_top(daemon, busy):  # noqa: F811
+    once = terracectl("top", "--once", "--socket", str(daemon.admin))
+    assert "TIER" in once and "BYTES/S" not in once and "default" in once
+    live = subprocess.Popen([BUILD / "terracectl", "top", "--interval", "0.1", "--socket", daemon.admin],
+                            stdout=subprocess.PIPE, text=True)
+    try:
+        assert any("BYTES/S" in line for line in live.stdout)  # the second screen has rates
+    finally:
+        live.kill()
+        live.wait()
+        live.stdout.close()
+    lines = subprocess.Popen([BUILD / "terracectl", "top", "--json", "--interval", "0.1", "--socket", daemon.admin],
+                             stdout=subprocess.PIPE, text=True)
+    try:
+        assert [json.loads(lines.stdout.readline())["steps"] for _ in range(3)] == [1, 1, 1]
+    finally:
+        lines.kill()
+        lines.wait()
+        lines.stdout.close()
+
+
+def test_drain(daemon, session):  # noqa: F811
+    assert terracectl("drain", "--socket", str(daemon.admin)) == "draining: no new sessions; 1 still open\n"
+    assert json.loads(terracectl("drain", "--json", "--socket", str(daemon.admin))) == {"sessions": 1}
+    assert "DRAINING" in terracectl("status", "--socket", str(daemon.admin))
+
+
+def test_failures_are_one_clear_line(daemon, tmp_path):  # noqa: F811
+    nowhere = terracectl("status", code=1, XDG_RUNTIME_DIR=str(tmp_path))
+    assert f"{tmp_path}/terrace/admin.sock" in nowhere and "systemctl start terraced" in nowhere
+    missing = terracectl("status", "--json", "--socket", f"{tmp_path}/no.sock", code=1)
+    assert f"no daemon at {tmp_path}/no.sock" in missing and "start one with" in missing
+    wrong = terracectl("status", "--socket", str(daemon.grpc), code=1)  # the public socket has no Admin
+    for said in (nowhere, missing, wrong):
+        assert said.startswith("terracectl: ") and said.count("\n") == 1, said
