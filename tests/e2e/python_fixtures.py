@@ -30,7 +30,7 @@ def disk():
 @pytest.fixture
 def client(disk):
     """A client of a private daemon with small tiers of every kind: 16 MiB device, 32 MiB memory, 256 MiB block."""
-    with terrace.serve("32MiB", device="16MiB", block=f"{disk}:256MiB") as served:
+    with terrace.serve("32MiB", device="16MiB", block=f"{disk}:256MiB", metrics=False) as served:
         yield served
 
 
