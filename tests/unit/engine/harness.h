@@ -193,6 +193,9 @@ class Harness {
     engine->segment_done(now, done);
     drain();
   }
+  void complete_orders() {
+    while (!orders.empty()) complete_order(0);
+  }
   void settle() {
     while (!transfers.empty() || !orders.empty()) {
       if (!orders.empty())

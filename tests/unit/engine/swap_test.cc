@@ -148,8 +148,8 @@ TEST(Swap, OneTierAlone) {
   EXPECT_EQ(harness.read(client, a, kHost), 8u);
   const auto nowhere = harness.acquire(client, kDevice, shm::Mode::kRead, {a});
   ASSERT_FALSE(nowhere);
-  EXPECT_EQ(nowhere.error().code, ErrorCode::kInvalidArgument);
-  EXPECT_THAT(nowhere.error().message, ::testing::HasSubstr("host (0)"));
+  EXPECT_EQ(nowhere.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(nowhere.error().message, ::testing::HasSubstr("this daemon has host"));
 }
 
 TEST(Swap, HomesSlideTogetherWhenFreeBytesLieApart) {

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that a failing transfer costs no bytes: a failed write-back leaves the source in place and retires the region,
+// a lost tensor says so and harms no other, and what a writer did during a cleaning is not taken for written back.
+#include <gmock/gmock.h>
+
+#include "unit/engine/harness.h"
+
+namespace terrace::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+const TierId kBlockTier{2};
+
+TEST(Failures, AFailedWriteBackKeepsTheSourceAndRetiresTheRegion) {
+  Options options = three_tiers();
+  options.spare_share = 0.25;
+  Harness harness(options);
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 21);
+  const RequestId move = harness.send(client.id, Move{shm::kPlaceBlock, {a}});
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  const auto bad = harness.transfers[0].to.pieces;
+  harness.complete_transfer(0, Error{ErrorCode::kInternal, "write failed", 5}, kBlockTier);
+  const auto failed = harness.reply(move);
+  ASSERT_FALSE(failed);
+  EXPECT_THAT(failed.error().message, HasSubstr("write failed"));
+  EXPECT_EQ(harness.read(client, a), 21u);
+  const TierStatus block = harness.status().tiers[2];
+  EXPECT_EQ(block.io_errors, 1u);
+  EXPECT_EQ(block.retired_bytes, kMiB);
+  EXPECT_EQ(block.used_bytes, kMiB) << "it has another home now";
+  harness.send(client.id, Move{shm::kPlaceBlock, {a}});
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  EXPECT_NE(harness.transfers[0].to.pieces, bad);
+  harness.settle();
+  EXPECT_EQ(harness.read(client, a), 21u);
+}
+
+TEST(Failures, AnAdmissionLearnsThatTheWriteBackItWaitedForFailed) {
+  Options options = three_tiers(2 * kMiB, 2 * kMiB);
+  options.tiers.erase(options.tiers.begin() + 1);
+  Harness harness(options);
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", 2 * kMiB);
+  const Handle b = harness.create(client, "b", 2 * kMiB);
+  harness.write(client, a, 1);
+  const RequestId waits = harness.send(client.id, Acquire{kDevice, shm::Mode::kOverwrite, {b}});
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  harness.complete_transfer(0, Error{ErrorCode::kInternal, "write failed", 5}, TierId{1});
+  const auto failed = harness.reply(waits);
+  ASSERT_FALSE(failed);
+  EXPECT_THAT(failed.error().message, HasSubstr("'a'"));
+  EXPECT_EQ(harness.read(client, a), 1u);
+  EXPECT_TRUE(harness.acquire(client, kDevice, shm::Mode::kOverwrite, {b})) << "the region was replaced";
+}
+
+TEST(Failures, BitRotIsDataLossForThatTensorAlone) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  const Handle b = harness.create(client, "b", kMiB);
+  harness.write(client, a, 1);
+  harness.write(client, b, 2);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  harness.corrupt_disk();
+  const auto set = harness.acquire(client, kDevice, shm::Mode::kRead, {a, b});
+  ASSERT_FALSE(set);
+  EXPECT_EQ(set.error().code, ErrorCode::kDataLoss);
+  EXPECT_THAT(set.error().message, HasSubstr("'a'"));
+  EXPECT_FALSE(client.table.load(b.slot).leased());
+  EXPECT_EQ(harness.read(client, b), 2u);
+  EXPECT_EQ(harness.read(client, a).error().code, ErrorCode::kDataLoss) << "until it is overwritten";
+  EXPECT_EQ(harness.acquire(client, kDevice, shm::Mode::kWrite, {a}).error().code, ErrorCode::kDataLoss);
+  EXPECT_EQ(harness.status().tiers[2].checksum_failures, 1u);
+  harness.write(client, a, 3);
+  EXPECT_EQ(harness.read(client, a), 3u);
+}
+
+TEST(Failures, ADeviceErrorOnReadingLosesNothing) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 1);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  const RequestId reads = harness.send(client.id, Acquire{kDevice, shm::Mode::kRead, {a}});
+  harness.complete_orders();
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  harness.complete_transfer(0, Error{ErrorCode::kInternal, "read failed", 5}, kBlockTier);
+  EXPECT_EQ(harness.reply(reads).error().code, ErrorCode::kInternal);
+  EXPECT_EQ(harness.read(client, a), 1u);
+}
+
+TEST(Failures, AWriteDuringACleaningIsNotTakenForWrittenBack) {
+  Harness harness(three_tiers(2 * kMiB, 4 * kMiB));
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 4; ++i) tensors.push_back(harness.create(client, std::to_string(i), kMiB));
+  for (const Handle tensor : tensors) {
+    const RequestId leased = harness.send(client.id, Acquire{kHost, shm::Mode::kOverwrite, {tensor}});
+    harness.complete_orders();
+    ASSERT_TRUE(harness.reply(leased));
+    harness.fill(client, tensor, 7);
+    harness.release(client, tensor, shm::Mode::kOverwrite);
+  }
+  harness.advance(harness.now + Duration(1));
+  ASSERT_FALSE(harness.transfers.empty()) << "the coldest is being cleaned";
+  const Handle cold = tensors[0];
+  LeaseTable table = client.table;
+  ASSERT_EQ(shm::acquire(table.word(cold.slot), cold.incarnation, shm::Mode::kWrite).outcome, shm::Outcome::kDone)
+      << "the fast path stays open meanwhile";
+  harness.fill(client, cold, 8);
+  harness.release(client, cold, shm::Mode::kWrite);
+  harness.settle();
+  ASSERT_TRUE(harness.ask(client.id, Evict{{cold}}));
+  EXPECT_EQ(harness.read(client, cold), 8u);
+}
+
+TEST(Failures, WithNoSpareLeftTheHomeStands) {
+  Harness harness(three_tiers(4 * kMiB, 8 * kMiB, kMiB));
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 5);
+  harness.send(client.id, Move{shm::kPlaceBlock, {a}});
+  harness.complete_transfer(0, Error{ErrorCode::kInternal, "write failed", 5}, kBlockTier);
+  EXPECT_EQ(harness.status().tiers[2].retired_bytes, 0u);
+  EXPECT_EQ(harness.read(client, a), 5u);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}})) << "it may work the next time";
+  EXPECT_EQ(harness.read(client, a), 5u);
+}
+
+}  // namespace
+}  // namespace terrace::engine

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows the order of transfers on a link: classes first, tenants in turn by bytes, deadlines within a tenant; and that
+// the least recently used copy is offered first.
+#include "engine/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include "base/bytes.h"
+#include "engine/policy.h"
+
+namespace terrace::engine {
+namespace {
+
+constexpr mover::Link kRead{mover::LinkKind::kBlockRead, 0};
+constexpr mover::Link kWrite{mover::LinkKind::kBlockWrite, 0};
+
+mover::Transfer transfer(std::uint64_t id, mover::Class urgency, std::int64_t deadline = 100,
+                         std::uint64_t bytes = kMiB, mover::Link link = kRead) {
+  mover::Transfer made;
+  made.id = TransferId{id};
+  made.link = link;
+  made.urgency = urgency;
+  made.deadline = Time{deadline};
+  made.bytes = bytes;
+  return made;
+}
+
+class Order : public ::testing::Test {
+ protected:
+  // Hands down and completes one after the other.
+  std::vector<std::uint64_t> ids() {
+    std::vector<std::uint64_t> order;
+    std::vector<mover::Transfer> out;
+    while (true) {
+      out.clear();
+      scheduler.dispatch(out);
+      if (out.empty()) return order;
+      for (const auto& down : out) {
+        order.push_back(static_cast<std::uint64_t>(down.id));
+        scheduler.finished(down.link);
+      }
+    }
+  }
+
+  Scheduler scheduler{{kRead, kWrite}, 1};
+  Tenant one{.socket = 1, .uid = 0};
+  Tenant two{.socket = 2, .uid = 0};
+};
+
+using Ids = std::vector<std::uint64_t>;
+
+TEST_F(Order, ClassThenDeadlineThenAge) {
+  scheduler.push(one, transfer(1, mover::Class::kCleaning, 1));
+  scheduler.push(one, transfer(2, mover::Class::kDemand, 9));
+  scheduler.push(one, transfer(3, mover::Class::kDemand, 5));
+  scheduler.push(one, transfer(4, mover::Class::kDemand, 5));
+  scheduler.push(one, transfer(5, mover::Class::kPrefetch, 1));
+  EXPECT_EQ(ids(), (Ids{3, 4, 2, 5, 1}));
+}
+
+TEST_F(Order, TenantsTakeTurnsByBytes) {
+  for (std::uint64_t i = 0; i < 4; ++i) scheduler.push(one, transfer(10 + i, mover::Class::kDemand, 1, 16 * kMiB));
+  for (std::uint64_t i = 0; i < 4; ++i) scheduler.push(two, transfer(20 + i, mover::Class::kDemand, 9, 8 * kMiB));
+  const Ids order = ids();
+  ASSERT_EQ(order.size(), 8u);
+  std::uint64_t ones = 0;
+  for (std::size_t i = 0; i < 6; ++i) ones += order[i] < 20 ? 1 : 0;
+  EXPECT_EQ(ones, 2u) << "two of 16 MiB to four of 8 MiB, though every deadline of the first is earlier";
+}
+
+TEST_F(Order, ARaisedTransferGoesFirstAndAWithdrawnOneNever) {
+  scheduler.push(one, transfer(1, mover::Class::kDemand));
+  scheduler.push(one, transfer(2, mover::Class::kPrefetch));
+  scheduler.push(one, transfer(3, mover::Class::kPrefetch));
+  scheduler.push(one, transfer(4, mover::Class::kPrefetch));
+  scheduler.raise(TransferId{3}, mover::Class::kLatePrefetch, kNever);
+  EXPECT_TRUE(scheduler.withdraw(TransferId{2}));
+  EXPECT_FALSE(scheduler.withdraw(TransferId{2}));
+  EXPECT_EQ(scheduler.queued(kRead), 3u);
+  EXPECT_EQ(ids(), (Ids{1, 3, 4}));
+}
+
+TEST_F(Order, LinksAreIndependentAndBounded) {
+  scheduler.push(one, transfer(1, mover::Class::kDemand));
+  scheduler.push(one, transfer(2, mover::Class::kDemand));
+  scheduler.push(one, transfer(3, mover::Class::kDemand, 1, kMiB, kWrite));
+  std::vector<mover::Transfer> out;
+  scheduler.dispatch(out);
+  EXPECT_EQ(out.size(), 2u);
+  EXPECT_EQ(scheduler.in_flight(kRead), 1u);
+  EXPECT_EQ(scheduler.in_flight(kWrite), 1u);
+  EXPECT_EQ(scheduler.queued(kRead), 1u);
+}
+
+TEST(LruPolicy, OffersTheLeastRecentlyUsedFirst) {
+  const auto policy = make_lru_policy();
+  const auto offered = [&](std::size_t most) {
+    std::vector<std::uint32_t> order;
+    policy->offer_victims([&](Slot slot) {
+      order.push_back(static_cast<std::uint32_t>(slot));
+      return order.size() < most;
+    });
+    return order;
+  };
+  using Slots = std::vector<std::uint32_t>;
+  for (const std::uint32_t slot : {5u, 1u, 900u}) policy->arrived(Slot{slot}, Time{});
+  EXPECT_EQ(offered(9), (Slots{5, 1, 900}));
+  policy->used(Slot{5}, Time{});
+  policy->used(Slot{7}, Time{});  // is not there
+  EXPECT_EQ(offered(9), (Slots{1, 900, 5}));
+  EXPECT_EQ(offered(1), (Slots{1}));
+  policy->left(Slot{900});
+  EXPECT_EQ(offered(9), (Slots{1, 5}));
+  policy->left(Slot{1});
+  policy->left(Slot{5});
+  EXPECT_EQ(offered(9), Slots{});
+}
+
+}  // namespace
+}  // namespace terrace::engine
