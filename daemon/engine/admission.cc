@@ -106,6 +106,8 @@ Result<bool> EngineImpl::ready_to_start(Session& session, const Admission& admis
     }
     if (const auto good = check_content(admission, tensor); !good) return std::unexpected(good.error());
     const bool elsewhere = level == Level::kDevice && tensor.has(level) && !at_tier(tensor, admission.tier);
+    if (elsewhere && place_of(session, tensor, level).write_back_error)
+      return std::unexpected(*place_of(session, tensor, level).write_back_error);
     if (elsewhere && !admission.behind)
       ready &= evict(session, slot, level, EvictionReason::kMove, {mover::Class::kDemand, admission.deadline}, false) ==
                Eviction::kDropped;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The entrance: options, requests in, the loop that follows every input, deadlines.
+// The entrance: requests in, the loop that follows every input, deadlines.
 #include "engine/engine.h"
 
 #include <fmt/format.h>
@@ -9,90 +9,6 @@
 #include "engine/engine_impl.h"
 
 namespace terrace::engine {
-namespace {
-
-Result<void> check_tier(const TierOptions& tier) {
-  const auto bad = [&](std::string what) {
-    return fail(ErrorCode::kInvalidArgument, fmt::format("tier '{}': {}", tier.name, what));
-  };
-  if (tier.capacity_bytes == 0 || tier.capacity_bytes % kPageBytes != 0)
-    return bad(fmt::format("capacity {} is not a positive multiple of 4096", tier.capacity_bytes));
-  if (tier.kind != tier::Kind::kBlock) {
-    if (tier.segment_bytes == 0 || tier.segment_bytes % (2 * kMiB) != 0)
-      return bad(fmt::format("segment size {} is not a positive multiple of 2 MiB", tier.segment_bytes));
-    if (tier.capacity_bytes % tier.segment_bytes != 0)
-      return bad(
-          fmt::format("capacity {} is not a multiple of the segment size {}", tier.capacity_bytes, tier.segment_bytes));
-  }
-  if (!(tier.high_mark > 0 && tier.high_mark <= 1))
-    return bad(fmt::format("high mark {} is not in (0, 1]", tier.high_mark));
-  return {};
-}
-
-Result<void> check_options(const Options& options) {
-  const auto bad = [](std::string what) { return fail(ErrorCode::kInvalidArgument, std::move(what)); };
-  if (options.tiers.empty()) return bad("no tiers: at least one is needed");
-  std::array<std::size_t, 3> kinds{};
-  for (std::size_t i = 0; i < options.tiers.size(); ++i) {
-    if (const auto good = check_tier(options.tiers[i]); !good) return good;
-    ++kinds[static_cast<std::size_t>(options.tiers[i].kind)];
-    if (i > 0 && options.tiers[i].kind < options.tiers[i - 1].kind)
-      return bad("tiers out of order: devices first, then memory, then block");
-  }
-  if (kinds[1] > 1 || kinds[2] > 1) return bad("at most one memory tier and one block tier");
-  if (kinds[0] + kinds[1] == 0) return bad("a block tier alone cannot be mapped: a memory or device tier is needed");
-  if (kinds[0] >= shm::kPlacesMax) return bad("at most eight device tiers");
-  if (kinds[0] > 1 && kinds[1] + kinds[2] == 0) return bad("several devices need a memory or block tier beneath them");
-  if (!(options.spare_share >= 0 && options.spare_share < 1)) return bad("spare share is not in [0, 1)");
-  if (options.transfers_in_flight_max == 0) return bad("transfers in flight: at least one");
-  if (!options.make_policy) return bad("no policy");
-  return {};
-}
-
-}  // namespace
-
-Result<std::unique_ptr<Engine>> Engine::create(Options options) {
-  if (const auto good = check_options(options); !good) return std::unexpected(good.error());
-  return std::make_unique<EngineImpl>(std::move(options));
-}
-
-EngineImpl::EngineImpl(Options options)
-    : options_(std::move(options)),
-      scheduler_(
-          [this] {
-            for (const TierOptions& tier : options_.tiers) {
-              Tier made{.options = tier};
-              made.level = static_cast<Level>(tier.kind);
-              if (made.level == Level::kDevice) {
-                made.unit = static_cast<std::uint8_t>(tiers_.size());
-                made.place = shm::kPlaceDevice0 + made.unit;
-                made.leases.name = fmt::format("device:{}", made.unit);
-              } else if (made.level == Level::kMemory) {
-                memory_tier_ = tiers_.size();
-                made.place = shm::kPlaceHost;
-                made.leases.name = "host";
-              } else {
-                block_tier_ = tiers_.size();
-                made.place = shm::kPlaceBlock;
-                made.leases.name = "block";
-              }
-              made.leases.place = made.place;
-              tiers_.push_back(std::move(made));
-            }
-            return links();
-          }(),
-          options_.transfers_in_flight_max) {
-  home_level_ = tiers_.back().level;
-  if (home_level_ == Level::kBlock) {
-    const std::uint64_t capacity = tiers_.back().options.capacity_bytes;
-    block_space_.extend(capacity);
-    checksum_space_.extend(tier::checksum_entries(capacity));
-    spare_bytes_ =
-        align_down(static_cast<std::uint64_t>(static_cast<double>(capacity) * options_.spare_share), kPageBytes);
-  }
-  for (const mover::Link& link : links()) link_status_[link].link = link;
-}
-
 void EngineImpl::submit(Time now, Request request) {
   now_ = now;
   TERRACE_CHECK(!waiting_.contains(request.id));

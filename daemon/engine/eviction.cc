@@ -66,7 +66,9 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
     if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) {
       const std::uint64_t coming = memory.space.free_bytes() + memory.leaving_bytes;
       if (memory.leaving_bytes > 0 && coming >= bytes) return Eviction::kDeferred;
-      if (coming >= bytes) return Eviction::kStarted;  // in pieces: not worth more
+      // In pieces: not worth more. Or memory cannot be written back just now: the home itself may do better, and if
+      // not, whoever waits learns of it.
+      if (coming >= bytes || memory.write_back_error) return Eviction::kStarted;
       const Survey found = survey(session, memory_tier_, bytes - coming, false);
       if (found.victim_bytes < bytes - coming) return Eviction::kStarted;
       bool started = false;

@@ -219,6 +219,7 @@ void EngineImpl::move_below_fence(Session& session, std::size_t tier, Slot slot)
   const Level level = tiers_[tier].level;
   Place& place = *session.places[tier];
   if (level != home_level_) {
+    if (place.write_back_error) return;  // not again and again: at the next event
     evict(session, slot, level, EvictionReason::kTakenBack, {mover::Class::kAwaitedWriteBack, kNever}, false);
     return;
   }

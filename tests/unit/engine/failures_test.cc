@@ -56,6 +56,40 @@ TEST(Failures, AnAdmissionLearnsThatTheWriteBackItWaitedForFailed) {
   EXPECT_TRUE(harness.acquire(client, kDevice, shm::Mode::kOverwrite, {b})) << "the region was replaced";
 }
 
+TEST(Failures, ADiskThatRefusesEveryWriteEndsTheWait) {
+  Harness harness(three_tiers(2 * kMiB, 2 * kMiB));
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", 2 * kMiB);
+  const Handle b = harness.create(client, "b", 2 * kMiB);
+  const Handle c = harness.create(client, "c", 2 * kMiB);
+  const auto settle_failing = [&] {
+    for (int i = 0; i < 50 && !(harness.transfers.empty() && harness.orders.empty()); ++i) {
+      harness.complete_orders();
+      if (harness.transfers.empty()) continue;
+      if (harness.transfers[0].link.kind == mover::LinkKind::kBlockWrite)
+        harness.complete_transfer(0, Error{ErrorCode::kInternal, "write failed", 5}, kBlockTier);
+      else
+        harness.complete_transfer(0);
+    }
+    EXPECT_TRUE(harness.transfers.empty()) << "not tried for ever";
+  };
+  harness.send(client.id, Acquire{kHost, shm::Mode::kOverwrite, {a}});
+  settle_failing();
+  harness.fill(client, a, 1);
+  harness.release(client, a, shm::Mode::kOverwrite);
+  harness.send(client.id, Acquire{kDevice, shm::Mode::kOverwrite, {b}});
+  settle_failing();
+  harness.fill(client, b, 2);
+  harness.release(client, b, shm::Mode::kOverwrite);
+  const RequestId waits = harness.send(client.id, Acquire{kDevice, shm::Mode::kOverwrite, {c}});
+  settle_failing();
+  const auto failed = harness.reply(waits);
+  ASSERT_FALSE(failed);
+  EXPECT_THAT(failed.error().message, HasSubstr("write failed"));
+  EXPECT_EQ(harness.read(client, b), 2u);
+  EXPECT_EQ(harness.read(client, a, kHost), 1u);
+}
+
 TEST(Failures, BitRotIsDataLossForThatTensorAlone) {
   Harness harness(three_tiers());
   const auto& client = *harness.open();
