@@ -70,10 +70,10 @@ TEST(RingRequest, SurvivesRandomBytes) {
   for (int round = 0; round < 20000; ++round) {
     shm::Submission submission;
     std::vector<std::uint32_t> noise(sizeof submission / 4);
-    for (auto& word : noise) word = random();
-    std::memcpy(&submission, noise.data(), sizeof submission);
+    for (auto& word : noise) word = static_cast<std::uint32_t>(random());
+    std::memcpy(static_cast<void*>(&submission), noise.data(), sizeof submission);
     if (round % 2 == 0) submission.operation = static_cast<shm::Operation>(random() % 12);
-    if (round % 3 != 0) submission.count = random() % 4;
+    if (round % 3 != 0) submission.count = static_cast<std::uint32_t>(random() % 4);
     const auto bytes = record_bytes(submission);
     if (!bytes) continue;
     std::vector<std::byte> block(*bytes);
