@@ -34,7 +34,7 @@ PLACE = "device:0"
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="steps of training (%(default)s)")
+    parser.add_argument("--steps", type=int, default=30, help="steps of training (%(default)s)")
     parser.add_argument("--json", type=pathlib.Path, help="write the numbers to this file")
     parser.add_argument("--png", type=pathlib.Path, help="draw loss and tier occupancy into this file")
     parser.add_argument("--terraced", help="the daemon's binary (default: $TERRACED, the PATH, the source tree)")
