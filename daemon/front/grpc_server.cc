@@ -44,6 +44,8 @@ class AdoptingServer final : public GrpcServer {
       terrace_.emplace(settings_, options_.tenant_names);
     }
   }
+  AdoptingServer(const AdoptingServer&) = delete;
+  AdoptingServer& operator=(const AdoptingServer&) = delete;
   ~AdoptingServer() override { shutdown(std::chrono::milliseconds(0)); }
 
   bool start() {

@@ -106,6 +106,8 @@ class HttpExporter final : public Exporter {
   HttpExporter(front::Gateway& gateway, std::vector<std::string> tenant_names)
       : collector_(std::make_shared<StatusCollector>(gateway, std::move(tenant_names))) {}
 
+  HttpExporter(const HttpExporter&) = delete;
+  HttpExporter& operator=(const HttpExporter&) = delete;
   // The server looks at its stop flag when a connection comes, else every two seconds: knock until it has.
   ~HttpExporter() override {
     if (!exposer_) return;
