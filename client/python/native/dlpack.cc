@@ -94,17 +94,17 @@ void drop(Managed* managed) {
 }
 
 // A capsule that nobody consumed (consuming renames it) is still ours.
-template <typename Managed, const char* const& kName>
+template <typename Managed, const char* const& Name>
 void drop_capsule(PyObject* capsule) {
-  if (PyCapsule_IsValid(capsule, kName) == 0) return;
-  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, kName));
+  if (PyCapsule_IsValid(capsule, Name) == 0) return;
+  auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule, Name));
   managed->deleter(managed);
 }
 
 constexpr const char* kVersionedName = "dltensor_versioned";
 constexpr const char* kUnversionedName = "dltensor";
 
-template <typename Managed, const char* const& kName>
+template <typename Managed, const char* const& Name>
 nb::object make_capsule(std::shared_ptr<const Hold> hold) {
   auto made = std::make_unique<Export<Managed>>();
   const Tensor& tensor = hold->tensor();
@@ -121,7 +121,7 @@ nb::object make_capsule(std::shared_ptr<const Hold> hold) {
   made->managed.context = made.get();
   made->managed.deleter = drop<Managed>;
   made->hold = std::move(hold);
-  PyObject* capsule = PyCapsule_New(&made->managed, kName, drop_capsule<Managed, kName>);
+  PyObject* capsule = PyCapsule_New(&made->managed, Name, drop_capsule<Managed, Name>);
   if (capsule == nullptr) throw nb::python_error();
   static_cast<void>(made.release());  // the capsule's, then its consumer's
   return nb::steal(capsule);
