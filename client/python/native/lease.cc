@@ -89,7 +89,9 @@ void bind_lease(nb::module_& module) {
                  .format(self.tensor().name(), self.released() ? ", released" : "");
            })
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](HeldLease& self, nb::handle, nb::handle, nb::handle) { self.release(); })
+      .def(
+          "__exit__", [](HeldLease& self, nb::handle, nb::handle, nb::handle) { self.release(); }, "kind"_a.none(),
+          "error"_a.none(), "trace"_a.none())
       .def_prop_ro("released", &HeldLease::released)
       .def_prop_ro("address",
                    [](const HeldLease& self) { return reinterpret_cast<std::uintptr_t>(self.hold()->address()); })
