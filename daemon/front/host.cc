@@ -29,6 +29,11 @@ Result<Fd> stop_signals() {
   return signals;
 }
 
+// Whoever is turned away on our own socket is told why; a gRPC client sees the connection close, and tries again.
+void refuse(Fd connection, const Error& reason) {
+  static_cast<void>(DataConnection(std::move(connection)).send(refusal(reason)));
+}
+
 }  // namespace
 
 Host::Host(const config::Config& config, Node node, NodeFacts facts)
@@ -116,9 +121,20 @@ void Host::accept(Door& door) {
     peer.tenant.uid = accepted->credentials.uid;
     peer.pid = accepted->credentials.pid;
     const std::size_t connections = sessions_.size() + newcomers_.size() + other_connections_();
-    // Whoever is shed here sees the connection close and may try again; the administrator always gets in.
-    if (!admits(peer, peer.tenant.uid) || (connections >= config_.limits.connections_max && !peer.admin)) continue;
-    if (!door.adopt) {
+    const bool full = connections >= config_.limits.connections_max && !peer.admin;  // the administrator always gets in
+    if (!admits(peer, peer.tenant.uid)) {
+      if (!door.adopt)
+        refuse(std::move(accepted->connection),
+               {ErrorCode::kPermissionDenied,
+                fmt::format("uid {} is not admitted here; add it to the tenant's uids", peer.tenant.uid), 0});
+    } else if (full) {
+      if (!door.adopt)
+        refuse(std::move(accepted->connection),
+               {ErrorCode::kResourceExhausted,
+                fmt::format("the daemon has {} connections, as many as limits.connections_max allows; try again later",
+                            connections),
+                0});
+    } else if (!door.adopt) {
       greet(std::move(accepted->connection), peer);
     } else if (!door.adopt(std::move(accepted->connection), peer)) {
       spdlog::warn("a connection on {} could not be taken", door.listener.path());
@@ -164,6 +180,8 @@ void Host::stop() {
 
 void Host::wind_up() {
   const Error reason{ErrorCode::kUnavailable, "the daemon is stopping", 0};
+  for (const auto& tier : node_.mapped)
+    if (tier) tier->leave_bytes();
   std::vector<Session*> all;
   for (auto& [key, session] : newcomers_) all.push_back(session.get());
   for (auto& [id, session] : sessions_) all.push_back(session.get());

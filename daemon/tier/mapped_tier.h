@@ -29,6 +29,8 @@ class MappedTier {
   virtual Result<void> remove(SessionId session, Extent extent) = 0;
   // Removes all that the session has.
   virtual void drop(SessionId session) = 0;
+  // The daemon stops: what goes from now on keeps its bytes, for trainers that still hold leases on them.
+  virtual void leave_bytes() = 0;
   // The daemon's own address of `offset`; valid for installed segments only, until they are removed.
   virtual std::byte* address(SessionId session, std::uint64_t offset) const = 0;
 };

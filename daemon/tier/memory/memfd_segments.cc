@@ -179,7 +179,7 @@ Result<void> MemfdSegments::remove(SessionId session, Extent extent) {
   }
   // Punched first: that needs no lock on the address space, and leaves little for the unmapping to do.
   for (const auto& [offset, segment] : leaving) {
-    punch(segment.fd.get(), segment.bytes);
+    if (!leaves_bytes_.load(std::memory_order_relaxed)) punch(segment.fd.get(), segment.bytes);
     if (auto cleared = space->range.clear(offset, segment.bytes); !cleared) return cleared;
   }
   return {};
@@ -194,6 +194,7 @@ void MemfdSegments::drop(SessionId session) {
     space = std::move(found->second);
     spaces_.erase(found);
   }
+  if (leaves_bytes_.load(std::memory_order_relaxed)) return;
   for (const auto& [offset, segment] : space->segments) punch(segment.fd.get(), segment.bytes);
 }
 

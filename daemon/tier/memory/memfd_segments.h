@@ -40,6 +40,7 @@ class MemfdSegments : public MappedTier {
   int descriptor(SessionId session, std::uint64_t offset) const override;
   Result<void> remove(SessionId session, Extent extent) override;
   void drop(SessionId session) override;
+  void leave_bytes() override { leaves_bytes_.store(true, std::memory_order_relaxed); }
   std::byte* address(SessionId session, std::uint64_t offset) const override;
 
   // Bytes of segments that were made with 2 MiB pages, and with ordinary ones, since the start.
@@ -74,6 +75,7 @@ class MemfdSegments : public MappedTier {
   mutable std::atomic<std::uint64_t> huge_bytes_ = 0;
   mutable std::atomic<std::uint64_t> ordinary_bytes_ = 0;
   mutable std::atomic<int> binding_error_ = 0;
+  std::atomic<bool> leaves_bytes_ = false;
   mutable std::mutex mutex_;  // guards what follows, and every Space's segments
   std::unordered_map<SessionId, std::shared_ptr<Space>> spaces_;
 };
