@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// A real terraced for one test: small tiers of every kind, sockets and files of its own, and gone with the object.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "terrace/client.h"
+
+namespace terrace::e2e {
+
+inline constexpr std::uint64_t kMiB = 1ull << 20;
+
+struct TerracedOptions {
+  std::uint64_t device_mib = 8;  // 0: no such tier (so for all three)
+  std::uint64_t memory_mib = 16;
+  std::uint64_t block_mib = 64;
+};
+
+class Terraced {
+ public:
+  // Starts it and waits until it serves; aborts with its log if it does not.
+  explicit Terraced(const TerracedOptions& options = {});
+  Terraced(const Terraced&) = delete;
+  Terraced& operator=(const Terraced&) = delete;
+  ~Terraced();
+
+  std::string data_socket() const { return (folder_ / "data.sock").string(); }
+  std::string block_file() const { return (disk_ / "block").string(); }
+  pid_t pid() const { return pid_; }
+  // What it has said so far.
+  std::string log() const;
+  // Its status as `terracectl --json status` prints it.
+  nlohmann::json status() const;
+  // A new session; aborts if there is none.
+  Client connect(ConnectOptions options = {}) const;
+  // Whether it is there and does what it should for a new client: creates, writes, swaps out and reads back.
+  bool serves_on() const;
+  // SIGTERM; its exit status.
+  int stop();
+
+  // Runs another one with this configuration to its end: its exit status, and what it said.
+  struct Ended {
+    int status = 0;
+    std::string said;
+  };
+  // The other one's configuration: own sockets or this one's, own block file or this one's.
+  Ended run_second(bool own_sockets, bool own_block) const;
+
+ private:
+  std::string configuration(const std::filesystem::path& sockets, const std::filesystem::path& block) const;
+
+  TerracedOptions options_;
+  std::filesystem::path folder_;  // sockets: a short path
+  std::filesystem::path disk_;    // the block file: on the build's disk, which has O_DIRECT
+  pid_t pid_ = -1;
+};
+
+// A child process that runs `body` and exits with what it returns.
+class Process {
+ public:
+  explicit Process(const std::function<int()>& body);
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+  ~Process();
+
+  pid_t pid() const { return pid_; }
+  void kill();
+  // Its exit status; 200 + the signal that ended it.
+  int wait();
+
+ private:
+  pid_t pid_ = -1;
+};
+
+// Looks until `condition` holds; false after 60 s.
+bool eventually(const std::function<bool()>& condition);
+
+// Bytes that depend on the tensor, its version and their place: to be told from all others.
+void fill(std::span<std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
+// The first byte that is not as fill() made it; the size if all are.
+std::size_t first_difference(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
+
+}  // namespace terrace::e2e
