@@ -42,7 +42,10 @@ Connection::Connection(std::string socket) : socket_(std::move(socket)) {
 
 Error Connection::explain(const grpc::Status& status) const {
   const auto code = static_cast<ErrorCode>(status.error_code());
-  if (code != ErrorCode::kUnavailable) return {code, status.error_message(), 0};
+  const std::string said = status.error_message().empty() ? std::string(name(code)) : status.error_message();
+  if (code == ErrorCode::kUnimplemented)
+    return {code, fmt::format("{} does not offer this operation ({}): is this the admin socket?", socket_, said), 0};
+  if (code != ErrorCode::kUnavailable) return {code, said, 0};
   if (::access(socket_.c_str(), R_OK | W_OK) != 0) {
     const int error = errno;
     if (error == EACCES)
