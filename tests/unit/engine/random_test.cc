@@ -460,24 +460,15 @@ Options options_for(unsigned seed) {
   const auto device = [](int n) { return tier_of("device:" + std::to_string(n), tier::Kind::kDevice, 6 * kMiB); };
   const TierOptions memory = tier_of("memory", tier::Kind::kMemory, 10 * kMiB);
   const TierOptions block = tier_of("block", tier::Kind::kBlock, 64 * kMiB);
-  switch (seed % 6) {
-    case 0:
-    case 1:
-      options.tiers = {device(0), memory, block};
-      break;
-    case 2:
-      options.tiers = {device(0), memory};
-      break;
-    case 3:
-      options.tiers = {memory, block};
-      break;
-    case 4:
-      options.tiers = {device(0), device(1), memory, block};
-      break;
-    default:
-      options.tiers = {seed % 12 == 5 ? device(0) : memory};
-      if (seed % 12 == 5) options.tiers.push_back(block);
-  }
+  const TierOptions only = seed % 12 == 5 ? device(0) : memory;
+  const std::vector<std::vector<TierOptions>> setups = {{device(0), memory, block},
+                                                        {device(0), memory, block},
+                                                        {device(0), memory},
+                                                        {memory, block},
+                                                        {device(0), device(1), memory, block},
+                                                        {only}};
+  options.tiers = setups[seed % setups.size()];
+  if (seed % 12 == 5) options.tiers.push_back(block);
   options.transfers_in_flight_max = seed % 3 == 0 ? 1 : 4;
   options.spare_share = seed % 2 == 0 ? 0.1 : 0.0;
   return options;
