@@ -21,8 +21,8 @@ template <typename T>
 class KnownAnswer : public AnswerSource<T> {
  public:
   explicit KnownAnswer(Result<T> answer) : answer_(std::move(answer)) {}
-  bool ready() override { return true; }
-  Result<T> wait(std::chrono::nanoseconds) override {
+  bool ready(std::chrono::nanoseconds) override { return true; }
+  Result<T> take() override {
     if (!answer_) return taken_already();
     return *std::exchange(answer_, std::nullopt);
   }
@@ -39,9 +39,9 @@ class CallAnswer {
   CallAnswer& operator=(const CallAnswer&) = delete;
   ~CallAnswer();
 
-  bool ready();
-  // Takes the answer to the call; kDeadlineExceeded leaves it to be taken later.
-  Result<void> wait(Deadline deadline);
+  bool ready(std::chrono::nanoseconds timeout);
+  // Once ready.
+  Result<void> take();
   Session& session() { return session_; }
 
  private:
@@ -52,8 +52,8 @@ class CallAnswer {
 class DoneAnswer : public AnswerSource<void> {
  public:
   DoneAnswer(Session& session, std::shared_ptr<Call> call) : call_(session, std::move(call)) {}
-  bool ready() override { return call_.ready(); }
-  Result<void> wait(std::chrono::nanoseconds timeout) override { return call_.wait(deadline_after(timeout)); }
+  bool ready(std::chrono::nanoseconds timeout) override { return call_.ready(timeout); }
+  Result<void> take() override { return call_.take(); }
 
  private:
   CallAnswer call_;
@@ -63,13 +63,41 @@ class LeasesAnswer : public AnswerSource<std::vector<Lease>> {
  public:
   LeasesAnswer(Session& session, std::shared_ptr<Call> call, std::vector<Tensor> tensors, const LeaseOptions& options)
       : call_(session, std::move(call)), tensors_(std::move(tensors)), options_(options) {}
-  bool ready() override { return call_.ready(); }
-  Result<std::vector<Lease>> wait(std::chrono::nanoseconds timeout) override;
+  bool ready(std::chrono::nanoseconds timeout) override { return call_.ready(timeout); }
+  Result<std::vector<Lease>> take() override;
 
  private:
   CallAnswer call_;
   std::vector<Tensor> tensors_;
   LeaseOptions options_;
+};
+
+// Tensors, asked for run by run: all of them, or none.
+class TensorsAnswer : public AnswerSource<std::vector<Tensor>> {
+ public:
+  // `specs` are complete.
+  TensorsAnswer(Session& session, std::vector<TensorSpec> specs, std::chrono::nanoseconds timeout);
+  TensorsAnswer(const TensorsAnswer&) = delete;
+  TensorsAnswer& operator=(const TensorsAnswer&) = delete;
+  ~TensorsAnswer() override;
+  bool ready(std::chrono::nanoseconds timeout) override;
+  Result<std::vector<Tensor>> take() override;
+
+ private:
+  bool finished() const { return taken_ || wrong_ || created_.size() == specs_.size(); }
+  void ask_next();
+  void collect();
+  // What was created for nobody.
+  void destroy();
+
+  Session& session_;
+  std::vector<TensorSpec> specs_;
+  std::chrono::nanoseconds timeout_;
+  std::shared_ptr<Call> call_;
+  std::unique_ptr<CallAnswer> under_way_;  // of call_
+  std::vector<Tensor> created_;
+  std::optional<Error> wrong_;
+  bool taken_ = false;
 };
 
 }  // namespace terrace::client

@@ -36,50 +36,34 @@ Result<std::shared_ptr<Call>> Session::submit(const Question& question) {
 }
 
 Result<std::vector<Tensor>> Session::create(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout) {
-  if (Result<void> usable_now = usable(); !usable_now) return std::unexpected(usable_now.error());
-  std::vector<Tensor> created;
-  created.reserve(specs.size());
-  while (created.size() < specs.size()) {
-    const auto run =
-        specs.subspan(created.size(), std::min<std::size_t>(specs.size() - created.size(), shm::kCreateMax));
-    Result<std::vector<Tensor>> tensors = create_run(run, timeout);
-    if (!tensors) {
-      if (!created.empty()) static_cast<void>(ask(created, {.operation = shm::Operation::kDelete, .timeout = timeout}));
-      return tensors;
-    }
-    created.insert(created.end(), tensors->begin(), tensors->end());
-  }
-  return created;
+  return create_async(specs, timeout).wait(std::chrono::nanoseconds::max());
 }
 
-Result<std::vector<Tensor>> Session::create_run(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout) {
+Pending<std::vector<Tensor>> Session::create_async(std::span<const TensorSpec> specs,
+                                                   std::chrono::nanoseconds timeout) {
+  const auto refused = [](const Error& error) {
+    return Pending<std::vector<Tensor>>(std::make_unique<KnownAnswer<std::vector<Tensor>>>(std::unexpected(error)));
+  };
+  if (Result<void> usable_now = usable(); !usable_now) return refused(usable_now.error());
   std::vector<TensorSpec> whole;
-  std::vector<shm::CreateRecord> records;
   whole.reserve(specs.size());
-  records.reserve(specs.size());
   for (const TensorSpec& spec : specs) {
     Result<TensorSpec> completed = complete(spec);
-    if (!completed) return std::unexpected(completed.error());
-    records.push_back(to_wire(*completed));
+    if (!completed) return refused(completed.error());
     whole.push_back(std::move(*completed));
   }
-  const Result<std::shared_ptr<Call>> call =
-      submit({.operation = shm::Operation::kCreate, .timeout = timeout, .records = records});
-  if (!call) return std::unexpected(call.error());
-  if (Result<void> created = finish(*call, timeout); !created) return std::unexpected(created.error());
-  std::vector<Tensor> tensors;
-  tensors.reserve(specs.size());
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    tensors.push_back(Tensor(std::make_shared<const TensorRecord>(
-        TensorRecord{.spec = std::move(whole[i]), .handle = (*call)->handles[i], .serial = serial_})));
-  }
-  return tensors;
+  return Pending<std::vector<Tensor>>(std::make_unique<TensorsAnswer>(*this, std::move(whole), timeout));
+}
+
+Tensor Session::make_tensor(TensorSpec spec, std::uint64_t handle) const {
+  return Tensor(
+      std::make_shared<const TensorRecord>(TensorRecord{.spec = std::move(spec), .handle = handle, .serial = serial_}));
 }
 
 Result<void> Session::ask(std::span<const Tensor> tensors, const Order& order) {
   const Result<std::shared_ptr<Call>> call = submit_order(tensors, order);
   if (!call) return std::unexpected(call.error());
-  return finish(*call, order.timeout);
+  return finish(*call);
 }
 
 Pending<void> Session::ask_async(std::span<const Tensor> tensors, const Order& order) {
@@ -108,23 +92,86 @@ CallAnswer::~CallAnswer() {
   session_.unreference();
 }
 
-bool CallAnswer::ready() { return call_ == nullptr || session_.forked() || session_.calls_.ready(call_); }
-
-Result<void> CallAnswer::wait(Deadline deadline) {
-  if (Result<void> usable_now = session_.usable(); !usable_now) return usable_now;
-  if (call_ == nullptr) return taken_already();
-  if (!session_.calls_.wait(call_, deadline)) {
-    return fail(ErrorCode::kDeadlineExceeded, "the answer is not there yet: wait again");
-  }
-  const std::shared_ptr<Call> answered = std::exchange(call_, nullptr);
-  if (answered->error) return std::unexpected(*answered->error);
-  return {};
+bool CallAnswer::ready(std::chrono::nanoseconds timeout) {
+  return call_ == nullptr || session_.forked() || session_.settled(call_, deadline_after(timeout));
 }
 
-Result<std::vector<Lease>> LeasesAnswer::wait(std::chrono::nanoseconds timeout) {
-  if (Result<void> granted = call_.wait(deadline_after(timeout)); !granted) return std::unexpected(granted.error());
-  const Deadline mapping = deadline_after(std::max<std::chrono::nanoseconds>(timeout, Session::kMappingTimeout));
-  return call_.session().make_leases(tensors_, options_, mapping);
+Result<void> CallAnswer::take() {
+  if (Result<void> usable_now = session_.usable(); !usable_now) return usable_now;
+  if (call_ == nullptr) return taken_already();
+  return session_.take(std::exchange(call_, nullptr));
+}
+
+Result<std::vector<Lease>> LeasesAnswer::take() {
+  if (Result<void> granted = call_.take(); !granted) return std::unexpected(granted.error());
+  return call_.session().make_leases(tensors_, options_);
+}
+
+TensorsAnswer::TensorsAnswer(Session& session, std::vector<TensorSpec> specs, std::chrono::nanoseconds timeout)
+    : session_(session), specs_(std::move(specs)), timeout_(timeout) {
+  session_.reference();
+  if (!finished()) ask_next();
+}
+
+TensorsAnswer::~TensorsAnswer() {
+  if (session_.forked()) return;
+  destroy();
+  under_way_.reset();
+  session_.unreference();
+}
+
+bool TensorsAnswer::ready(std::chrono::nanoseconds timeout) {
+  const Deadline deadline = deadline_after(timeout);
+  while (!finished()) {
+    if (!under_way_->ready(deadline - std::chrono::steady_clock::now())) return false;
+    collect();
+  }
+  return true;
+}
+
+Result<std::vector<Tensor>> TensorsAnswer::take() {
+  if (Result<void> usable_now = session_.usable(); !usable_now) return std::unexpected(usable_now.error());
+  if (std::exchange(taken_, true)) return taken_already();
+  if (!wrong_) return std::exchange(created_, {});
+  destroy();
+  return std::unexpected(*wrong_);
+}
+
+void TensorsAnswer::ask_next() {
+  std::vector<shm::CreateRecord> records;
+  const auto left = std::span(specs_).subspan(created_.size());
+  for (const TensorSpec& spec : left.first(std::min<std::size_t>(left.size(), shm::kCreateMax))) {
+    records.push_back(to_wire(spec));
+  }
+  Result<std::shared_ptr<Call>> call =
+      session_.submit({.operation = shm::Operation::kCreate, .timeout = timeout_, .records = records});
+  if (!call) {
+    wrong_ = call.error();
+    return;
+  }
+  call_ = *call;
+  under_way_ = std::make_unique<CallAnswer>(session_, std::move(*call));
+}
+
+void TensorsAnswer::collect() {
+  if (Result<void> done = under_way_->take(); !done) {
+    wrong_ = done.error();
+    return;
+  }
+  for (const std::uint64_t handle : call_->handles) {
+    created_.push_back(session_.make_tensor(std::move(specs_[created_.size()]), handle));
+  }
+  if (!finished()) ask_next();
+}
+
+void TensorsAnswer::destroy() {
+  if (created_.empty()) return;
+  for (std::span<const Tensor> left(created_); !left.empty();) {
+    const auto set = left.first(std::min<std::size_t>(left.size(), shm::kSetMax));
+    static_cast<void>(session_.ask_async(set, {.operation = shm::Operation::kDelete, .timeout = timeout_}));
+    left = left.subspan(set.size());
+  }
+  created_.clear();
 }
 
 }  // namespace terrace::client

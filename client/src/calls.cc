@@ -27,6 +27,10 @@ void ring(int doorbell) {
 
 }  // namespace
 
+std::unexpected<Error> client_closed() {
+  return fail(ErrorCode::kFailedPrecondition, "the client is closed: connect again");
+}
+
 Calls::Calls(const shm::RegionView& region, int doorbell, GiveBack give_back)
     : region_(region),
       doorbell_(doorbell),
@@ -41,6 +45,7 @@ Result<std::shared_ptr<Call>> Calls::submit(const Question& question, Deadline d
     {
       const Lock lock(mutex_);
       drain();
+      if (waits_ended()) return client_closed();
       if (!broken_) {
         if (std::shared_ptr<Call> call = try_submit(question)) return call;
       }
@@ -72,6 +77,7 @@ std::shared_ptr<Call> Calls::try_submit(const Question& question) {
   call->mode = question.mode;
   call->handles.assign(question.handles.begin(), question.handles.end());
   call->block = *block;
+  call->overdue = deadline_after(question.timeout) + kGrace;
   const std::size_t count = question.handles.size() + question.records.size();
   const Result<bool> pushed =
       submissions_.push({.id = call->id,
@@ -104,7 +110,7 @@ bool Calls::wait(const std::shared_ptr<Call>& call, Deadline deadline) {
   while (true) {
     const std::uint32_t seen = region_.completion_index->tail.load(std::memory_order_seq_cst);
     if (ready(call)) return true;
-    if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (waits_ended() || std::chrono::steady_clock::now() >= deadline) return false;
     sleep(seen, deadline);
   }
 }
@@ -123,6 +129,11 @@ bool Calls::spin(std::uint32_t seen) const {
     if (region_.completion_index->tail.load(std::memory_order_acquire) != seen) return true;
   }
   return false;
+}
+
+void Calls::end_waits() {
+  waits_ended_.store(true, std::memory_order_release);
+  shm::futex_wake(region_.completion_index->tail);
 }
 
 void Calls::abandon(const std::shared_ptr<Call>& call) {

@@ -3,6 +3,7 @@
 // wait; whoever waits drains the completions for all.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,9 @@
 #include "terrace/error.h"
 
 namespace terrace::client {
+
+// How much longer than the daemon the library waits for the daemon's answer: the daemon's own refusal says more.
+inline constexpr std::chrono::seconds kGrace{2};
 
 // What is asked: one of the two spans is the block's content.
 struct Question {
@@ -40,10 +44,14 @@ struct Call {
   shm::Mode mode{};
   std::vector<std::uint64_t> handles;  // of the question; of the answer to a create
   Arena::Block block;
+  Deadline overdue;  // when the daemon should have answered; never changes
   bool done = false;
   bool abandoned = false;
   std::optional<Error> error;
 };
+
+// What a call on, or during which, the client was closed ends with.
+std::unexpected<Error> client_closed();
 
 class Calls {
  public:
@@ -57,8 +65,11 @@ class Calls {
   Result<std::shared_ptr<Call>> submit(const Question& question, Deadline deadline);
   // Whether it is answered. Never blocks.
   bool ready(const std::shared_ptr<Call>& call);
-  // Waits for the answer. False: it is still under way at the deadline.
+  // Waits for the answer. False: it is still under way at the deadline, or when end_waits() is called.
   bool wait(const std::shared_ptr<Call>& call, Deadline deadline);
+  // The client was closed: waits end at once, and nothing more is submitted (kFailedPrecondition). Answers still come.
+  void end_waits();
+  bool waits_ended() const { return waits_ended_.load(std::memory_order_acquire); }
   // Nobody waits any more: what the answer brings is given back when it comes.
   void abandon(const std::shared_ptr<Call>& call);
   // Whether answers to abandoned calls are still to come; drains what is there.
@@ -84,6 +95,7 @@ class Calls {
   shm::RegionView region_;
   int doorbell_;
   GiveBack give_back_;
+  std::atomic<bool> waits_ended_{false};
   std::mutex mutex_;
   Arena arena_;
   shm::RingProducer<shm::Submission> submissions_;

@@ -3,42 +3,78 @@
 
 #include <utility>
 
+#include "answers.h"
+#include "gate.h"
 #include "session.h"
 
 namespace terrace {
 
+using client::client_closed;
 using client::Session;
 using shm::Operation;
 
 struct Client::State {
-  Session* session = nullptr;
+  Session* session = nullptr;  // there while somebody is inside
+  client::Gate gate;
   std::unique_ptr<std::thread> reader;
   std::string socket;
 };
 
-namespace {
+// The session, kept for as long as this lives; nothing once the client is closed.
+class Client::Use {
+ public:
+  explicit Use(State* state) : state_(state != nullptr && state->gate.enter() ? state : nullptr) {}
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  ~Use() {
+    if (state_ != nullptr && state_->gate.leave()) state_->session->unreference();
+  }
+  explicit operator bool() const { return state_ != nullptr; }
+  Session* operator->() const { return state_->session; }
 
-std::unexpected<Error> closed() { return fail(ErrorCode::kFailedPrecondition, "the client is closed: connect again"); }
+ private:
+  State* state_;
+};
+
+namespace {
 
 template <typename T>
 Pending<T> closed_pending() {
-  class Closed : public client::AnswerSource<T> {
-    bool ready() override { return true; }
-    Result<T> wait(std::chrono::nanoseconds) override { return closed(); }
-  };
-  return Pending<T>(std::make_unique<Closed>());
+  return Pending<T>(std::make_unique<client::KnownAnswer<T>>(client_closed()));
 }
 
 }  // namespace
 
-Result<Client> Client::connect(ConnectOptions options) {
-  Result<Session::Opened> opened = Session::open(options);
-  if (!opened) return std::unexpected(opened.error());
-  auto state = std::make_unique<State>();
-  state->session = opened->session;
-  state->reader = std::move(opened->reader);
-  state->socket = opened->session->path();
-  return Client(std::move(state));
+// A daemon that was greeted.
+class Client::Opening : public client::AnswerSource<Client> {
+ public:
+  explicit Opening(Session::Greeted greeted) : greeted_(std::move(greeted)) {}
+  bool ready(std::chrono::nanoseconds timeout) override {
+    return !greeted_ || Session::answered(*greeted_, client::deadline_after(timeout));
+  }
+  Result<Client> take() override {
+    if (!greeted_) return client::taken_already();
+    Result<Session::Opened> opened = Session::enter(*std::exchange(greeted_, std::nullopt));
+    if (!opened) return std::unexpected(opened.error());
+    auto state = std::make_unique<State>();
+    state->session = opened->session;
+    state->reader = std::move(opened->reader);
+    state->socket = opened->session->path();
+    return Client(std::move(state));
+  }
+
+ private:
+  std::optional<Session::Greeted> greeted_;
+};
+
+Result<Client> Client::connect(const ConnectOptions& options) {
+  return connect_async(options).wait(std::chrono::nanoseconds::max());
+}
+
+Pending<Client> Client::connect_async(const ConnectOptions& options) {
+  Result<Session::Greeted> greeted = Session::greet(options);
+  if (greeted) return Pending<Client>(std::make_unique<Opening>(std::move(*greeted)));
+  return Pending<Client>(std::make_unique<client::KnownAnswer<Client>>(std::unexpected(greeted.error())));
 }
 
 Client::Client(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -53,25 +89,25 @@ Client& Client::operator=(Client&& other) noexcept {
 Client::~Client() { close(); }
 
 void Client::close() {
-  if (state_ == nullptr || state_->session == nullptr) return;
-  Session* const session = std::exchange(state_->session, nullptr);
-  if (session->forked()) {
+  if (state_ == nullptr || !state_->gate.shut()) return;
+  if (state_->session->forked()) {
     static_cast<void>(state_->reader.release());  // a thread of the parent's: neither to be joined nor detached here
     return;
   }
-  if (session->unreference()) {
+  state_->session->end_waits();
+  if (state_->gate.leave() && state_->session->unreference()) {
     state_->reader->join();
   } else {
-    state_->reader->detach();  // ends with the last lease
+    state_->reader->detach();  // ends with the last lease, or call
   }
   state_->reader.reset();
 }
 
-Session* Client::live() const { return state_ == nullptr ? nullptr : state_->session; }
+Client::Use Client::use() const { return Use(state_.get()); }
 
 Result<std::vector<Tensor>> Client::create(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout) {
-  if (live() == nullptr) return closed();
-  return live()->create(specs, timeout);
+  const Use session = use();
+  return !session ? client_closed() : session->create(specs, timeout);
 }
 
 Result<Tensor> Client::create(const TensorSpec& spec, std::chrono::nanoseconds timeout) {
@@ -80,34 +116,45 @@ Result<Tensor> Client::create(const TensorSpec& spec, std::chrono::nanoseconds t
   return tensors->front();
 }
 
+Pending<std::vector<Tensor>> Client::create_async(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout) {
+  const Use session = use();
+  return !session ? closed_pending<std::vector<Tensor>>() : session->create_async(specs, timeout);
+}
+
 Result<Lease> Client::acquire(const Tensor& tensor, const LeaseOptions& options) {
-  if (live() == nullptr) return closed();
-  return live()->acquire(tensor, options);
+  const Use session = use();
+  return !session ? client_closed() : session->acquire(tensor, options);
 }
 
 Result<std::vector<Lease>> Client::acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
-  if (live() == nullptr) return closed();
-  return live()->acquire(tensors, options);
+  const Use session = use();
+  return !session ? client_closed() : session->acquire(tensors, options);
 }
 
 Pending<std::vector<Lease>> Client::acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options) {
-  if (live() == nullptr) return closed_pending<std::vector<Lease>>();
-  return live()->acquire_async(tensors, options);
+  const Use session = use();
+  return !session ? closed_pending<std::vector<Lease>>() : session->acquire_async(tensors, options);
 }
 
 Result<void> Client::ask(Operation operation, std::span<const Tensor> tensors, std::uint32_t place,
                          std::chrono::nanoseconds timeout) {
-  if (live() == nullptr) return closed();
-  return live()->ask(tensors, {.operation = operation, .place = place, .timeout = timeout});
+  const Use session = use();
+  return !session ? client_closed()
+                  : session->ask(tensors, {.operation = operation, .place = place, .timeout = timeout});
 }
 
-Pending<void> Client::move_async(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout) {
-  if (live() == nullptr) return closed_pending<void>();
-  return live()->ask_async(tensors, {.operation = Operation::kMove, .place = place.number(), .timeout = timeout});
+Pending<void> Client::ask_async(Operation operation, std::span<const Tensor> tensors, std::uint32_t place,
+                                std::chrono::nanoseconds timeout) {
+  const Use session = use();
+  if (!session) return closed_pending<void>();
+  return session->ask_async(tensors, {.operation = operation, .place = place, .timeout = timeout});
 }
 
 Result<void> Client::destroy(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout) {
   return ask(Operation::kDelete, tensors, 0, timeout);
+}
+Pending<void> Client::destroy_async(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout) {
+  return ask_async(Operation::kDelete, tensors, 0, timeout);
 }
 Result<void> Client::swap_in(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout) {
   return ask(Operation::kMove, tensors, place.number(), timeout);
@@ -116,10 +163,10 @@ Result<void> Client::swap_out(std::span<const Tensor> tensors, Place place, std:
   return ask(Operation::kMove, tensors, place.number(), timeout);
 }
 Pending<void> Client::swap_in_async(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout) {
-  return move_async(tensors, place, timeout);
+  return ask_async(Operation::kMove, tensors, place.number(), timeout);
 }
 Pending<void> Client::swap_out_async(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout) {
-  return move_async(tensors, place, timeout);
+  return ask_async(Operation::kMove, tensors, place.number(), timeout);
 }
 Result<void> Client::prefetch(std::span<const Tensor> tensors, Place place) {
   return ask(Operation::kPrefetch, tensors, place.number(), kTimeoutDefault);
@@ -133,23 +180,34 @@ Result<void> Client::dont_need(std::span<const Tensor> tensors) {
 Result<void> Client::pin(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout) {
   return ask(Operation::kPin, tensors, place.number(), timeout);
 }
+Pending<void> Client::pin_async(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout) {
+  return ask_async(Operation::kPin, tensors, place.number(), timeout);
+}
 Result<void> Client::unpin(std::span<const Tensor> tensors) {
   return ask(Operation::kUnpin, tensors, 0, kTimeoutDefault);
 }
 
 Result<void> Client::mark_step(StepKind kind) {
-  if (live() == nullptr) return closed();
-  return live()->ask({}, {.operation = Operation::kMarkStep, .value = static_cast<std::uint64_t>(kind)});
+  const Use session = use();
+  return !session ? client_closed()
+                  : session->ask({}, {.operation = Operation::kMarkStep, .value = static_cast<std::uint64_t>(kind)});
 }
 
-std::uint32_t Client::session() const { return live() == nullptr ? 0 : live()->id(); }
+std::uint32_t Client::session() const {
+  const Use session = use();
+  return session ? session->id() : 0;
+}
 const std::string& Client::socket() const {
   static const std::string none;
   return state_ == nullptr ? none : state_->socket;
 }
 std::vector<PlaceOffer> Client::places() const {
-  return live() == nullptr ? std::vector<PlaceOffer>() : live()->offers();
+  const Use session = use();
+  return session ? session->offers() : std::vector<PlaceOffer>();
 }
-std::uint64_t Client::held() const { return live() == nullptr ? 0 : live()->references() - 1; }
+std::uint64_t Client::held() const {
+  const Use session = use();
+  return session ? session->references() - 1 : 0;
+}
 
 }  // namespace terrace

@@ -154,14 +154,18 @@ Result<void> DataSocket::send(const shm::MessageHeader& message) const {
   return fail(ErrorCode::kUnavailable, std::string("cannot send to terraced: ") + std::strerror(error), error);
 }
 
-Result<Message> DataSocket::receive(Deadline deadline) const {
+bool DataSocket::wait(Deadline deadline) const {
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd ready{.fd = socket_.get(), .events = POLLIN, .revents = 0};
     const int count = ::poll(&ready, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000)));
-    if (count == 0 && left.count() <= 0) return fail(ErrorCode::kDeadlineExceeded, "terraced did not answer in time");
-    if (count > 0) break;
+    if (count > 0) return true;
+    if (left.count() <= 0) return false;
   }
+}
+
+Result<Message> DataSocket::receive(Deadline deadline) const {
+  if (!wait(deadline)) return fail(ErrorCode::kDeadlineExceeded, "terraced did not answer in time");
   Message message;
   std::array<std::byte, 1024> bytes{};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * kDescriptorsMax)> control{};

@@ -52,6 +52,8 @@ class DataSocket {
 
   // Sends one message; the size is that of its header. Thread-safe.
   Result<void> send(const shm::MessageHeader& message) const;
+  // Waits until receive() has something to say: a message, or the daemon's end. False: not by the deadline.
+  bool wait(Deadline deadline) const;
   // The next message. kUnavailable if the daemon closed the socket, kDeadlineExceeded, kFailedPrecondition for another
   // version, kInternal for what is no message.
   Result<Message> receive(Deadline deadline) const;

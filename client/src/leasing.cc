@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Taking leases: in the shared table where the copy is there, through the daemon otherwise.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -22,6 +23,7 @@ static_assert(Place::host().number() == shm::kPlaceHost && Place::device(0).numb
 constexpr shm::Mode wire(Mode mode) { return static_cast<shm::Mode>(mode); }
 constexpr std::uint32_t slot_of(std::uint64_t handle) { return static_cast<std::uint32_t>(handle); }
 constexpr std::uint32_t incarnation_of(std::uint64_t handle) { return static_cast<std::uint32_t>(handle >> 32); }
+constexpr std::uint64_t by_slot(std::uint64_t handle) { return std::rotl(handle, 32); }
 
 std::unexpected<Error> destroyed(const Tensor& tensor) {
   return fail(ErrorCode::kAborted, "tensor \"" + tensor.name() + "\" was destroyed: create it again");
@@ -54,7 +56,7 @@ Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options
   switch (try_fast(tensor.handle(), options)) {
     case shm::Outcome::kDone:
       log_access(serial_, region_, slot_of(tensor.handle()), wire(options.mode));
-      return make_lease(tensor, options, deadline_after(options.timeout));
+      return make_lease(tensor, options);
     case shm::Outcome::kStale:
       return destroyed(tensor);
     default:
@@ -68,16 +70,15 @@ Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options
 Result<std::vector<Lease>> Session::acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
   const Result<bool> fast = try_fast_set(tensors, options);
   if (!fast) return std::unexpected(fast.error());
-  if (*fast) return make_leases(tensors, options, deadline_after(options.timeout));
+  if (*fast) return make_leases(tensors, options);
   return acquire_slowly(tensors, options);
 }
 
 Result<std::vector<Lease>> Session::acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options) {
-  const Deadline deadline = deadline_after(options.timeout);
   const Result<std::shared_ptr<Call>> call = submit_acquire(tensors, options);
   if (!call) return std::unexpected(call.error());
-  if (Result<void> granted = finish(*call, options.timeout); !granted) return std::unexpected(granted.error());
-  return make_leases(tensors, options, std::max(deadline, deadline_after(kMappingTimeout)));
+  if (Result<void> granted = finish(*call); !granted) return std::unexpected(granted.error());
+  return make_leases(tensors, options);
 }
 
 Result<std::shared_ptr<Call>> Session::submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
@@ -97,7 +98,7 @@ Pending<std::vector<Lease>> Session::acquire_async(std::span<const Tensor> tenso
   };
   const Result<bool> fast = try_fast_set(tensors, options);
   if (!fast) return at_once(std::unexpected(fast.error()));
-  if (*fast) return at_once(make_leases(tensors, options, deadline_after(options.timeout)));
+  if (*fast) return at_once(make_leases(tensors, options));
   Result<std::shared_ptr<Call>> call = submit_acquire(tensors, options);
   if (!call) return at_once(std::unexpected(call.error()));
   return Pending<std::vector<Lease>>(std::make_unique<LeasesAnswer>(
@@ -109,7 +110,11 @@ Result<bool> Session::try_fast_set(std::span<const Tensor> tensors, const LeaseO
   if (Result<void> known = check_place(options.place); !known) return std::unexpected(known.error());
   Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
   if (!handles) return std::unexpected(handles.error());
-  std::ranges::sort(*handles, {}, slot_of);
+  std::ranges::sort(*handles, {}, by_slot);
+  if (const auto twice = std::ranges::adjacent_find(*handles); twice != handles->end()) {
+    return fail(ErrorCode::kInvalidArgument, "tensor '" + std::ranges::find(tensors, *twice, &Tensor::handle)->name() +
+                                                 "' is twice in the set: name it once");
+  }
   std::size_t taken = 0;
   shm::Outcome outcome = shm::Outcome::kDone;
   while (taken < handles->size() && (outcome = try_fast((*handles)[taken], options)) == shm::Outcome::kDone) ++taken;
@@ -124,8 +129,7 @@ Result<bool> Session::try_fast_set(std::span<const Tensor> tensors, const LeaseO
   return false;
 }
 
-Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors, const LeaseOptions& options,
-                                                Deadline deadline) {
+Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors, const LeaseOptions& options) {
   std::vector<Lease> leases;
   leases.reserve(tensors.size());
   std::optional<Error> wrong;
@@ -134,7 +138,7 @@ Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors,
       give_back(tensor.handle(), wire(options.mode));
       continue;
     }
-    Result<Lease> lease = make_lease(tensor, options, deadline);
+    Result<Lease> lease = make_lease(tensor, options);
     if (lease) {
       leases.push_back(std::move(*lease));
     } else {
@@ -145,7 +149,7 @@ Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors,
   return leases;
 }
 
-Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& options, Deadline deadline) {
+Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& options) {
   const shm::TableSlot& slot = region_.table[slot_of(tensor.handle())];
   const std::uint64_t offset = slot.offset;
   const PlaceRange* const place = range(slot.place);
@@ -155,7 +159,7 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
                                                  std::to_string(offset) + " of place " + std::to_string(slot.place) +
                                                  ", which is not within " + options.place.name());
   } else if (!place->mapped(offset, tensor.bytes())) {
-    usable_here = wait_mapped(*place, offset, tensor.bytes(), deadline);
+    usable_here = wait_mapped(*place, offset, tensor.bytes());
   }
   if (!usable_here) {
     give_back(tensor.handle(), wire(options.mode));
@@ -172,11 +176,10 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
   return lease;
 }
 
-Result<void> Session::wait_mapped(const PlaceRange& place, std::uint64_t offset, std::uint64_t bytes,
-                                  Deadline deadline) {
+Result<void> Session::wait_mapped(const PlaceRange& place, std::uint64_t offset, std::uint64_t bytes) {
   std::unique_lock lock(mutex_);
-  const auto settled = [&] { return gone_.has_value() || place.mapped(offset, bytes); };
-  changed_.wait_until(lock, deadline, settled);
+  const auto known = [&] { return gone_.has_value() || place.mapped(offset, bytes); };
+  changed_.wait_until(lock, deadline_after(kMappingTimeout), known);
   if (place.mapped(offset, bytes)) return {};
   if (gone_) return std::unexpected(*gone_);
   return fail(ErrorCode::kDeadlineExceeded, "terraced granted a lease, but not passed the memory behind it in time");

@@ -17,9 +17,6 @@
 namespace terrace::client {
 namespace {
 
-// How much longer than the daemon the library waits for the daemon's answer.
-constexpr std::chrono::seconds kGrace{2};
-
 Result<std::uint32_t> world_size(const ConnectOptions& options) {
   if (options.local_world_size != 0) return options.local_world_size;
   const char* text = std::getenv("LOCAL_WORLD_SIZE");
@@ -44,6 +41,10 @@ Result<shm::Hello> make_hello(const ConnectOptions& options) {
                                                  " places");
   }
   for (const Guarantee& guarantee : options.guarantees) {
+    if (guarantee.place == Place::block()) {
+      return fail(ErrorCode::kInvalidArgument,
+                  "a guarantee for block: nothing is leased there; guarantees are for host and device:0 to device:7");
+    }
     hello.guarantees[hello.guarantee_count++] = {.place = guarantee.place.number(), .bytes = guarantee.bytes};
   }
   const std::string label = options.label.empty() ? program_invocation_short_name : options.label;
@@ -73,7 +74,7 @@ Result<shm::RegionView> map_region(int fd, std::uint64_t bytes) {
 
 }  // namespace
 
-Result<Session::Opened> Session::open(const ConnectOptions& options) {
+Result<Session::Greeted> Session::greet(const ConnectOptions& options) {
   const Result<shm::Hello> hello = make_hello(options);
   if (!hello) return std::unexpected(hello.error());
   const std::string path = find_socket(options.socket);
@@ -82,14 +83,23 @@ Result<Session::Opened> Session::open(const ConnectOptions& options) {
   if (!socket) return std::unexpected(socket.error());
   // A daemon that refuses at once may have closed already: what it said can still be read.
   const Result<void> sent = socket->send(hello->header);
-  Result<Message> answer = socket->receive(deadline);
-  if (!answer) return std::unexpected(sent ? answer.error() : sent.error());
+  return Greeted{.path = path, .socket = std::move(*socket), .overdue = deadline, .sent = sent};
+}
+
+bool Session::answered(const Greeted& greeted, Deadline deadline) {
+  return greeted.socket.wait(std::min(deadline, greeted.overdue)) ||
+         std::chrono::steady_clock::now() >= greeted.overdue;
+}
+
+Result<Session::Opened> Session::enter(Greeted greeted) {
+  Result<Message> answer = greeted.socket.receive(greeted.overdue);
+  if (!answer) return std::unexpected(greeted.sent ? answer.error() : greeted.sent.error());
   if (answer->header.type == shm::MessageType::kRefused) return std::unexpected(error_of(answer->as<shm::Refused>()));
   if (answer->header.type != shm::MessageType::kWelcome) {
     return fail(ErrorCode::kInternal, "terraced answered the greeting with a message of type " +
                                           std::to_string(static_cast<std::uint32_t>(answer->header.type)));
   }
-  auto session = settle(path, std::move(*socket), std::move(*answer));
+  auto session = settle(greeted.path, std::move(greeted.socket), std::move(*answer));
   if (!session) return std::unexpected(session.error());
   try {
     Session& whole = **session;
@@ -179,6 +189,10 @@ shm::Outcome Session::give_back(std::uint64_t handle, shm::Mode mode) noexcept {
   return step.outcome;
 }
 
+void Session::give_back_log(std::uint32_t log) {
+  if (!forked()) shm::LogWriter::give_back(region_.log_index(log));  // the region is not mapped in a child
+}
+
 void Session::become_forked_child() {
   forked_.store(true, std::memory_order_relaxed);
   socket_.reset();
@@ -199,13 +213,33 @@ void Session::abandon(const std::shared_ptr<Call>& call) {
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
-Result<void> Session::finish(const std::shared_ptr<Call>& call, std::chrono::nanoseconds timeout) {
-  if (!calls_.wait(call, deadline_after(timeout) + kGrace)) {
+void Session::end_waits() {
+  calls_.end_waits();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!gone_) gone_ = client_closed().error();
+  }
+  changed_.notify_all();
+}
+
+bool Session::settled(const std::shared_ptr<Call>& call, Deadline deadline) {
+  if (calls_.wait(call, std::min(deadline, call->overdue)) || calls_.waits_ended()) return true;
+  return std::chrono::steady_clock::now() >= call->overdue;
+}
+
+Result<void> Session::take(const std::shared_ptr<Call>& call) {
+  if (!calls_.ready(call)) {
     abandon(call);
+    if (calls_.waits_ended()) return client_closed();
     return fail(ErrorCode::kDeadlineExceeded, "terraced has not answered in time: is it stopped, or overloaded?");
   }
   if (call->error) return std::unexpected(*call->error);
   return {};
+}
+
+Result<void> Session::finish(const std::shared_ptr<Call>& call) {
+  settled(call, call->overdue);
+  return take(call);
 }
 
 }  // namespace terrace::client

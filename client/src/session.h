@@ -32,7 +32,17 @@ class Session {
     Session* session = nullptr;           // with one reference, the caller's
     std::unique_ptr<std::thread> reader;  // ends with the session
   };
-  static Result<Opened> open(const ConnectOptions& options);
+  // Opening takes two steps: the greeting, and, once it was answered, what the answer brings.
+  struct Greeted {
+    std::string path;
+    DataSocket socket;
+    Deadline overdue;  // when the daemon should have answered
+    Result<void> sent;
+  };
+  static Result<Greeted> greet(const ConnectOptions& options);
+  // Waits until `deadline` for enter() not to wait: the daemon answered, or is overdue.
+  static bool answered(const Greeted& greeted, Deadline deadline);
+  static Result<Opened> enter(Greeted greeted);
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -49,6 +59,7 @@ class Session {
   bool unreference() noexcept;
 
   Result<std::vector<Tensor>> create(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
+  Pending<std::vector<Tensor>> create_async(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
   Result<Lease> acquire(const Tensor& tensor, const LeaseOptions& options);
   Result<std::vector<Lease>> acquire(std::span<const Tensor> tensors, const LeaseOptions& options);
   Pending<std::vector<Lease>> acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options);
@@ -65,13 +76,17 @@ class Session {
   // Ends one lease: the word alone, then the doorbell if somebody waits. No lock, no waiting.
   shm::Outcome give_back(std::uint64_t handle, shm::Mode mode) noexcept;
   // The calling thread needs its access log no more.
-  void give_back_log(std::uint32_t log) { shm::LogWriter::give_back(region_.log_index(log)); }
+  void give_back_log(std::uint32_t log);
+
+  // The client is being closed: whoever waits for anything gets kFailedPrecondition.
+  void end_waits();
 
   // By the fork handler, in the child: nothing of the session is used any more.
   void become_forked_child();
 
  private:
   friend class CallAnswer;
+  friend class TensorsAnswer;
   friend class LeasesAnswer;
 
   // What the reader's eventfd is given with the last reference.
@@ -99,12 +114,16 @@ class Session {
   Result<std::shared_ptr<Call>> submit(const Question& question);
   // Nobody waits any more for this call.
   void abandon(const std::shared_ptr<Call>& call);
-  // Waits for an answer up to a little beyond its timeout: the daemon's own refusal says more than ours.
-  Result<void> finish(const std::shared_ptr<Call>& call, std::chrono::nanoseconds timeout);
+  // Waits until `deadline` for take() to have something to say: the call is answered or overdue, or the client closed.
+  bool settled(const std::shared_ptr<Call>& call, Deadline deadline);
+  // The settled call's answer; abandons it if there is none.
+  Result<void> take(const std::shared_ptr<Call>& call);
+  // Both, however long it takes.
+  Result<void> finish(const std::shared_ptr<Call>& call);
   Result<std::shared_ptr<Call>> submit_order(std::span<const Tensor> tensors, const Order& order);
   Result<std::shared_ptr<Call>> submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options);
   Result<std::vector<Lease>> acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options);
-  Result<std::vector<Tensor>> create_run(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
+  Tensor make_tensor(TensorSpec spec, std::uint64_t handle) const;
 
   Result<void> check_place(Place place) const;
   PlaceRange* range(std::uint32_t place) const { return place < ranges_.size() ? ranges_[place].get() : nullptr; }
@@ -113,10 +132,9 @@ class Session {
   // The whole set in the table; false if the daemon is to be asked.
   Result<bool> try_fast_set(std::span<const Tensor> tensors, const LeaseOptions& options);
   // The lease that is counted already: gives it back if it cannot be used.
-  Result<Lease> make_lease(const Tensor& tensor, const LeaseOptions& options, Deadline deadline);
-  Result<std::vector<Lease>> make_leases(std::span<const Tensor> tensors, const LeaseOptions& options,
-                                         Deadline deadline);
-  Result<void> wait_mapped(const PlaceRange& range, std::uint64_t offset, std::uint64_t bytes, Deadline deadline);
+  Result<Lease> make_lease(const Tensor& tensor, const LeaseOptions& options);
+  Result<std::vector<Lease>> make_leases(std::span<const Tensor> tensors, const LeaseOptions& options);
+  Result<void> wait_mapped(const PlaceRange& range, std::uint64_t offset, std::uint64_t bytes);
 
   const std::uint64_t serial_;
   const std::uint32_t id_;
@@ -133,7 +151,7 @@ class Session {
 
   std::mutex mutex_;
   std::condition_variable changed_;  // a segment was mapped, or the daemon is gone
-  std::optional<Error> gone_;
+  std::optional<Error> gone_;        // why no segment comes any more
 };
 
 }  // namespace terrace::client

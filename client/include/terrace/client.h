@@ -75,7 +75,9 @@ class Client {
  public:
   // Opens a session. kUnavailable if no daemon is there: the message shows the command that starts one.
   // kResourceExhausted if the guarantees cannot be had in time: the message names who holds what.
-  static Result<Client> connect(ConnectOptions options = {});
+  static Result<Client> connect(const ConnectOptions& options = {});
+  // The same without waiting for the daemon's answer here.
+  static Pending<Client> connect_async(const ConnectOptions& options = {});
   Client(Client&& other) noexcept;
   Client& operator=(Client&& other) noexcept;
   Client(const Client&) = delete;
@@ -83,7 +85,7 @@ class Client {
   ~Client();  // close()
 
   // Ends the session: its tensors are gone. With leases still held it ends at the last one's release. Idempotent; later
-  // calls get kFailedPrecondition.
+  // calls, and those that wait on other threads, get kFailedPrecondition.
   void close();
 
   // Creates all or none (of each run of 8192, where there are more: if a later run fails, the earlier ones are
@@ -91,8 +93,12 @@ class Client {
   Result<std::vector<Tensor>> create(std::span<const TensorSpec> specs,
                                      std::chrono::nanoseconds timeout = kTimeoutDefault);
   Result<Tensor> create(const TensorSpec& spec, std::chrono::nanoseconds timeout = kTimeoutDefault);
+  // The same without waiting here. Later runs are asked for while it is waited for; dropped, it creates nothing.
+  Pending<std::vector<Tensor>> create_async(std::span<const TensorSpec> specs,
+                                            std::chrono::nanoseconds timeout = kTimeoutDefault);
   // The names are free at once, the bytes at the last release of each.
   Result<void> destroy(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout = kTimeoutDefault);
+  Pending<void> destroy_async(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout = kTimeoutDefault);
 
   // Leases one tensor. Where it is resident already: one atomic operation, no system call. Otherwise waits while the
   // daemon brings it. kFailedPrecondition: never written (and the mode is kRead), or leased in another place.
@@ -124,6 +130,8 @@ class Client {
   // Keeps the set in a place until unpin; counts as leased.
   Result<void> pin(std::span<const Tensor> tensors, Place place = Place::host(),
                    std::chrono::nanoseconds timeout = kTimeoutDefault);
+  Pending<void> pin_async(std::span<const Tensor> tensors, Place place = Place::host(),
+                          std::chrono::nanoseconds timeout = kTimeoutDefault);
   Result<void> unpin(std::span<const Tensor> tensors);
 
   // A step of training begins.
@@ -140,11 +148,14 @@ class Client {
 
  private:
   struct State;
+  class Opening;
   explicit Client(std::unique_ptr<State> state);
-  client::Session* live() const;  // null once closed
+  class Use;
+  Use use() const;
   Result<void> ask(shm::Operation operation, std::span<const Tensor> tensors, std::uint32_t place,
                    std::chrono::nanoseconds timeout);
-  Pending<void> move_async(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout);
+  Pending<void> ask_async(shm::Operation operation, std::span<const Tensor> tensors, std::uint32_t place,
+                          std::chrono::nanoseconds timeout);
   std::unique_ptr<State> state_;
 };
 

@@ -100,6 +100,57 @@ TEST_F(Calling, GivesUpOnADaemonThatIsSilent) {
   EXPECT_TRUE(eventually([&] { return daemon_.word(3).readers == 0; }));
 }
 
+TEST_F(Calling, GivesUpLaterOnADaemonThatIsSilent) {
+  Pending<void> pending = client_.swap_out_async({&tensor_, 1}, Place::block(), 1ms);
+  ASSERT_TRUE(pending.ready(60s)) << "still waiting";
+  const Result<void> answer = pending.wait(0s);
+  ASSERT_FALSE(answer.has_value());
+  EXPECT_EQ(answer.error().code, ErrorCode::kDeadlineExceeded);
+  EXPECT_THAT(answer.error().message, HasSubstr("terraced has not answered in time"));
+}
+
+TEST_F(Calling, WaitsWithoutTaking) {
+  Pending<void> pending = client_.swap_out_async({&tensor_, 1});
+  EXPECT_FALSE(pending.ready(1ms));
+  daemon_.refuse(daemon_.next(), ErrorCode::kDeadlineExceeded, "the disk was slow");
+  EXPECT_TRUE(pending.ready(60s));
+  EXPECT_TRUE(pending.ready());
+  EXPECT_EQ(pending.wait(0s).error().message, "the disk was slow");
+}
+
+// The library gives back what comes for a call that the client's end cut short.
+TEST_F(Calling, EndsWhenAnotherThreadCloses) {
+  auto waiting = beside([&] { return client_.acquire(tensor_, {.mode = Mode::kWrite}); });
+  const Asked asked = daemon_.next();
+  Pending<void> pending = client_.swap_out_async({&tensor_, 1});
+  client_.close();
+  for (const Error& error : {waiting.get().error(), pending.wait(60s).error(), client_.mark_step().error()}) {
+    EXPECT_EQ(error.code, ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(error.message, HasSubstr("the client is closed"));
+  }
+  daemon_.publish(3, {.state = shm::State::kResident, .writers = 1}, 0);
+  daemon_.answer(asked);
+  EXPECT_TRUE(eventually([&] { return daemon_.word(3).writers == 0; }));
+}
+
+TEST_F(Calling, MayMeetTheClientsEnd) {
+  for (int round = 0; round < 20; ++round) {
+    ScriptedDaemon daemon;
+    Client client = daemon.open();
+    std::vector<std::jthread> callers;
+    std::atomic<int> started = 0;
+    for (int i = 0; i < 4; ++i) {
+      callers.emplace_back([&] {
+        do ++started;
+        while (client.swap_in({}, Place::host(), 0s).error().code != ErrorCode::kFailedPrecondition);
+      });
+    }
+    ASSERT_TRUE(eventually([&] { return started >= 4; }));
+    client.close();
+    client.close();
+  }
+}
+
 TEST_F(Calling, DestroysWhatItCreatedForNobody) {
   auto creating = beside([&] { return client_.create({.name = "late", .bytes = 8}, 1ms); });
   const Asked asked = daemon_.next();

@@ -168,6 +168,31 @@ TEST(Connect, DoesNotBelieveNonsense) {
   EXPECT_EQ(connect(daemon, [&] { daemon.hang_up(); }).error().code, ErrorCode::kUnavailable);
 }
 
+TEST(Connect, MayBeWaitedForInSlices) {
+  ScriptedDaemon daemon;
+  std::optional<Pending<Client>> dropped = Client::connect_async({.socket = daemon.path()});
+  daemon.accept();
+  EXPECT_FALSE(dropped->ready());
+  dropped.reset();
+  EXPECT_TRUE(daemon.receive().empty()) << "the connection is still open";
+  Pending<Client> pending = Client::connect_async({.socket = daemon.path()});
+  daemon.accept();
+  EXPECT_FALSE(pending.ready(std::chrono::milliseconds(1)));
+  daemon.welcome();
+  EXPECT_TRUE(pending.ready(std::chrono::seconds(60)));
+  Result<Client> client = pending.wait({});
+  ASSERT_TRUE(client.has_value()) << client.error().message;
+  EXPECT_NE(client->session(), 0u);
+  EXPECT_FALSE(pending.wait({}).has_value());
+}
+
+TEST(Connect, RefusesAGuaranteeForThePlaceWithoutLeases) {
+  const Result<Client> client = Client::connect({.guarantees = {{.place = Place::block(), .bytes = 1}}});
+  ASSERT_FALSE(client.has_value());
+  EXPECT_EQ(client.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(client.error().message, HasSubstr("a guarantee for block"));
+}
+
 TEST(Connect, GivesUpInTime) {
   const ScriptedDaemon daemon;  // listens, and says nothing
   const Result<Client> client = Client::connect({.socket = daemon.path(), .timeout = std::chrono::milliseconds(1)});

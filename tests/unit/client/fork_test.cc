@@ -68,6 +68,22 @@ TEST(Fork, LeavesTheChildNothingAndTheParentEverything) {
   EXPECT_EQ(daemon.word(3).readers, 0u);
 }
 
+TEST(Fork, LetsTheChildExit) {
+  ScriptedDaemon daemon;
+  Client client = daemon.open();
+  const Tensor tensor = daemon.create(client, "weights", 4096, 3);
+  daemon.pass_segment(shm::kPlaceHost, 0);
+  daemon.publish(3, {.state = shm::State::kResident}, 0);
+  ASSERT_TRUE(client.acquire(tensor).has_value());  // from here on this thread has an access log
+  EXPECT_EQ(in_child([]() -> int { std::exit(7); }), 7);
+  EXPECT_EQ(in_child([&] {
+              client.close();
+              return 3;
+            }),
+            3);
+  EXPECT_TRUE(client.acquire(tensor).has_value());
+}
+
 TEST(Fork, ClosesTheDescriptorsInTheChild) {
   ScriptedDaemon daemon;
   std::optional<Client> client = daemon.open();

@@ -134,6 +134,24 @@ TEST_F(Leases, WaitForTheirSegment) {
   EXPECT_EQ(lease->bytes()[0], std::byte{5});
 }
 
+TEST_F(Leases, WaitForTheirSegmentLongerThanToBeGranted) {
+  daemon_.publish(3, kResident, kSegmentBytes);
+  auto acquiring = beside([&] { return client_.acquire(tensor_, {.timeout = 0s}); });
+  ASSERT_TRUE(eventually([&] { return daemon_.word(3).readers == 1; }));
+  daemon_.pass_segment(shm::kPlaceHost, kSegmentBytes);
+  const Result<Lease> lease = acquiring.get();
+  EXPECT_TRUE(lease.has_value()) << lease.error().message;
+}
+
+TEST_F(Leases, WithoutTheirSegmentEndWithTheClient) {
+  daemon_.publish(3, kResident, kSegmentBytes);
+  auto acquiring = beside([&] { return client_.acquire(tensor_); });
+  ASSERT_TRUE(eventually([&] { return daemon_.word(3).readers == 1; }));
+  client_.close();
+  EXPECT_EQ(acquiring.get().error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(daemon_.word(3).readers, 0u);
+}
+
 TEST_F(Leases, MayLieAcrossSegments) {
   std::byte* second = daemon_.pass_segment(shm::kPlaceHost, kSegmentBytes);
   daemon_.publish(3, kResident, kSegmentBytes - 2048);
@@ -163,7 +181,7 @@ TEST_F(Leases, OutsideTheRangeAreNotBelieved) {
 TEST_F(Leases, OfWhatWasDestroyedAreAborted) {
   daemon_.region().table[3].word = shm::Word{.state = shm::State::kResident, .incarnation = 2}.packed();
   EXPECT_EQ(client_.acquire(tensor_).error().code, ErrorCode::kAborted);
-  EXPECT_EQ(client_.acquire(std::vector{tensor_, tensor_}).error().code, ErrorCode::kAborted);
+  EXPECT_EQ(client_.acquire(std::vector{tensor_}).error().code, ErrorCode::kAborted);
 }
 
 TEST_F(Leases, OfForeignTensorsAndPlacesAreRefusedHere) {
@@ -295,6 +313,17 @@ TEST_F(Sets, AreTakenInTheTableInTheOrderGiven) {
   EXPECT_EQ((*leases)[0].tensor().name(), "weights");
   EXPECT_EQ((*leases)[1].bytes().size(), 512u);
   EXPECT_EQ(daemon_.word(1).writers, 1u);
+}
+
+TEST_F(Sets, NameEachTensorOnce) {
+  daemon_.publish(3, kResident, 0);
+  daemon_.publish(1, kResident, 4096);
+  const std::vector<Tensor> twice = {tensor_, other_, tensor_};
+  const auto leases = client_.acquire(twice);
+  ASSERT_FALSE(leases.has_value());
+  EXPECT_EQ(leases.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(leases.error().message, "tensor 'weights' is twice in the set: name it once");
+  EXPECT_EQ(daemon_.word(3).readers, 0u);
 }
 
 TEST_F(Sets, AreGivenBackWholeAtTheFirstRefusal) {
