@@ -2,8 +2,10 @@
 """Shows that a forked child can use nothing of its parent's session and change nothing of it, by hand and as a
 DataLoader with forked workers."""
 
+import ctypes
 import faulthandler
 import os
+import pathlib
 import resource
 import signal
 
@@ -72,6 +74,31 @@ def test_a_leased_array_is_not_mapped_in_a_child(client):
         assert array.sum() == 499500 and client.held == 1
     del array
     assert client.held == 0
+
+
+def test_a_child_may_exit_with_a_log_of_leases(client):
+    tensor = client.from_array("t", numpy.arange(1000))
+    tensor.read().release()  # on this thread, which the child's is a copy of
+    assert in_a_fork(lambda: ctypes.CDLL(None).exit(5)) == 5 << 8
+    with tensor.read() as lease:
+        assert lease.numpy().sum() == 499500
+
+
+def test_a_child_that_leaves_the_with_leaves_the_daemon(disk):  # noqa: F811
+    child = None
+    try:
+        with terrace.serve("32MiB", block=f"{disk}:64MiB", metrics=False) as client:  # noqa: F811
+            made = [client.log, pathlib.Path(client.socket), *disk.iterdir()]
+            child = os.fork()
+            if child != 0:
+                assert os.waitpid(child, 0)[1] == 0
+                assert len(made) == 3 and all(path.exists() for path in made)
+                terrace.Client(client.socket).close()
+                client.swap_out([client.from_array("t", numpy.arange(1000))])
+    finally:
+        if child == 0:
+            os._exit(0)
+    assert not any(path.exists() for path in made)
 
 
 class Numbers(torch.utils.data.Dataset):

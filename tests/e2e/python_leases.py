@@ -4,14 +4,16 @@ lease, and that what is wrong raises the exception that says what to do."""
 
 import os
 import random
+import signal
 import sys
 import threading
+import time
 import urllib.request
 
 import numpy
 import pytest
 import torch
-from python_fixtures import LIMIT_SECONDS, MIB, client, disk  # noqa: F401 (fixtures)
+from python_fixtures import LIMIT_SECONDS, MIB, client, disk, wait_until  # noqa: F401 (fixtures)
 
 import terrace
 
@@ -173,6 +175,104 @@ def test_no_daemon_shows_how_to_start_one(monkeypatch, tmp_path):
     monkeypatch.setenv("TERRACE_SOCKET", str(tmp_path / "nobody.sock"))
     with pytest.raises(terrace.Unavailable, match="terraced"):
         terrace.Client()
+
+
+def test_an_answer_that_comes_late_is_taken(client):
+    """The lease is granted while the waiting thread, done with a slice of its wait, has not the interpreter back."""
+    tensor = client.from_array("t", numpy.arange(1000))
+    client.swap_out([tensor])
+    os.kill(client.daemon_pid, signal.SIGSTOP)
+
+    def hog():
+        while client.held < 1:  # until the call is under way
+            time.sleep(0.001)
+        spin(0.3)
+        os.kill(client.daemon_pid, signal.SIGCONT)
+        spin(0.5)
+
+    def spin(seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(10 * LIMIT_SECONDS)
+    try:
+        thread = threading.Thread(target=hog)
+        thread.start()
+        with tensor.read(timeout=LIMIT_SECONDS) as lease:
+            assert lease.numpy()[999] == 999
+        thread.join(LIMIT_SECONDS)
+    finally:
+        sys.setswitchinterval(interval)
+    assert client.held == 0
+
+
+def test_a_stopped_daemon_ends_no_wait_but_their_limit(client):
+    tensor = client.from_array("t", numpy.arange(1000))
+    os.kill(client.daemon_pid, signal.SIGSTOP)
+    try:
+        for call in (lambda: client.swap_out([tensor], timeout=0.1), lambda: client.create("n", 1, timeout=0.1),
+                     lambda: client.pin([tensor], timeout=0.1), lambda: client.delete([tensor], timeout=0.1),
+                     lambda: terrace.Client(client.socket, timeout=0.1)):
+            with pytest.raises(terrace.DeadlineExceeded, match="in time"):
+                call()
+    finally:
+        os.kill(client.daemon_pid, signal.SIGCONT)
+
+
+def test_every_wait_ends_by_ctrl_c(client):
+    tensor = client.from_array("t", numpy.arange(1000))
+    os.kill(client.daemon_pid, signal.SIGSTOP)
+    try:
+        for call in (lambda: client.swap_out([tensor]), lambda: client.create("n", 1), lambda: client.pin([tensor]),
+                     lambda: client.delete([tensor]), lambda: terrace.Client(client.socket)):
+            interrupt = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+            interrupt.start()
+            with pytest.raises(KeyboardInterrupt):
+                call()
+            interrupt.join()
+    finally:
+        os.kill(client.daemon_pid, signal.SIGCONT)
+
+
+def test_close_ends_the_waits_of_other_threads(client):
+    tensor = client.from_array("t", numpy.arange(1000))
+    client.swap_out([tensor])
+    said = []
+
+    def wait():
+        try:
+            tensor.read()
+        except terrace.Error as error:
+            said.append(error)
+
+    os.kill(client.daemon_pid, signal.SIGSTOP)
+    try:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        wait_until(lambda: client.held == 1, "the other thread's call")
+        client.close()
+        thread.join(LIMIT_SECONDS / 2)
+        assert not thread.is_alive()
+        assert isinstance(said[0], terrace.FailedPrecondition) and "closed" in str(said[0])
+    finally:
+        os.kill(client.daemon_pid, signal.SIGCONT)
+
+
+def test_from_array_leaves_nothing_behind_that_it_could_not_fill(client):
+    with client.create("all", 24 * MIB, "uint8").overwrite():
+        with pytest.raises(terrace.Error):
+            client.from_array("t", numpy.zeros(16 * MIB, "uint8"), timeout=0.1)
+        assert "t" not in client.tensors()
+    client.from_array("t", numpy.zeros(10))
+
+
+def test_numbers_may_be_numpys(client):
+    assert client.create("a", numpy.int64(5)).shape == (5,)
+    assert client.create("b", (numpy.int32(2), 3)).shape == (2, 3)
+    with pytest.raises(terrace.InvalidArgument, match="guarantee for block"):
+        terrace.Client(client.socket, guarantees={"block": MIB})
 
 
 def test_waiting_lets_other_threads_run(client):

@@ -71,16 +71,13 @@ auto unlocked(Call call) {
 // Waits for an answer without the GIL, and lets signals end the wait. The request carries the deadline.
 template <typename T>
 T await(Pending<T> pending) {
-  while (true) {
-    auto result = [&] {
-      const nb::gil_scoped_release without;
-      return pending.wait(kSignalInterval);
-    }();
-    // An answer that is a passed deadline leaves nothing to wait for; a wait that ran out does.
-    if (result || result.error().code != ErrorCode::kDeadlineExceeded || pending.ready())
-      return value_or_raise(std::move(result));
+  const auto ready = [&] {
+    const nb::gil_scoped_release without;
+    return pending.ready(kSignalInterval);
+  };
+  while (!ready())
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  }
+  return unlocked([&] { return pending.wait({}); });
 }
 
 std::vector<Tensor> plain(const std::vector<BoundTensor>& tensors) {
@@ -122,17 +119,23 @@ struct Session {
                               .timeout = duration(timeout),
                               .label = std::move(label)};
     for (const auto& [place, bytes] : guarantees) options.guarantees.push_back({place_of(place), bytes});
-    connection = std::make_shared<Connection>(unlocked([&] { return Client::connect(std::move(options)); }));
+    auto pending = [&] {
+      const nb::gil_scoped_release without;
+      return Client::connect_async(options);
+    }();
+    connection = std::make_shared<Connection>(await(std::move(pending)));
   }
 
   std::vector<BoundTensor> create(const std::vector<Spec>& specs, double timeout) {
     std::vector<TensorSpec> wanted;
     for (const auto& [name, shape, dtype] : specs)
       wanted.push_back({.name = name, .dtype = static_cast<DType>(dtype), .shape = shape, .strides = {}, .bytes = 0});
-    const nanoseconds wait = duration(timeout);
+    auto pending = [&, wait = duration(timeout)] {
+      const nb::gil_scoped_release without;
+      return connection->client.create_async(wanted, wait);
+    }();
     std::vector<BoundTensor> made;
-    for (Tensor& tensor : unlocked([&] { return connection->client.create(wanted, wait); }))
-      made.push_back({connection, std::move(tensor)});
+    for (Tensor& tensor : await(std::move(pending))) made.push_back({connection, std::move(tensor)});
     return made;
   }
 };
@@ -207,9 +210,7 @@ void bind_moves(nb::class_<Session>& session) {
       .def(
           "pin",
           [](Session& self, const Tensors& tensors, const std::string& place, double timeout) {
-            const Place to = place_of(place);
-            const nanoseconds wait = duration(timeout);
-            unlocked([&] { return self.connection->client.pin(plain(tensors), to, wait); });
+            await(self.connection->client.pin_async(plain(tensors), place_of(place), duration(timeout)));
           },
           "tensors"_a, nb::kw_only(), "place"_a = "host", "timeout"_a = 60.0)
       .def(
@@ -247,8 +248,7 @@ void bind_client(nb::module_& module) {
           .def(
               "_delete",
               [](Session& self, const Tensors& tensors, double timeout) {
-                const nanoseconds wait = duration(timeout);
-                unlocked([&] { return self.connection->client.destroy(plain(tensors), wait); });
+                await(self.connection->client.destroy_async(plain(tensors), duration(timeout)));
               },
               "tensors"_a, "timeout"_a)
           .def("close",

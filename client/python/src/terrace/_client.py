@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The client: one session with the daemon, and the tensors in it."""
 
+import contextlib
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, SupportsIndex, overload
 
 import numpy
 
 from . import _dtypes
+from ._errors import Error
 from ._terrace import Lease, Session, Tensor
 
 TIMEOUT_SECONDS = 60.0
+
+
+def _extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
+    """A shape as numpy takes it: one integer, or several."""
+    return [operator.index(shape)] if hasattr(shape, "__index__") else [operator.index(extent) for extent in shape]
 
 
 class Place(NamedTuple):
@@ -79,7 +87,7 @@ class Client(Session):
                  trace: TracebackType | None) -> None:
         self.close()
 
-    def create(self, name: str, shape: int | Sequence[int], dtype: Any = "float32", *,
+    def create(self, name: str, shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any = "float32", *,
                timeout: float = TIMEOUT_SECONDS) -> Tensor:
         """Creates a tensor without content: C-contiguous, of an element type as numpy or PyTorch name it.
 
@@ -87,27 +95,34 @@ class Client(Session):
         """
         return self.create_many([(name, shape, dtype)], timeout=timeout)[0]
 
-    def create_many(self, specs: Iterable[tuple[str, int | Sequence[int], Any]], *,
+    def create_many(self, specs: Iterable[tuple[str, SupportsIndex | Sequence[SupportsIndex], Any]], *,
                     timeout: float = TIMEOUT_SECONDS) -> list[Tensor]:
         """Creates many, given as (name, shape, dtype): all of them, or none."""
-        numbered = [(name, [shape] if isinstance(shape, int) else list(shape), _dtypes.number_of(dtype))
-                    for name, shape, dtype in specs]
+        numbered = [(name, _extents(shape), _dtypes.number_of(dtype)) for name, shape, dtype in specs]
         made = self._create(numbered, timeout)
         self._tensors.update((tensor.name, tensor) for tensor in made)
         return made
 
     def from_array(self, name: str, array: Any, *, timeout: float = TIMEOUT_SECONDS) -> Tensor:
-        """Creates a tensor with the content of a numpy array, a PyTorch tensor, or what numpy.asarray makes one of."""
+        """Creates a tensor with the content of a numpy array, a PyTorch tensor, or what numpy.asarray makes one of.
+
+        If the content cannot be written there is no tensor.
+        """
         torch_tensor = type(array).__module__.partition(".")[0] == "torch" and hasattr(array, "detach")
         source: Any = array.detach() if torch_tensor else numpy.asarray(array)
         tensor = self.create(name, tuple(source.shape), source.dtype, timeout=timeout)
-        with tensor.overwrite(timeout=timeout) as lease:
-            if torch_tensor:
-                import torch.utils.dlpack
+        try:
+            with tensor.overwrite(timeout=timeout) as lease:
+                if torch_tensor:
+                    import torch.utils.dlpack
 
-                torch.utils.dlpack.from_dlpack(lease).copy_(source)
-            else:
-                lease.numpy()[...] = source
+                    torch.utils.dlpack.from_dlpack(lease).copy_(source)
+                else:
+                    lease.numpy()[...] = source
+        except BaseException:
+            with contextlib.suppress(Error):  # the first failure says more
+                self.delete([tensor])
+            raise
         return tensor
 
     def tensors(self) -> dict[str, Tensor]:

@@ -42,6 +42,19 @@ class ServedClient(Client):
     """What the daemon has said; gone with it."""
 
 
+class _OwnStack(contextlib.ExitStack):
+    """An ExitStack that undoes nothing in a forked child: what was made is its parent's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process = os.getpid()
+
+    def __exit__(self, *details: Any) -> bool:
+        if os.getpid() != self._process:
+            self.pop_all()
+        return super().__exit__(*details)
+
+
 class _Daemon:
     """The daemon's process, through its keeper (_keeper.py)."""
 
@@ -156,7 +169,7 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block:
     Unavailable if there is no terraced, or it ends, with its last words.
     """
     binary = find_terraced(terraced)
-    with contextlib.ExitStack() as made:
+    with _OwnStack() as made:
         folders = [_private_folder()]
         made.callback(shutil.rmtree, folders[0], ignore_errors=True)
         tiers: list[dict[str, Any]] = [{"kind": "memory", "capacity": memory}]
