@@ -71,7 +71,6 @@ void Host::welcome(Session& session, const shm::Hello& hello) {
         session,
         {ErrorCode::kInvalidArgument,
          fmt::format("{} guarantees; there are at most {} places", hello.guarantee_count, hello.guarantees.size()), 0});
-  session.state = Session::State::kOpening;
   if (const auto made = make_region(session); !made) return end(session, made.error());
   session.doorbell = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!session.doorbell)
@@ -87,6 +86,7 @@ void Host::welcome(Session& session, const shm::Hello& hello) {
   open.table = session.region->table();
   const std::uint64_t longest = std::uint64_t{config_.limits.request_timeout_ms} * 1'000'000;
   const Time deadline = now() + Duration(std::min(hello.timeout_ns, longest));
+  session.state = Session::State::kOpening;  // from here on the engine knows of it
   submit({.id = session.opening, .session = {}, .deadline = deadline, .body = std::move(open)},
          [this, key = session.key](engine::Reply reply) { opened(key, std::move(reply)); });
 }
@@ -249,6 +249,7 @@ void Host::segment_done(const mover::SegmentDone& done) {
 
 void Host::end(Session& session, const Error& reason) {
   if (session.state == Session::State::kEnding) return;
+  drain_logs(session);
   const Session::State before = std::exchange(session.state, Session::State::kEnding);
   if (session.connection && reason.code != ErrorCode::kUnavailable && reason.code != ErrorCode::kCancelled) {
     spdlog::warn("session of pid {} ended: {}", session.peer.pid, reason.message);

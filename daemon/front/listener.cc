@@ -56,6 +56,13 @@ Result<Listener> Listener::bind(const std::string& path, int socket_type, mode_t
 
   Fd socket(::socket(AF_UNIX, socket_type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return bind_fail(path, "socket");
+  struct stat there{};
+  if (lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode)) {
+    return fail(
+        ErrorCode::kFailedPrecondition,
+        fmt::format("socket {}: a file that is no socket is there; configure another path, or remove it if it may go",
+                    path));
+  }
   if (unlink(path.c_str()) != 0 && errno != ENOENT) return bind_fail(path, "removing what a former daemon left");
   // A socket takes its mode from its inode at bind, so that there is no moment at which it is more open.
   if (fchmod(socket.get(), mode) != 0) return bind_fail(path, "fchmod");

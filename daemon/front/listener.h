@@ -27,7 +27,8 @@ struct Accepted {
 class Listener {
  public:
   // Binds `path` (its folder is made if need be) with `mode`. A socket that a dead daemon left is replaced; one that a
-  // live daemon holds is kFailedPrecondition naming it. `socket_type`: SOCK_STREAM or SOCK_SEQPACKET.
+  // live daemon holds, and any other kind of file, is kFailedPrecondition naming it. `socket_type`: SOCK_STREAM or
+  // SOCK_SEQPACKET.
   static Result<Listener> bind(const std::string& path, int socket_type, mode_t mode);
 
   Listener(Listener&&) noexcept = default;

@@ -61,9 +61,21 @@ TEST_F(ListenerTest, OneDaemonASocket) {
 }
 
 TEST_F(ListenerTest, ReplacesWhatADeadDaemonLeft) {
-  std::ofstream(path()) << "left over";
+  const Fd dead(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, path().c_str());
+  ASSERT_EQ(bind(dead.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   EXPECT_TRUE(Listener::bind(path(), SOCK_SEQPACKET, 0600).has_value());
   EXPECT_FALSE(std::filesystem::exists(path())) << "and takes its own away";
+}
+
+TEST_F(ListenerTest, LeavesSomebodysFileAlone) {
+  std::ofstream(path()) << "a thesis";
+  const auto listener = Listener::bind(path(), SOCK_SEQPACKET, 0600);
+  ASSERT_FALSE(listener.has_value());
+  EXPECT_EQ(listener.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(std::filesystem::file_size(path()), 8u);
 }
 
 TEST_F(ListenerTest, NamesALongPath) {
