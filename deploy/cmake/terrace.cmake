@@ -10,8 +10,10 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 
 find_program(TERRACE_CCACHE ccache)
 if(TERRACE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${TERRACE_CCACHE})
+  # Paths below the checkout are hashed as relative ones, so that two checkouts share what was compiled.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${TERRACE_CCACHE})
 endif()
+add_compile_options(-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
 
 find_package(Threads REQUIRED)
 
@@ -20,6 +22,10 @@ target_compile_options(terrace_options INTERFACE -Wall -Wextra -Wpedantic -Wshad
 if(TERRACE_SANITIZE)
   add_compile_options(-fsanitize=${TERRACE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${TERRACE_SANITIZE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # GCC loses track of what is initialised between the sanitizers' checks, and warns of std::variant.
+    add_compile_options(-Wno-maybe-uninitialized)
+  endif()
   if(TERRACE_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # libstdc++ fences in shared_ptr: GCC warns that ThreadSanitizer does not model them; we use none of our own.
     add_compile_options(-Wno-tsan)
