@@ -32,8 +32,8 @@ Result<void> run_top(Connection& connection, const TopOptions& options) {
     const double seconds = first ? 0 : std::chrono::duration<double>(taken - taken_before).count();
     v1::NodeStatus& now = *answer->mutable_status();
     std::string text = options.json ? to_json(now).dump() + '\n' : top_text(now, before, seconds);
-    if (screen) text = kHomeAndClear + text + "\nCtrl-C to leave\n";
-    if (!screen && !options.json && !first) text = '\n' + text;
+    if (screen) text.insert(0, kHomeAndClear).append("\nCtrl-C to leave\n");
+    if (!screen && !options.json && !first) text.insert(0, "\n");
     if (!show(text) || options.once) return {};
     before = std::move(now);
     taken_before = taken;

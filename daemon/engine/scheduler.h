@@ -16,7 +16,7 @@ namespace terrace::engine {
 
 class Scheduler {
  public:
-  Scheduler(std::vector<mover::Link> links, std::uint32_t in_flight_max);
+  Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max);
 
   // Queues a transfer of one of the links that the scheduler was made with.
   void push(const Tenant& tenant, mover::Transfer transfer);

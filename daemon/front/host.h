@@ -92,7 +92,7 @@ class Host final : public Gateway {
   void opened(std::uint64_t key, engine::Reply reply);
   void doorbell_rang(Session& session);
   void take_submission(Session& session, const shm::Submission& submission);
-  void answer_submission(SessionId id, const shm::Submission& submission, engine::Reply reply);
+  void answer_submission(SessionId id, const shm::Submission& submission, const engine::Reply& reply);
   void complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result);
   void drain_logs(Session& session);
   void order(const mover::SegmentOrder& order);

@@ -182,12 +182,12 @@ void Host::take_submission(Session& session, const shm::Submission& submission) 
           .session = session.id,
           .deadline = now() + Duration(std::min(submission.timeout_ns, longest)),
           .body = std::move(*body)},
-         [this, id = session.id, submission](engine::Reply reply) {
-           answer_submission(id, submission, std::move(reply));
+         [this, id = session.id, submission](const engine::Reply& reply) {
+           answer_submission(id, submission, reply);
          });
 }
 
-void Host::answer_submission(SessionId id, const shm::Submission& submission, engine::Reply reply) {
+void Host::answer_submission(SessionId id, const shm::Submission& submission, const engine::Reply& reply) {
   Session* session = find(id);
   if (session != nullptr && session->state == Session::State::kOpen) complete(*session, submission, reply.result);
 }

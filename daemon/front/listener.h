@@ -33,6 +33,8 @@ class Listener {
 
   Listener(Listener&&) noexcept = default;
   Listener& operator=(Listener&&) = delete;
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
   // Removes the socket's file. The lock's file stays: removing it would let two daemons lock two files of one name.
   ~Listener();
 

@@ -29,9 +29,6 @@ class SessionRegion {
   // A fresh sealed memfd, laid out for `slots` tensors.
   static Result<SessionRegion> create(std::uint32_t slots);
 
-  SessionRegion(SessionRegion&&) = default;
-  SessionRegion& operator=(SessionRegion&&) = default;
-
   int descriptor() const { return memory_.get(); }
   std::uint64_t bytes() const { return mapping_.size(); }
   engine::LeaseTable table();

@@ -10,6 +10,7 @@ import tree
 
 build = pathlib.Path(sys.argv[1])
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon-virtual-dtor", "-Werror"]
+COMPILERS = ("c++", "g++", "clang++", "clang++-19")
 # The roots that our own includes start from; a header is included by its path below the one that holds it.
 ROOTS = ["daemon", "client/include", "client/src", "client/ctl", "client/python/native", "proto", "tests"]
 
@@ -19,10 +20,12 @@ def compiler_and_arguments() -> tuple[str, list[str]]:
     compiler, arguments, definitions = "c++", {}, {}
     for entry in tree.commands(build):
         words = shlex.split(entry["command"])
-        compiler = words[1] if words[0].endswith("ccache") else words[0]
+        compiler = next(word for word in words if pathlib.Path(word).name in COMPILERS)
         for i, word in enumerate(words):
             if word.startswith("-I") and len(word) > 2:
-                arguments[f"-I{pathlib.Path(entry['directory'], word[2:])}"] = None
+                folder = pathlib.Path(entry["directory"], word[2:])
+                kind = "-isystem" if "site-packages" in folder.parts else "-I"  # not ours to warn of
+                arguments[f"{kind}{folder}"] = None
             elif word == "-isystem":
                 arguments[f"-isystem{words[i + 1]}"] = None
             elif word.startswith("-D"):
