@@ -37,11 +37,12 @@ struct Admission {
   Time started{};
   Time deadline = kNever;
   std::vector<Handle> tensors;
-  std::vector<TensorSpec> specs;  // kCreate
-  std::vector<Handle> wanted;     // leased copies whose end it waits for
-  std::uint64_t seen_events = 0;  // of the session, when it was last looked at
-  std::uint64_t pending = 0;      // kAssembling: tensors that are not there yet
-  std::uint64_t fetched = 0;      // tensors that had to be brought
+  std::vector<TensorSpec> specs;    // kCreate
+  std::vector<Handle> wanted;       // leased copies whose end it waits for
+  std::uint64_t seen_events = 0;    // of the session, when it was last looked at
+  std::uint64_t pending = 0;        // kAssembling: tensors that are not there yet
+  std::uint64_t fetched = 0;        // tensors that had to be brought
+  std::uint64_t missing_bytes = 0;  // that it lacked in the tier when it was last looked at
   bool waited = false;
   bool behind = false;  // an earlier one is making room in the same tier: it may not take any
   Block block = Block::kNothing;

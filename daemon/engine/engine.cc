@@ -12,7 +12,7 @@ namespace terrace::engine {
 void EngineImpl::submit(Time now, Request request) {
   now_ = now;
   TERRACE_CHECK(!waiting_.contains(request.id));
-  std::visit([&](auto&& body) { on(request, std::move(body)); }, std::move(request.body));
+  std::visit([&]<typename B>(B&& body) { on(request, std::forward<B>(body)); }, std::move(request.body));
   run();
 }
 
@@ -149,7 +149,7 @@ void EngineImpl::try_admissions(Session& session, bool prefetches) {
     if (admission.is(Admission::Kind::kPrefetch) != prefetches) continue;
     const std::size_t tier = admission.tier;
     const std::uint64_t id = admission.id;
-    if (admission.seen_events != session.events) {
+    if (admission.seen_events != session.events && !room_is_coming(session, admission)) {
       admission.behind = closed[tier];
       admission.seen_events = admission.behind ? 0 : session.events;
       try_start(session, admission);

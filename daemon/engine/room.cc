@@ -55,9 +55,13 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
   Place& place = *session.places[admission.tier];
   std::uint64_t missing = 0;
   for (const std::uint64_t size : sizes) missing += size;
+  admission.missing_bytes = missing;
   if (set_bytes(session, admission, missing) > limit_bytes(session, admission.tier)) {
+    const std::string set = admission.tensors.size() == 1
+                                ? fmt::format("tensor '{}'", session.at(admission.tensors.front().slot).name)
+                                : fmt::format("a set of {} tensors", admission.tensors.size() + admission.specs.size());
     refusal = full(session, admission.tier,
-                   fmt::format("no room for a set of {} bytes", set_bytes(session, admission, missing)));
+                   fmt::format("no room for {}, {} bytes", set, set_bytes(session, admission, missing)));
     return Room::kRefused;
   }
   while (true) {
@@ -70,9 +74,18 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
     }
     const Room room = place.space.free_bytes() < missing ? make_room_by_bytes(session, admission, missing, refusal)
                                                          : make_room_by_shape(session, admission, missing, refusal);
-    if (room == Room::kRefused) place.add_failed = false;  // the next one may try the system again
     if (room != Room::kReady) return room;
   }
+}
+
+// What leaves will do, and has not left yet: until then a look at the whole set, at every completion, would find
+// nothing.
+bool EngineImpl::room_is_coming(const Session& session, const Admission& admission) const {
+  if (admission.block != Admission::Block::kSpace || admission.missing_bytes == 0) return false;
+  const Place& place = *session.places[admission.tier];
+  const std::uint64_t free = place.space.free_bytes();
+  return !place.write_back_error && free < admission.missing_bytes &&
+         free + place.leaving_bytes >= admission.missing_bytes;
 }
 
 // kReady: something changed, look again.
