@@ -76,6 +76,10 @@ Result<void> EngineImpl::check_content(const Admission& admission, const Tensor&
   const bool may_be_new = admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kWrite;
   if (reads && tensor.lost)
     return fail(ErrorCode::kDataLoss, fmt::format("the bytes of tensor '{}' are lost: overwrite it", tensor.name));
+  if (reads && tensor.torn)
+    return fail(
+        ErrorCode::kFailedPrecondition,
+        fmt::format("tensor '{}' is torn: an overwrite ended before it was whole; write it again", tensor.name));
   if (reads && !may_be_new && !tensor.written)
     return fail(
         ErrorCode::kFailedPrecondition,
@@ -118,6 +122,7 @@ Result<bool> EngineImpl::ready_to_start(Session& session, const Admission& admis
 }
 
 void EngineImpl::try_start(Session& session, Admission& admission) {
+  admission.missing_bytes = 0;
   if (admission.is(Admission::Kind::kCreate)) return try_create(session, admission);
   const auto slots = find_all(session, admission.tensors);
   if (!slots) return fail_admission(session, admission, slots.error());

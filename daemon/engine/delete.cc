@@ -61,7 +61,8 @@ void EngineImpl::on(const Request& request, const DontNeed& body) {
   if (!slots) return answer(request.id, std::unexpected(slots.error()));
   for (const Slot slot : *slots) {
     const Tensor& tensor = (*session)->at(slot);
-    if (tensor.admission != 0)
+    const Admission* bringing = tensor.admission == 0 ? nullptr : find_admission(**session, tensor.admission);
+    if (bringing != nullptr && !bringing->is(Admission::Kind::kPrefetch))
       return answer(request.id, fail(ErrorCode::kFailedPrecondition,
                                      fmt::format("tensor '{}' is being brought in for another request", tensor.name)));
     if (leased(**session, slot))
@@ -69,15 +70,20 @@ void EngineImpl::on(const Request& request, const DontNeed& body) {
                                      fmt::format("tensor '{}' is leased: release it first", tensor.name)));
   }
   for (const Slot slot : *slots) {
-    Tensor& tensor = (*session)->at(slot);
-    // A lease taken since the look above is of somebody who does need it.
-    if (tensor.published != Level::kNone && !claim(**session, slot)) continue;
-    tensor.forget = true;
-    if (tensor.idle()) rest(**session, slot);
+    (*session)->at(slot).torn = false;
+    forget(**session, slot);
   }
   ++(*session)->events;
   stir(**session);
   answer(request.id, ReplyBody{Done{}});
+}
+
+// Not if somebody leases it: a lease taken a moment ago is of somebody who does need it.
+void EngineImpl::forget(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (tensor.published != Level::kNone && !claim(session, slot)) return;
+  tensor.forget = true;
+  if (tensor.idle() && tensor.admission == 0) rest(session, slot);
 }
 
 void EngineImpl::drop_content(Session& session, Slot slot) {
@@ -92,10 +98,16 @@ void EngineImpl::on(const Request& request, const ListTensors& body) {
   const auto session = open_session(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
   TensorList list;
-  for (std::uint32_t at = 0; at < (*session)->tensors.size(); ++at) {
+  std::uint64_t page_bytes = 0;
+  for (std::uint32_t at = body.first_slot; at < (*session)->tensors.size(); ++at) {
     const Tensor& tensor = (*session)->tensors[at];
-    if (tensor.live() && !tensor.deleted && tensor.name.starts_with(body.prefix))
-      list.tensors.push_back(describe(**session, Slot{at}));
+    if (!tensor.live() || tensor.deleted || !tensor.name.starts_with(body.prefix)) continue;
+    if (page_bytes >= body.page_bytes_max) {
+      list.next_slot = at;
+      break;
+    }
+    page_bytes += sizeof(TensorInfo) + tensor.name.size() + tensor.dimensions.size() * sizeof(std::int64_t);
+    list.tensors.push_back(describe(**session, Slot{at}));
   }
   answer(request.id, ReplyBody{std::move(list)});
 }

@@ -127,6 +127,7 @@ class EngineImpl final : public Engine {
   void delete_tensor(Session& session, Slot slot);
   void finish_leaving(Session& session);
   bool try_finish_delete(Session& session, Slot slot);
+  void forget(Session& session, Slot slot);
   void drop_content(Session& session, Slot slot);
   Result<Slot> find(const Session& session, Handle handle) const;
   Result<std::vector<Slot>> find_all(Session& session, const std::vector<Handle>& handles);
@@ -139,6 +140,7 @@ class EngineImpl final : public Engine {
 
   // leases.cc
   void on(const Request& request, const Release& body);
+  void tear(Session& session, Slot slot);
   void on(const Request& request, const Unpin& body);
   bool leased(const Session& session, Slot slot) const;
   bool claim(Session& session, Slot slot);
@@ -201,6 +203,7 @@ class EngineImpl final : public Engine {
   bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets);
   Survey survey(Session& session, std::size_t tier, std::uint64_t enough_bytes, bool spare_prefetched);
   bool slide_one(Session& session, std::size_t tier);
+  bool room_is_coming(const Session& session, const Admission& admission) const;
   void start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset);
   Error full(const Session& session, std::size_t tier, const std::string& what) const;
   void clear_wants(Session& session, Admission& admission);

@@ -56,13 +56,14 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
     note_lease(tensor);
     if (fresh && admission.mode == shm::Mode::kOverwrite) tensor.valid = bit(level);
     if (writes) tensor.written = true;
-    if (writes) tensor.lost = false;
+    if (writes) tensor.lost = tensor.torn = false;
     if (fresh) publish(session, slot, level, writes ? 0 : 1, writes ? 1 : 0);
     return;
   }
   if (admission.is(Admission::Kind::kPin)) tensor.pinned = level;
   if (admission.is(Admission::Kind::kPrefetch) && admission.fetched > 0) tensor.prefetched = true;
-  if (fresh && level != Level::kBlock && tensor.written && tensor.is_valid(level)) publish(session, slot, level);
+  if (fresh && level != Level::kBlock && tensor.written && tensor.is_valid(level) && !tensor.forget)
+    publish(session, slot, level);
   if (!admission.is(Admission::Kind::kMove)) return;
   for (const Level above : {Level::kDevice, Level::kMemory}) {
     if (above >= level || !tensor.has(above) || tensor.published == above || !tensor.idle()) continue;
@@ -82,6 +83,8 @@ void EngineImpl::fail_admission(Session& session, Admission& admission, Error er
 
 void EngineImpl::end_admission(Session& session, Admission& admission) {
   clear_wants(session, admission);
+  // The next one may ask the system for a segment again.
+  if (const auto& place = session.places[admission.tier]; place != nullptr) place->add_failed = false;
   const std::uint64_t id = admission.id;
   if (admission.phase == Admission::Phase::kAssembling) {
     for (const Handle& handle : admission.tensors) {

@@ -101,6 +101,7 @@ void EngineImpl::on(const Request& request, const Release& body) {
       const shm::Step step = shm::release(session.table.word(handle.slot), handle.incarnation, body.mode);
       outcome = step.outcome;
       ended |= outcome == shm::Outcome::kDone && step.word.wanted && !step.word.leased();
+      if (outcome == shm::Outcome::kDone && body.torn) tear(session, handle.slot);
     }
     if (outcome == shm::Outcome::kDone) continue;
     if (!result) continue;  // the rest is released all the same; the first failure is named
@@ -120,6 +121,14 @@ void EngineImpl::on(const Request& request, const Release& body) {
     opens_stirred_ = true;
   }
   answer(request.id, std::move(result));
+}
+
+// An overwrite was given up: what is there is neither the old content nor the new.
+void EngineImpl::tear(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (tensor.deleted || leased(session, slot)) return;  // another writer's content counts
+  tensor.torn = true;
+  forget(session, slot);
 }
 
 void EngineImpl::on(const Request& request, const Unpin& body) {

@@ -57,6 +57,7 @@ struct Acquire {
 struct Release {
   shm::Mode mode = shm::Mode::kRead;
   std::vector<Handle> tensors;
+  bool torn = false;  // an overwrite that was given up: reading it is kFailedPrecondition
 };  // of leases that Acquire granted
 struct Move {
   std::uint32_t place = 0;
@@ -84,6 +85,8 @@ struct MarkStep {
 };  // 0 train, 1 accumulate, 2 eval
 struct ListTensors {
   std::string prefix;
+  std::uint32_t first_slot = 0;               // next_slot of the page before
+  std::uint64_t page_bytes_max = UINT64_MAX;  // of names and dimensions, which bounds the page
 };  // -> TensorList
 struct GetStatus {};  // no session -> Status
 struct Drain {};      // no session: no new sessions from now on
@@ -134,6 +137,7 @@ struct Located {
 };
 struct TensorList {
   std::vector<TensorInfo> tensors;
+  std::uint32_t next_slot = 0;  // where the next page begins; 0: there is none
 };
 
 using ReplyBody = std::variant<Done, SessionOpened, Handles, Located, TensorList, Status>;

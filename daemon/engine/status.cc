@@ -2,6 +2,8 @@
 // What the engine says of itself.
 #include "engine/status.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -24,9 +26,13 @@ void Histogram::record(Duration duration) {
   sum_seconds += seconds;
 }
 
-void EngineImpl::on(const Request& request, const MarkStep&) {
+void EngineImpl::on(const Request& request, const MarkStep& body) {
+  constexpr std::uint32_t kLastKind = 2;
   const auto session = open_session(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
+  if (body.kind > kLastKind)
+    return answer(request.id, fail(ErrorCode::kInvalidArgument,
+                                   fmt::format("step kind {}: give 0 (train), 1 (accumulate) or 2 (eval)", body.kind)));
   ++(*session)->step;
   ++steps_;
   answer(request.id, ReplyBody{Done{}});

@@ -57,6 +57,7 @@ struct Tensor {
   bool claimed : 1 = false;     // the word is kClaimed
   bool written : 1 = false;     // it has content
   bool lost : 1 = false;        // it had content, which no copy has any more
+  bool torn : 1 = false;        // it has no content, since an overwrite ended before it was whole
   bool deleted : 1 = false;     // only what is in use keeps it
   bool forget : 1 = false;      // its content goes when the activity ends
   bool prefetched : 1 = false;  // arrived by a prefetch, and not leased since

@@ -84,10 +84,7 @@ Result<void> StreamLease::copy_in(const std::byte* source, std::uint64_t bytes) 
 void StreamLease::end(bool failed, std::function<void()> then) {
   if (!std::exchange(held_, false)) return then();
   const bool torn = failed && mode_ == shm::Mode::kOverwrite;
-  post_surely(gateway_, session_, engine::Release{mode_, {tensor_}}, [this, torn, then = std::move(then)]() mutable {
-    if (!torn) return then();
-    post_surely(gateway_, session_, engine::DontNeed{{tensor_}}, std::move(then));
-  });
+  post_surely(gateway_, session_, engine::Release{mode_, {tensor_}, torn}, std::move(then));
 }
 
 }  // namespace terrace::front

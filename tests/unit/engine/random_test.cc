@@ -201,10 +201,16 @@ class RandomEngine {
     actor.leases.erase(actor.leases.begin() + static_cast<std::ptrdiff_t>(at));
     ModelTensor* tensor = find(actor, lease.handle);
     if (lease.mode != shm::Mode::kRead && tensor != nullptr) fill(actor, *tensor);
-    if (chance(3))
-      send(index, Release{lease.mode, {lease.handle}}, kNever);
+    const bool torn = lease.mode == shm::Mode::kOverwrite && chance(8);
+    if (torn && tensor != nullptr && !holds(actor, lease.handle)) tensor->written = tensor->may_be_lost = false;
+    if (torn || chance(3))
+      send(index, Release{lease.mode, {lease.handle}, torn}, kNever);
     else
       harness_.release(*actor.client, lease.handle, lease.mode);
+  }
+
+  static bool holds(const Actor& actor, Handle handle) {
+    return std::any_of(actor.leases.begin(), actor.leases.end(), [&](const Lease& l) { return l.handle == handle; });
   }
 
   ModelTensor* find(Actor& actor, Handle handle) {

@@ -82,6 +82,7 @@ TEST_F(Requests, UnknownPlacesTensorsAndSessions) {
   EXPECT_EQ(code(acquire({{Slot{77}, 1}})), ErrorCode::kNotFound);
   EXPECT_EQ(code(acquire({a, a}, shm::Mode::kOverwrite)), ErrorCode::kInvalidArgument) << "twice in a set";
   EXPECT_EQ(code(harness.ask(SessionId{99}, MarkStep{})), ErrorCode::kNotFound);
+  EXPECT_EQ(code(harness.ask(client->id, MarkStep{3})), ErrorCode::kInvalidArgument);
 }
 
 TEST_F(Requests, ReadsNeedContent) {
@@ -92,6 +93,37 @@ TEST_F(Requests, ReadsNeedContent) {
   EXPECT_EQ(harness.read(*client, a), 1u);
   ASSERT_TRUE(harness.ask(client->id, DontNeed{{a}}));
   EXPECT_EQ(code(acquire({a})), ErrorCode::kFailedPrecondition);
+  harness.write(*client, a, 2);
+  EXPECT_EQ(harness.read(*client, a), 2u);
+}
+
+TEST_F(Requests, AnOverwriteThatWasGivenUpLeavesATornTensor) {
+  const Handle a = harness.create(*client, "a", kMiB);
+  harness.write(*client, a, 1);
+  ASSERT_TRUE(acquire({a}, shm::Mode::kOverwrite));
+  ASSERT_TRUE(acquire({a}, shm::Mode::kOverwrite));
+  ASSERT_TRUE(harness.ask(client->id, Release{shm::Mode::kOverwrite, {a}, true}));
+  EXPECT_TRUE(client->table.load(a.slot).leased()) << "the other writer's lease stands";
+  ASSERT_TRUE(harness.ask(client->id, Release{shm::Mode::kOverwrite, {a}, true}));
+  const auto refused = acquire({a});
+  EXPECT_EQ(code(refused), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().message, HasSubstr("'a' is torn"));
+  EXPECT_THAT(acquire({a}, shm::Mode::kWrite).error().message, HasSubstr("torn"));
+  harness.write(*client, a, 2);
+  EXPECT_EQ(harness.read(*client, a), 2u);
+}
+
+TEST_F(Requests, DontNeedWhileAPrefetchBringsIt) {
+  const Handle a = harness.create(*client, "a", kMiB);
+  harness.write(*client, a, 1);
+  ASSERT_TRUE(harness.ask(client->id, Move{shm::kPlaceBlock, {a}}));
+  harness.send(client->id, Prefetch{kDevice, {a}});
+  harness.complete_orders();
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  const RequestId forgets = harness.send(client->id, DontNeed{{a}});
+  EXPECT_TRUE(harness.reply(forgets));
+  EXPECT_EQ(code(acquire({a})), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(harness.status().prefetches.wasted, 1u);
   harness.write(*client, a, 2);
   EXPECT_EQ(harness.read(*client, a), 2u);
 }

@@ -119,6 +119,13 @@ class ScriptedGateway final : public Gateway {
     for (const auto& request : posted_) sum += std::holds_alternative<Body>(request.body);
     return sum;
   }
+  // The last of them; there must be one.
+  template <typename Body>
+  Body last() const {
+    for (auto request = posted_.rbegin(); request != posted_.rend(); ++request)
+      if (const Body* body = std::get_if<Body>(&request->body)) return *body;
+    TERRACE_CHECK(false);
+  }
   std::size_t refused() const { return refused_.size(); }
   const std::vector<Peer>& opened() const { return opened_; }
 
