@@ -15,6 +15,8 @@
 namespace terrace::front {
 namespace {
 
+constexpr std::uint64_t kListPageBytes = 1024 * 1024;  // gRPC's clients take messages of 4 MiB unless told otherwise
+
 // A request about a set of handles alone.
 template <typename Body>
 Result<engine::Body> about(const google::protobuf::RepeatedField<std::uint64_t>& packed) {
@@ -122,10 +124,12 @@ TerraceService::Unary* TerraceService::DeleteTensors(Context* context, const v1:
 
 TerraceService::Unary* TerraceService::ListTensors(Context* context, const v1::ListTensorsRequest* request,
                                                    v1::ListTensorsResponse* response) {
-  return submit(*context, request->token(), engine::ListTensors{request->prefix()},
+  return submit(*context, request->token(),
+                engine::ListTensors{request->prefix(), request->page_token(), kListPageBytes},
                 [response](engine::ReplyBody& reply) {
-                  for (const auto& info : std::get<engine::TensorList>(reply).tensors)
-                    from_info(info, *response->add_tensors());
+                  const auto& list = std::get<engine::TensorList>(reply);
+                  for (const auto& info : list.tensors) from_info(info, *response->add_tensors());
+                  response->set_next_page_token(list.next_slot);
                 });
 }
 

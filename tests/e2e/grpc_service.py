@@ -50,6 +50,21 @@ def test_thousands_of_tensors_in_one_call(session):  # noqa: F811
     assert [tensor.spec.name for tensor in session.call("ListTensors").tensors] == ["layer.3999"]
 
 
+def test_long_lists_come_in_pages(session):  # noqa: F811
+    names = {f"{'long name ' * 20}{index:05}" for index in range(9000)}
+    specs = [v1.TensorSpec(name=name, dtype=v1.DATA_TYPE_UINT8, shape=[1]) for name in names]
+    for begin in range(0, len(specs), 3000):
+        session.call("CreateTensors", tensors=specs[begin:begin + 3000])
+    listed, pages, token = [], 0, 0
+    while pages == 0 or token != 0:
+        page = session.call("ListTensors", page_token=token)
+        listed += [tensor.spec.name for tensor in page.tensors]
+        token = page.next_page_token
+        pages += 1
+    assert pages > 2
+    assert len(listed) == len(names) and set(listed) == names
+
+
 def test_bytes_survive_trips_through_every_tier(session, daemon):  # noqa: F811
     data = random.Random(SEED).randbytes(3 * MIB + 17)
     tensor = session.create("trips", len(data))
