@@ -14,6 +14,7 @@ namespace terrace::front {
 namespace {
 
 constexpr std::uint64_t kSegmentBytesMax = 256 * kMiB;
+constexpr double kSpareShare = 0.01;            // of the block tier, for regions that fail
 constexpr std::uint64_t kSegmentsAtLeast = 16;  // so that several sessions can share a tier in fair parts
 
 // The unit in which a mapped tier of `capacity` gets memory.
@@ -59,6 +60,7 @@ Result<void> add_block(Node& node, const config::TierConfig& config, engine::Tie
   node.block = std::move(*block);
   node.mapped.push_back(nullptr);
   options.capacity_bytes = node.block->capacity_bytes();
+  node.options.spare_share = kSpareShare;
   return {};
 }
 
