@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <map>
+#include <system_error>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -36,6 +38,7 @@ class Resolver {
     if (config_.tiers.empty()) add_default_tier();
     for (std::size_t i = 0; i < config_.tiers.size(); ++i) resolve_tier(i);
     check_memory();
+    check_sockets();
     if (!problems_.none()) return std::unexpected(problems_.error());
     warn_of_small_home();
     return config_;
@@ -174,6 +177,25 @@ class Resolver {
              fmt::format("the tiers in memory (memory, and emulated devices) come to {}, and "
                          "what may be used is {}, by {}; make them smaller, or raise that limit",
                          exact(sum), exact(machine_.memory_bytes), machine_.memory_limit_source));
+  }
+
+  // What lies at a socket's path is replaced if it is a socket, and is somebody's file otherwise.
+  void check_sockets() {
+    for (std::size_t i = 0; i < config_.tenants.size(); ++i) {
+      const TenantConfig& tenant = config_.tenants[i];
+      check_socket(tenant.data_socket, tenant.line, fmt::format("tenant[{}].data_socket", i));
+      check_socket(tenant.grpc_socket, tenant.line, fmt::format("tenant[{}].grpc_socket", i));
+    }
+    check_socket(config_.sockets.admin, 0, "sockets.admin");
+  }
+
+  void check_socket(const std::string& path, std::uint32_t line, const std::string& key) {
+    std::error_code unreadable;
+    const auto there = std::filesystem::symlink_status(path, unreadable);
+    if (!std::filesystem::exists(there) || std::filesystem::is_socket(there)) return;
+    problems_.add(
+        line, key,
+        fmt::format("\"{}\" is there and is no socket; choose another path, or remove it if it may go", path));
   }
 
   // The last tier holds every tensor's home; what stands above it caches and adds no capacity.

@@ -6,6 +6,8 @@
 
 #include <gmock/gmock.h>
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 
@@ -187,6 +189,16 @@ TEST(Defaults, TakeAQuarterOfWhatMayBeUsed) {
 
 TEST(Defaults, AConfigurationWithoutTiersTakesThemToo) {
   EXPECT_EQ(resolved("strict = true").tiers[0].capacity.bytes, 25 * kGiB);
+}
+
+TEST(Resolve, AFileAtASocketsPathIsNamed) {
+  char path[] = "/tmp/terrace-resolve-XXXXXX";
+  const int file = mkstemp(path);
+  ASSERT_GE(file, 0);
+  close(file);
+  const std::string error = error_of(memory_tier("1GiB") + "[sockets]\nadmin = \"" + path + "\"\n");
+  std::filesystem::remove(path);
+  EXPECT_THAT(error, AllOf(HasSubstr("sockets.admin"), HasSubstr("no socket"), HasSubstr(path)));
 }
 
 TEST(Defaults, NeedAPlaceForSockets) {
