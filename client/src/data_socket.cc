@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <span>
+#include <utility>
 
 namespace terrace::client {
 namespace {
@@ -176,9 +177,10 @@ Result<Message> DataSocket::receive(Deadline deadline) const {
   packet.msg_control = control.data();
   packet.msg_controllen = control.size();
   ssize_t received = 0;
+  bool reset = false;  // told once, where the daemon closed without reading all; what it sent before can still be read
   do {
     received = ::recvmsg(socket_.get(), &packet, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+  } while (received < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (received <= 0) {
     const int error = received == 0 ? 0 : errno;
     return fail(ErrorCode::kUnavailable,

@@ -103,19 +103,34 @@ TEST(Connect, FindsTheSocketByTheEnvironment) {
   ::unsetenv("XDG_RUNTIME_DIR");
 }
 
+void refuse_and_hang_up(ScriptedDaemon& daemon) {
+  shm::Refused refused;
+  refused.header.bytes = sizeof refused;
+  refused.code = static_cast<std::uint32_t>(ErrorCode::kResourceExhausted);
+  std::strcpy(refused.message.data(), "rank 3 holds 12 GiB");
+  daemon.send(&refused, sizeof refused);
+  daemon.hang_up();
+}
+
 TEST(Connect, PassesARefusalOn) {
   ScriptedDaemon daemon;
-  const Result<Client> client = connect(daemon, [&] {
-    shm::Refused refused;
-    refused.header.bytes = sizeof refused;
-    refused.code = static_cast<std::uint32_t>(ErrorCode::kResourceExhausted);
-    std::strcpy(refused.message.data(), "rank 3 holds 12 GiB");
-    daemon.send(&refused, sizeof refused);
-    daemon.hang_up();
-  });
+  const Result<Client> client = connect(daemon, [&] { refuse_and_hang_up(daemon); });
   ASSERT_FALSE(client.has_value());
   EXPECT_EQ(client.error().code, ErrorCode::kResourceExhausted);
   EXPECT_EQ(client.error().message, "rank 3 holds 12 GiB");
+}
+
+TEST(Connect, PassesARefusalOnThatCameBeforeTheGreetingWasRead) {
+  for (const bool greeted : {true, false}) {  // sent, and lost with the connection; or sent to nobody
+    ScriptedDaemon daemon;
+    auto connecting = beside([path = daemon.path()] { return Client::connect({.socket = path}); });
+    daemon.take_connection();
+    if (greeted) ASSERT_TRUE(eventually([&] { return daemon.has_message(); }));
+    refuse_and_hang_up(daemon);
+    const Result<Client> client = connecting.get();
+    ASSERT_FALSE(client.has_value());
+    EXPECT_EQ(client.error().message, "rank 3 holds 12 GiB");
+  }
 }
 
 TEST(Connect, NamesBothVersions) {

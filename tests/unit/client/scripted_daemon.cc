@@ -54,9 +54,13 @@ ScriptedDaemon::ScriptedDaemon()
 
 ScriptedDaemon::~ScriptedDaemon() { std::filesystem::remove_all(folder_); }
 
-shm::Hello ScriptedDaemon::accept() {
+void ScriptedDaemon::take_connection() {
   wait_readable(listener_.get());
   connection_ = Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+}
+
+shm::Hello ScriptedDaemon::accept() {
+  take_connection();
   const std::vector<std::byte> bytes = receive();
   TERRACE_CHECK(bytes.size() == sizeof(shm::Hello));
   shm::Hello hello;

@@ -41,6 +41,8 @@ class ScriptedDaemon {
 
   // The connection, and what the client says first.
   shm::Hello accept();
+  // Accepts a connection and leaves its greeting unread.
+  void take_connection();
   // Opens the session: host mapped twice, device:0 once, 8 MiB of each.
   void welcome();
   // accept() and welcome(), while the client connects with these options.
