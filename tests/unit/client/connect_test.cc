@@ -125,7 +125,9 @@ TEST(Connect, PassesARefusalOnThatCameBeforeTheGreetingWasRead) {
     ScriptedDaemon daemon;
     auto connecting = beside([path = daemon.path()] { return Client::connect({.socket = path}); });
     daemon.take_connection();
-    if (greeted) ASSERT_TRUE(eventually([&] { return daemon.has_message(); }));
+    if (greeted) {
+      ASSERT_TRUE(eventually([&] { return daemon.has_message(); }));
+    }
     refuse_and_hang_up(daemon);
     const Result<Client> client = connecting.get();
     ASSERT_FALSE(client.has_value());
