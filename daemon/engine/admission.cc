@@ -70,9 +70,13 @@ bool EngineImpl::all_there(const Session& session, const Admission& admission, c
   });
 }
 
+bool EngineImpl::reads_content(const Admission& admission) {
+  return admission.is(Admission::Kind::kMove) ||
+         (admission.is(Admission::Kind::kAcquire) && admission.mode != shm::Mode::kOverwrite);
+}
+
 Result<void> EngineImpl::check_content(const Admission& admission, const Tensor& tensor) const {
-  const bool reads = admission.is(Admission::Kind::kMove) ||
-                     (admission.is(Admission::Kind::kAcquire) && admission.mode != shm::Mode::kOverwrite);
+  const bool reads = reads_content(admission);
   const bool may_be_new = admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kWrite;
   if (reads && tensor.lost)
     return fail(ErrorCode::kDataLoss, fmt::format("the bytes of tensor '{}' are lost: overwrite it", tensor.name));

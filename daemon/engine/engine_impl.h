@@ -172,6 +172,7 @@ class EngineImpl final : public Engine {
   void admit(const Request& request, Admission admission, bool with_block);
   bool is_there(const Admission& admission, const Tensor& tensor) const;
   bool all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const;
+  static bool reads_content(const Admission& admission);
   Result<void> check_content(const Admission& admission, const Tensor& tensor) const;
   Result<bool> ready_to_start(Session& session, const Admission& admission, const std::vector<Slot>& slots);
   void try_start(Session& session, Admission& admission);

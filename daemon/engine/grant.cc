@@ -56,7 +56,7 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
     note_lease(tensor);
     if (fresh && admission.mode == shm::Mode::kOverwrite) tensor.valid = bit(level);
     if (writes) tensor.written = true;
-    if (writes) tensor.lost = tensor.torn = false;
+    if (writes) tensor.lost = tensor.torn = tensor.forget = false;
     if (fresh) publish(session, slot, level, writes ? 0 : 1, writes ? 1 : 0);
     return;
   }

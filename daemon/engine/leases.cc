@@ -127,8 +127,11 @@ void EngineImpl::on(const Request& request, const Release& body) {
 void EngineImpl::tear(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   if (tensor.deleted || leased(session, slot)) return;  // another writer's content counts
+  Admission* bringing = tensor.admission == 0 ? nullptr : find_admission(session, tensor.admission);
   tensor.torn = true;
   forget(session, slot);
+  if (bringing != nullptr && reads_content(*bringing))
+    fail_admission(session, *bringing, check_content(*bringing, tensor).error());
 }
 
 void EngineImpl::on(const Request& request, const Unpin& body) {

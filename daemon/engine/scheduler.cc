@@ -16,7 +16,8 @@ std::size_t index(mover::Class urgency) { return static_cast<std::size_t>(urgenc
 
 }  // namespace
 
-Scheduler::Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max) : in_flight_max_(in_flight_max) {
+Scheduler::Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max)
+    : in_flight_max_(in_flight_max) {
   TERRACE_CHECK(in_flight_max > 0);
   for (const mover::Link& link : links) links_.try_emplace(link);
 }

@@ -182,9 +182,7 @@ void Host::take_submission(Session& session, const shm::Submission& submission) 
           .session = session.id,
           .deadline = now() + Duration(std::min(submission.timeout_ns, longest)),
           .body = std::move(*body)},
-         [this, id = session.id, submission](const engine::Reply& reply) {
-           answer_submission(id, submission, reply);
-         });
+         [this, id = session.id, submission](const engine::Reply& reply) { answer_submission(id, submission, reply); });
 }
 
 void Host::answer_submission(SessionId id, const shm::Submission& submission, const engine::Reply& reply) {

@@ -201,7 +201,7 @@ class RandomEngine {
     actor.leases.erase(actor.leases.begin() + static_cast<std::ptrdiff_t>(at));
     ModelTensor* tensor = find(actor, lease.handle);
     if (lease.mode != shm::Mode::kRead && tensor != nullptr) fill(actor, *tensor);
-    const bool torn = lease.mode == shm::Mode::kOverwrite && chance(8);
+    const bool torn = lease.mode == shm::Mode::kOverwrite && chance(40);
     if (torn && tensor != nullptr && !holds(actor, lease.handle)) tensor->written = tensor->may_be_lost = false;
     if (torn || chance(3))
       send(index, Release{lease.mode, {lease.handle}, torn}, kNever);

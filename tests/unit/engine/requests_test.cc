@@ -122,6 +122,7 @@ TEST_F(Requests, DontNeedWhileAPrefetchBringsIt) {
   ASSERT_EQ(harness.transfers.size(), 1u);
   const RequestId forgets = harness.send(client->id, DontNeed{{a}});
   EXPECT_TRUE(harness.reply(forgets));
+  harness.settle();
   EXPECT_EQ(code(acquire({a})), ErrorCode::kFailedPrecondition);
   EXPECT_EQ(harness.status().prefetches.wasted, 1u);
   harness.write(*client, a, 2);
