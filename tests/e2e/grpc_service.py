@@ -51,7 +51,7 @@ def test_thousands_of_tensors_in_one_call(session):  # noqa: F811
 
 
 def test_long_lists_come_in_pages(session):  # noqa: F811
-    names = {f"{'long name ' * 20}{index:05}" for index in range(9000)}
+    names = {f"{'long name ' * 15}{index:05}" for index in range(9000)}
     specs = [v1.TensorSpec(name=name, dtype=v1.DATA_TYPE_UINT8, shape=[1]) for name in names]
     for begin in range(0, len(specs), 3000):
         session.call("CreateTensors", tensors=specs[begin:begin + 3000])
