@@ -2,6 +2,7 @@
 """Shows that every header compiles alone, with the warnings of the build: headers.py BUILD_FOLDER"""
 
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import tree
 
 build = pathlib.Path(sys.argv[1])
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon-virtual-dtor", "-Werror"]
-COMPILERS = ("c++", "g++", "clang++", "clang++-19")
+COMPILER = re.compile(r"\+\+(-\d+)?$")
 # The roots that our own includes start from; a header is included by its path below the one that holds it.
 ROOTS = ["daemon", "client/include", "client/src", "client/ctl", "client/python/native", "proto", "tests"]
 
@@ -20,7 +21,7 @@ def compiler_and_arguments() -> tuple[str, list[str]]:
     compiler, arguments, definitions = "c++", {}, {}
     for entry in tree.commands(build):
         words = shlex.split(entry["command"])
-        compiler = next(word for word in words if pathlib.Path(word).name in COMPILERS)
+        compiler = next(word for word in words if COMPILER.search(word))  # a launcher may come before it
         for i, word in enumerate(words):
             if word.startswith("-I") and len(word) > 2:
                 folder = pathlib.Path(entry["directory"], word[2:])

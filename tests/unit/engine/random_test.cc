@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows that the laws hold over random operations of several sessions that lease in their tables and through the
-// engine, die, close, miss deadlines and meet failing devices: bytes read are bytes last released, every request is
-// answered once and in time, nothing waits for ever once nothing is leased, and a set within its floor is always
-// granted.
+// Shows that the laws hold over random operations of several sessions that lease in tables and through the engine, die,
+// close, miss deadlines and meet failing devices: bytes read are bytes last released, every request is answered once
+// and in time, nothing waits for ever once nothing is leased, a set within its floor is always granted.
 #include <algorithm>
 #include <iostream>
 #include <random>
@@ -202,7 +201,7 @@ class RandomEngine {
     ModelTensor* tensor = find(actor, lease.handle);
     if (lease.mode != shm::Mode::kRead && tensor != nullptr) fill(actor, *tensor);
     const bool torn = lease.mode == shm::Mode::kOverwrite && chance(40);
-    if (torn && tensor != nullptr && !holds(actor, lease.handle)) tensor->written = tensor->may_be_lost = false;
+    if (torn && tensor != nullptr && !holds(actor, lease.handle)) tensor->written = false;
     if (torn || chance(3))
       send(index, Release{lease.mode, {lease.handle}, torn}, kNever);
     else
@@ -455,9 +454,7 @@ class RandomEngine {
   std::map<RequestId, Asked> asked_;
   std::vector<std::size_t> died_;
   std::uint64_t last_request_ = 0;
-  std::uint64_t named_ = 0;
-  std::uint64_t values_ = 0;
-  std::uint64_t numbers_ = 0;
+  std::uint64_t named_ = 0, values_ = 0, numbers_ = 0;
   std::uint64_t digest_ = 0;
 };
 
