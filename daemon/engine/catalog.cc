@@ -8,12 +8,7 @@
 #include "shm/layout.h"
 
 namespace terrace::engine {
-namespace {
-
-constexpr std::size_t kNameBytesMax = 175;
-constexpr std::size_t kRankMax = 8;
-
-}  // namespace
+namespace {}  // namespace
 
 Result<void> EngineImpl::check_spec(const TensorSpec& spec) const {
   const auto bad = [&](std::string what) {
@@ -151,6 +146,7 @@ void EngineImpl::try_create(Session& session, Admission& admission) {
     if (room != Room::kReady) return;
   }
   Handles handles;
+  std::vector<GrantedSlot> granted;
   for (std::size_t i = 0; i < specs.size(); ++i) {
     const Slot slot = add_tensor(session, specs[i]);
     Tensor& tensor = session.at(slot);
@@ -163,8 +159,15 @@ void EngineImpl::try_create(Session& session, Admission& admission) {
       add_copy(session, slot, admission.tier, offsets[i]);
     }
     handles.tensors.push_back({slot, tensor.incarnation});
+    granted.push_back({static_cast<std::uint32_t>(slot), tensor.incarnation});
   }
   const RequestId request = admission.request;
+  note(session,
+       {.request = static_cast<std::uint64_t>(request),
+        .session = static_cast<std::uint32_t>(session.id),
+        .kind = GrantRecord::Kind::kTensors,
+        .count = static_cast<std::uint32_t>(granted.size())},
+       granted);
   end_admission(session, admission);
   answer(request, ReplyBody{std::move(handles)});
 }
@@ -189,6 +192,9 @@ Slot EngineImpl::add_tensor(Session& session, const TensorSpec& spec) {
   session.names.emplace(tensor.name, slot);
   ++session.tensor_count;
   session.tensor_bytes += spec.bytes;
+  touch(session, slot);
+  touch(session);
+  record_facts(session, slot);
   unpublish(session, slot);
   return slot;
 }

@@ -55,6 +55,7 @@ void EngineImpl::add_copy(Session& session, Slot slot, std::size_t tier, std::ui
   if (level == Level::kDevice) tensor.device = static_cast<std::uint8_t>(tier);
   tiers_[tier].used_bytes += tensor.extent_bytes();
   session.places[tier]->policy->arrived(slot, now_);
+  touch(session, slot);
 }
 
 // The copy must not be published, nor the last valid one (law 2) unless the tensor goes as a whole.
@@ -69,6 +70,7 @@ void EngineImpl::drop_copy(Session& session, Slot slot, Level level) {
   tiers_[tier].used_bytes -= tensor.extent_bytes();
   tensor.extents &= static_cast<std::uint8_t>(~bit(level));
   tensor.valid &= static_cast<std::uint8_t>(~bit(level));
+  touch(session, slot);
 }
 
 // What lies behind a fence is kept out of circulation.
@@ -102,6 +104,7 @@ void EngineImpl::retire_home(Tensor& tensor) {
   for (const tier::Extent& piece : bad.span()) {
     block_space_.free(piece);
     block_space_.retire(piece);
+    retired_.push_back(piece);
   }
   tensor.offset[index(Level::kBlock)] = (*fresh)[0].offset;
   tensor.pieces = fresh->size() > 1 ? std::make_unique<tier::Pieces>(*fresh) : nullptr;
@@ -114,6 +117,7 @@ void EngineImpl::rest(Session& session, Slot slot) {
   if (session.life != Session::Life::kOpen) return;
   if (tensor.forget && tensor.published == Level::kNone) drop_content(session, slot);
   if (!tensor.written && tensor.published == Level::kNone) tensor.valid = 0;
+  touch(session, slot);
   for (const Level level : {Level::kDevice, Level::kMemory})
     if (tensor.has(level) && !tensor.is_valid(level) && tensor.published != level && level != home_level_ &&
         tensor.pinned != level)

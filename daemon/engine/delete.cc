@@ -27,6 +27,7 @@ void EngineImpl::delete_tensor(Session& session, Slot slot) {
   session.tensor_bytes -= tensor.bytes;
   tensor.deleted = true;
   tensor.pinned = Level::kNone;
+  touch(session, slot);
   if (!try_finish_delete(session, slot)) {
     want(session, slot);
     session.leaving.push_back(slot);
@@ -46,9 +47,12 @@ bool EngineImpl::try_finish_delete(Session& session, Slot slot) {
     if (tensor.has(level)) drop_copy(session, slot, level);
   if (tensor.has(Level::kBlock)) free_home(tensor);
   const std::uint32_t incarnation = (tensor.incarnation + 1) & shm::kIncarnationMask;
+  touch(session, slot);
   session.table.publish(slot, {.state = shm::State::kFree, .incarnation = incarnation}, 0, 0, 0);
+  const bool touched = tensor.touched;
   tensor = Tensor{};
   tensor.incarnation = incarnation;
+  tensor.touched = touched;
   session.free_slots.push_back(slot);
   ++session.events;
   return true;
@@ -71,6 +75,7 @@ void EngineImpl::on(const Request& request, const DontNeed& body) {
   }
   for (const Slot slot : *slots) {
     (*session)->at(slot).torn = false;
+    touch(**session, slot);
     forget(**session, slot);
   }
   ++(*session)->events;
@@ -83,6 +88,7 @@ void EngineImpl::forget(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   if (tensor.published != Level::kNone && !claim(session, slot)) return;
   tensor.forget = true;
+  touch(session, slot);
   if (tensor.idle() && tensor.admission == 0) rest(session, slot);
 }
 
@@ -92,6 +98,7 @@ void EngineImpl::drop_content(Session& session, Slot slot) {
   if (tensor.prefetched) ++prefetches_.wasted;
   tensor.prefetched = tensor.forget = tensor.written = tensor.lost = false;
   tensor.valid = 0;
+  touch(session, slot);
 }
 
 void EngineImpl::on(const Request& request, const ListTensors& body) {

@@ -111,6 +111,7 @@ void EngineImpl::run() {
     }
     if (stirred_.empty() && !opens_stirred_) expire();
   } while (!stirred_.empty() || opens_stirred_);
+  commit();
   const std::size_t before = output_.transfers.size();
   scheduler_.dispatch(output_.transfers);
   for (std::size_t i = before; i < output_.transfers.size(); ++i) flights_.at(output_.transfers[i].id).begun = now_;

@@ -14,6 +14,8 @@
 
 #include "base/ids.h"
 #include "base/time.h"
+#include "engine/catalog_memory.h"
+#include "engine/lease_table.h"
 #include "engine/policy.h"
 #include "engine/request.h"
 #include "engine/status.h"
@@ -69,10 +71,23 @@ struct Access {
   shm::Mode mode{};
 };
 
+// A session that outlived the daemon.
+struct Survivor {
+  SessionId session{};
+  LeaseTable table;
+  std::uint32_t completions = 0;  // tail of its completion ring
+};
+
 class Engine {
  public:
-  // InvalidArgument names what is wrong with the options.
-  static Result<std::unique_ptr<Engine>> create(Options options);
+  // InvalidArgument names what is wrong with the options. `catalog`, freshly formatted, borrowed: where a successor
+  // finds everything; none: nothing survives.
+  static Result<std::unique_ptr<Engine>> create(Options options, CatalogMemory* catalog = nullptr);
+  // The successor of an engine that died, as the opened catalog and the tables of the sessions say. Sessions that are
+  // not among the survivors are gone. FailedPrecondition: the tiers are others, or the catalog is damaged; then nothing
+  // was changed in it.
+  static Result<std::unique_ptr<Engine>> restore(Options options, CatalogMemory& catalog,
+                                                 std::span<const Survivor> survivors);
   virtual ~Engine() = default;
 
   // Every request gets exactly one reply, by its deadline (law 6), possibly in the Output of this very call.
@@ -87,6 +102,11 @@ class Engine {
   virtual void lease_ended(Time now, SessionId session) = 0;
   // The session's trainer is gone: as CloseSession, without anyone to ask.
   virtual void session_died(Time now, SessionId session) = 0;
+  // The request's reply will be in its session's completion ring once the ring's tail is at `position`: before the tail
+  // moves there.
+  virtual void answering(RequestId request, std::uint32_t position) = 0;
+  // All replies that were taken are in their rings.
+  virtual void answered() = 0;
   // Deadlines that have passed.
   virtual void tick(Time now) = 0;
 
@@ -96,6 +116,9 @@ class Engine {
   virtual Status status() const = 0;
   // Aborts unless the laws hold (O(everything)): for tests and simulation.
   virtual void check_invariants() const = 0;
+
+ protected:
+  static Result<void> check(const Options& options);
 };
 
 }  // namespace terrace::engine

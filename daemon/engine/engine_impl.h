@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, status.cc,
-// invariants.cc, and engine.cc for the entrance.
+// invariants.cc, record.cc and restore.cc for what outlives the process, and engine.cc for the entrance.
 #pragma once
 
 #include <map>
@@ -24,7 +24,9 @@ namespace terrace::engine {
 
 class EngineImpl final : public Engine {
  public:
-  explicit EngineImpl(Options options);
+  EngineImpl(Options options, CatalogMemory* catalog);
+  // Before anything else; only with no catalog of its own yet.
+  Result<void> restore_from(CatalogMemory& catalog, std::span<const Survivor> survivors);
 
   void submit(Time now, Request request) override;
   void cancel(Time now, RequestId request) override;
@@ -33,6 +35,8 @@ class EngineImpl final : public Engine {
   void accessed(Time now, SessionId session, std::span<const Access> accesses, std::uint64_t fast_leases) override;
   void lease_ended(Time now, SessionId session) override;
   void session_died(Time now, SessionId session) override;
+  void answering(RequestId request, std::uint32_t position) override;
+  void answered() override;
   void tick(Time now) override;
   Time next_deadline() const override;
   Output take_output() override;
@@ -60,7 +64,7 @@ class EngineImpl final : public Engine {
     Level from = Level::kNone;
     Level to = Level::kNone;
     EvictionReason reason{};
-    std::uint64_t new_offset = 0;  // kSliding
+    std::uint64_t step_bytes = 0;  // kSliding
     mover::Link link{};
     std::uint64_t bytes = 0;
     Time begun{};
@@ -144,7 +148,8 @@ class EngineImpl final : public Engine {
   void on(const Request& request, const Unpin& body);
   bool leased(const Session& session, Slot slot) const;
   bool claim(Session& session, Slot slot);
-  void publish(Session& session, Slot slot, Level level, std::uint32_t readers = 0, std::uint32_t writers = 0);
+  void publish(Session& session, Slot slot, Level level);
+  void publish(Session& session, Slot slot, Level level, std::uint32_t readers, std::uint32_t writers, bool turn);
   void unpublish(Session& session, Slot slot);
   void publish_best(Session& session, Slot slot);
   void want(Session& session, Slot slot);
@@ -184,6 +189,7 @@ class EngineImpl final : public Engine {
   // One tensor further on its way; false when it is where it should be.
   bool advance(Session& session, Admission& admission, Slot slot);
   void arrived(Session& session, Slot slot);
+  void note_leases(Session& session, const Admission& admission, const std::vector<Slot>& slots);
   void grant(Session& session, Admission& admission);
   Result<void> lease_resident(Session& session, const Admission& admission, const std::vector<Slot>& slots);
   void settle_granted(Session& session, const Admission& admission, Slot slot);
@@ -206,6 +212,7 @@ class EngineImpl final : public Engine {
   bool slide_one(Session& session, std::size_t tier);
   bool room_is_coming(const Session& session, const Admission& admission) const;
   void start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset);
+  void slide_on(Session& session, Slot slot);
   Error full(const Session& session, std::size_t tier, const std::string& what) const;
   void clear_wants(Session& session, Admission& admission);
 
@@ -225,7 +232,7 @@ class EngineImpl final : public Engine {
   void completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed);
   void fetched(Session& session, const Flight& flight, const Result<void>& result);
   void evicted(Session& session, const Flight& flight, const Result<void>& result);
-  void slid(Session& session, const Flight& flight, const Result<void>& result);
+  void slid(Session& session, Slot slot, const Result<void>& result);
   void count_failure(const Error& error, TierId failed);
   std::vector<mover::Link> links() const;
 
@@ -254,6 +261,25 @@ class EngineImpl final : public Engine {
   void note_lease(Tensor& tensor);
   void note_late(Session& session, const Tensor& tensor);
 
+  // record.cc
+  void touch(Session& session, Slot slot);
+  void touch(Session& session);
+  void commit();
+  void record_facts(const Session& session, Slot slot);
+  void note(const Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots);
+  static TensorState state_of(const Session& session, const Tensor& tensor);
+  SessionRecord record_of(const Session& session) const;
+  NodeRecord node_record() const;
+  TierRecord tier_record(std::size_t tier) const;
+
+  // restore.cc
+  Result<void> restore_session(const CatalogMemory& catalog, std::size_t record, const Survivor& survivor);
+  Result<void> restore_tensor(Session& session, Slot slot, const TensorRecord& record);
+  Result<void> restore_home(Tensor& tensor, const TensorState& was);
+  void undo_unanswered(std::span<const Survivor> survivors);
+  void settle(Session& session);
+  void settle_word(Session& session, Slot slot);
+
   // status.cc
   void on(const Request& request, const MarkStep& body);
   void on(const Request& request, const GetStatus& body);
@@ -267,8 +293,18 @@ class EngineImpl final : public Engine {
   void check_word(const Session& session, Slot slot) const;
   void check_places(const Session& session) const;
   void check_block() const;
+  void check_catalog() const;
 
   Options options_;
+  CatalogMemory* catalog_ = nullptr;
+  std::vector<std::pair<SessionId, Slot>> touched_;
+  std::vector<SessionId> touched_sessions_;
+  std::set<std::size_t> free_records_;
+  std::vector<std::size_t> freed_records_;  // since the last commit
+  std::vector<tier::Extent> retired_;       // of the block tier
+  std::unordered_map<RequestId, std::uint64_t> notes_;
+  std::vector<std::pair<SessionId, Slot>> torn_;        // restoring: by leases that nobody was told of
+  std::vector<std::pair<SessionId, Slot>> unanswered_;  // restoring: tensors that nobody was told of
   std::vector<Tier> tiers_;
   std::size_t memory_tier_ = SIZE_MAX;
   std::size_t block_tier_ = SIZE_MAX;

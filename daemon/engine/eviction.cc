@@ -162,8 +162,11 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   for (const Slot slot : cold) {
     Tensor& tensor = session.at(slot);
     if (session.cleanings >= kCleaningsMax || scheduler_.queued(link_between(tensor, level, home_level_)) > 0) return;
-    if (shm::begin_clean(session.table.word(slot), tensor.incarnation).outcome != shm::Outcome::kDone) continue;
+    // It is dirty, so that no other copy counts; recorded before the word, which says so until now, forgets it.
     tensor.valid = bit(level);
+    touch(session, slot);
+    commit();
+    if (shm::begin_clean(session.table.word(slot), tensor.incarnation).outcome != shm::Outcome::kDone) continue;
     ++session.cleanings;
     start(session, slot,
           {.session = session.id, .slot = slot, .activity = Activity::kCleaning, .from = level, .to = home_level_},

@@ -13,11 +13,12 @@ Result<void> EngineImpl::lease_resident(Session& session, const Admission& admis
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Tensor& tensor = session.at(slots[i]);
     if (tensor.published == Level::kNone) continue;
-    const auto step = shm::acquire(session.table.word(slots[i]), tensor.incarnation, admission.mode, true);
+    const auto step = shm::grant(session.table.word(slots[i]), tensor.incarnation, admission.mode,
+                                 !session.table.load(slots[i]).turn);
     if (step.outcome == shm::Outcome::kDone) continue;
     for (std::size_t j = 0; j < i; ++j)
       if (session.at(slots[j]).published != Level::kNone)
-        shm::release(session.table.word(slots[j]), session.at(slots[j]).incarnation, admission.mode);
+        shm::ungrant(session.table.word(slots[j]), admission.mode, session.table.load(slots[j]).turn);
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("tensor '{}' has {} readers and {} writers: no more leases fit", tensor.name,
                             step.word.readers, step.word.writers));
@@ -25,9 +26,27 @@ Result<void> EngineImpl::lease_resident(Session& session, const Admission& admis
   return {};
 }
 
+// Each word's turn is the other one after the grant.
+void EngineImpl::note_leases(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
+  if (catalog_ == nullptr || !session.maps_segments) return;
+  std::vector<GrantedSlot> granted;
+  for (const Slot slot : slots)
+    granted.push_back(
+        {static_cast<std::uint32_t>(slot),
+         (session.table.load(slot).turn ? 0u : 1u) | (session.at(slot).published == Level::kNone ? kFresh : 0u)});
+  note(session,
+       {.request = static_cast<std::uint64_t>(admission.request),
+        .session = static_cast<std::uint32_t>(session.id),
+        .kind = GrantRecord::Kind::kLeases,
+        .mode = static_cast<std::uint32_t>(admission.mode),
+        .count = static_cast<std::uint32_t>(granted.size())},
+       granted);
+}
+
 void EngineImpl::grant(Session& session, Admission& admission) {
   const auto slots = find_all(session, admission.tensors);
   if (!slots) return fail_admission(session, admission, slots.error());
+  if (admission.is(Admission::Kind::kAcquire)) note_leases(session, admission, *slots);
   if (admission.is(Admission::Kind::kAcquire))
     if (const auto leased = lease_resident(session, admission, *slots); !leased)
       return fail_admission(session, admission, leased.error());
@@ -57,9 +76,11 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
     if (fresh && admission.mode == shm::Mode::kOverwrite) tensor.valid = bit(level);
     if (writes) tensor.written = true;
     if (writes) tensor.lost = tensor.torn = tensor.forget = false;
-    if (fresh) publish(session, slot, level, writes ? 0 : 1, writes ? 1 : 0);
+    touch(session, slot);
+    if (fresh) publish(session, slot, level, writes ? 0 : 1, writes ? 1 : 0, !session.table.load(slot).turn);
     return;
   }
+  touch(session, slot);
   if (admission.is(Admission::Kind::kPin)) tensor.pinned = level;
   if (admission.is(Admission::Kind::kPrefetch) && admission.fetched > 0) tensor.prefetched = true;
   if (fresh && level != Level::kBlock && tensor.written && tensor.is_valid(level) && !tensor.forget)

@@ -69,6 +69,7 @@ void EngineImpl::segment_done(Time now, const mover::SegmentDone& done) {
       place.add_failed = !done.result;
       if (done.result) {
         place.space.extend(bytes);
+        touch(*session);
         if (place.fence != kNoFence) fence(*session, tier, place.fence);
       } else {
         place.add_error = done.result.error().message;
@@ -240,6 +241,7 @@ void EngineImpl::give_back_segments(Session& session, std::size_t tier) {
   const std::uint64_t begin = place.fence;
   unfence(session, tier);
   TERRACE_CHECK(place.space.shrink(end - begin));
+  touch(session);
   place.removing_bytes += end - begin;
   for (std::uint64_t offset = end; offset > begin; offset -= segment)
     output_.segment_orders.push_back(

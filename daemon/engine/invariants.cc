@@ -2,6 +2,7 @@
 // The laws of DESIGN, as far as the engine can see them. What clients scribble into their own tables is not held
 // against it: only words that the engine wrote alone are compared.
 #include <algorithm>
+#include <cstring>
 
 #include "engine/engine_impl.h"
 
@@ -21,6 +22,7 @@ void EngineImpl::check_invariants() const {
     check_session(*session);
   }
   check_block();
+  check_catalog();
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     if (!tiers_[tier].mapped()) continue;
     TERRACE_CHECK(claimed_bytes(tier) <= tiers_[tier].options.capacity_bytes);  // law 3
@@ -44,6 +46,21 @@ void EngineImpl::check_invariants() const {
   for (const auto& [deadline, request] : deadlines_)
     TERRACE_CHECK(deadline > now_ && waiting_.at(request).deadline == deadline);
   TERRACE_CHECK(stirred_.empty() && !opens_stirred_);
+}
+
+// What a successor would find is what is so.
+void EngineImpl::check_catalog() const {
+  if (catalog_ == nullptr) return;
+  TERRACE_CHECK(touched_.empty() && touched_sessions_.empty() && freed_records_.empty());
+  for (const auto& [id, session] : sessions_) {
+    const SessionRecord record = record_of(*session);
+    TERRACE_CHECK(std::memcmp(&record, &catalog_->session(session->record), sizeof record) == 0);
+    if (session->life != Session::Life::kOpen) continue;
+    for (std::size_t at = 0; at < session->tensors.size(); ++at) {
+      const TensorState state = state_of(*session, session->tensors[at]);
+      TERRACE_CHECK(std::memcmp(&state, &catalog_->tensor(session->record, at).state, sizeof state) == 0);
+    }
+  }
 }
 
 void EngineImpl::check_session(const Session& session) const {
@@ -111,7 +128,7 @@ void EngineImpl::check_places(const Session& session) const {
       tier::Extent extent = tensor.extent(level);
       const auto flight = flights_.find(TransferId{tensor.transfer});
       if (tensor.activity == Activity::kSliding && flight != flights_.end() && flight->second.from == level) {
-        const tier::Extent target{flight->second.new_offset, extent.bytes};
+        const tier::Extent target{tensor.slide_offset, extent.bytes};
         if (target.end() > extent.offset && target.offset < extent.offset)
           extent = {target.offset, extent.end() - target.offset};
         else

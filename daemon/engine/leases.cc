@@ -19,15 +19,21 @@ bool EngineImpl::claim(Session& session, Slot slot) {
   if (step.outcome == shm::Outcome::kLeased) return false;
   if (step.outcome != shm::Outcome::kDone || step.word.dirty) tensor.valid = bit(tensor.published);
   if (step.outcome != shm::Outcome::kDone) {
-    const shm::Word repaired{.state = shm::State::kClaimed, .incarnation = tensor.incarnation};
+    const shm::Word repaired{.state = shm::State::kClaimed, .turn = step.word.turn, .incarnation = tensor.incarnation};
     shm::publish(session.table.word(slot), repaired);
   }
   tensor.published = Level::kNone;
   tensor.claimed = true;
+  touch(session, slot);
   return true;
 }
 
-void EngineImpl::publish(Session& session, Slot slot, Level level, std::uint32_t readers, std::uint32_t writers) {
+void EngineImpl::publish(Session& session, Slot slot, Level level) {
+  publish(session, slot, level, 0, 0, session.table.load(slot).turn);
+}
+
+void EngineImpl::publish(Session& session, Slot slot, Level level, std::uint32_t readers, std::uint32_t writers,
+                         bool turn) {
   Tensor& tensor = session.at(slot);
   TERRACE_CHECK(tensor.published == Level::kNone && tensor.is_valid(level) && level != Level::kBlock);
   const Place& place = place_of(session, tensor, level);
@@ -35,19 +41,23 @@ void EngineImpl::publish(Session& session, Slot slot, Level level, std::uint32_t
                        .dirty = writers != 0,
                        .wanted = tensor.wanted != 0,
                        .lent = tensor.extent(level).end() > place.fence,
+                       .turn = turn,
                        .readers = readers,
                        .writers = writers,
                        .incarnation = tensor.incarnation};
   const Placement at = placement(tensor, level);
-  session.table.publish(slot, word, at.place, at.offset, tensor.bytes);
   tensor.published = level;
   tensor.claimed = false;
+  touch(session, slot);
+  commit();  // before anybody can lease it there
+  session.table.publish(slot, word, at.place, at.offset, tensor.bytes);
 }
 
 void EngineImpl::unpublish(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   TERRACE_CHECK(tensor.published == Level::kNone);
-  const shm::Word word{.state = shm::State::kAbsent, .incarnation = tensor.incarnation};
+  const shm::Word word{
+      .state = shm::State::kAbsent, .turn = session.table.load(slot).turn, .incarnation = tensor.incarnation};
   session.table.publish(slot, word, shm::kPlaceNowhere, 0, tensor.bytes);
   tensor.claimed = false;
 }
@@ -129,6 +139,7 @@ void EngineImpl::tear(Session& session, Slot slot) {
   if (tensor.deleted || leased(session, slot)) return;  // another writer's content counts
   Admission* bringing = tensor.admission == 0 ? nullptr : find_admission(session, tensor.admission);
   tensor.torn = true;
+  touch(session, slot);
   forget(session, slot);
   if (bringing != nullptr && reads_content(*bringing))
     fail_admission(session, *bringing, check_content(*bringing, tensor).error());
@@ -146,6 +157,7 @@ void EngineImpl::on(const Request& request, const Unpin& body) {
   for (const Slot slot : *slots) {
     Tensor& tensor = (*session)->at(slot);
     tensor.pinned = Level::kNone;
+    touch(**session, slot);
     if (tensor.idle() && tensor.admission == 0) rest(**session, slot);
   }
   ++(*session)->events;

@@ -48,13 +48,19 @@ Result<void> check_options(const Options& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create(Options options) {
+Result<void> Engine::check(const Options& options) { return check_options(options); }
+
+Result<std::unique_ptr<Engine>> Engine::create(Options options, CatalogMemory* catalog) {
   if (const auto good = check_options(options); !good) return std::unexpected(good.error());
-  return std::make_unique<EngineImpl>(std::move(options));
+  if (catalog != nullptr && catalog->shape().sessions_max < options.sessions_max)
+    return fail(ErrorCode::kInvalidArgument, fmt::format("{} sessions, and the catalog holds {}", options.sessions_max,
+                                                         catalog->shape().sessions_max));
+  return std::make_unique<EngineImpl>(std::move(options), catalog);
 }
 
-EngineImpl::EngineImpl(Options options)
+EngineImpl::EngineImpl(Options options, CatalogMemory* catalog)
     : options_(std::move(options)),
+      catalog_(catalog),
       scheduler_(
           [this] {
             for (const TierOptions& tier : options_.tiers) {
@@ -88,6 +94,19 @@ EngineImpl::EngineImpl(Options options)
         align_down(static_cast<std::uint64_t>(static_cast<double>(capacity) * options_.spare_share), kPageBytes);
   }
   for (const mover::Link& link : links()) link_status_[link].link = link;
+  if (catalog_ == nullptr) return;
+  for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) free_records_.insert(record);
+  std::vector<TierRecord> records;
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) records.push_back(tier_record(tier));
+  catalog_->put(records);
+  commit();
+}
+
+TierRecord EngineImpl::tier_record(std::size_t tier) const {
+  const TierOptions& options = tiers_[tier].options;
+  return {.kind = static_cast<std::uint32_t>(options.kind) + 1,
+          .capacity_bytes = options.capacity_bytes,
+          .segment_bytes = options.segment_bytes};
 }
 
 }  // namespace terrace::engine

@@ -239,14 +239,28 @@ void EngineImpl::start_slide(Session& session, Slot slot, Level level, std::uint
   const tier::Extent old = tensor.extent(level);
   Place& place = place_of(session, tensor, level);
   place.space.take({new_offset, std::min(old.bytes, old.offset > new_offset ? old.offset - new_offset : old.bytes)});
-  const Flight flight{.session = session.id,
-                      .slot = slot,
-                      .activity = Activity::kSliding,
-                      .from = level,
-                      .to = level,
-                      .new_offset = new_offset};
-  if (tensor.is_valid(level)) return start(session, slot, flight, {mover::Class::kAwaitedWriteBack, kNever});
-  slid(session, flight, {});  // nothing is written there: only the books change
+  tensor.sliding = level;
+  tensor.slide_offset = new_offset;
+  tensor.slid_bytes = 0;
+  if (tensor.is_valid(level)) return slide_on(session, slot);
+  slid(session, slot, {});  // nothing is written there: only the books change
+}
+
+// One step: as much as does not overlap what it is read from, so that bytes are whole in one of the two places at any
+// moment, and a successor can go on from there.
+void EngineImpl::slide_on(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  const std::uint64_t old = tensor.offset[index(tensor.sliding)];
+  const std::uint64_t left = tensor.extent_bytes() - tensor.slid_bytes;
+  const std::uint64_t apart = old > tensor.slide_offset ? old - tensor.slide_offset : left;
+  start(session, slot,
+        {.session = session.id,
+         .slot = slot,
+         .activity = Activity::kSliding,
+         .from = tensor.sliding,
+         .to = tensor.sliding,
+         .step_bytes = std::min(left, apart)},
+        {mover::Class::kAwaitedWriteBack, kNever});
 }
 
 }  // namespace terrace::engine

@@ -52,6 +52,8 @@ struct Session {
   enum class Life : std::uint8_t { kOpen, kEnding };
 
   SessionId id{};
+  std::size_t record = 0;  // in the catalog
+  bool touched = false;    // since the last commit
   Tenant tenant;
   LeaseTable table;
   std::string label;

@@ -70,7 +70,12 @@ void EngineImpl::open_now(RequestId request, const OpenSession& open, const std:
     session->places[i]->floor_bytes = floors[i];
     opened.places.push_back({tiers_[i].place, tiers_[i].options.capacity_bytes, floors[i]});
   }
-  sessions_.emplace(id, std::move(session));
+  if (catalog_ != nullptr) {
+    if (free_records_.empty()) commit();  // one was left in this very turn
+    session->record = *free_records_.begin();
+    free_records_.erase(free_records_.begin());
+  }
+  touch(*sessions_.emplace(id, std::move(session)).first->second);
   answer(request, ReplyBody{std::move(opened)});
 }
 
@@ -84,6 +89,7 @@ void EngineImpl::on(const Request& request, const CloseSession&) {
 
 void EngineImpl::end_session(Session& session, const Error& why) {
   session.life = Session::Life::kEnding;
+  touch(session);
   while (!session.admissions.empty()) fail_admission(session, session.admissions.front(), why);
   session.prefetches.clear();
   for (const Tensor& tensor : session.tensors) {
@@ -104,6 +110,7 @@ void EngineImpl::finish_session(Session& session) {
     if (tensor.has(Level::kBlock)) free_home(tensor);
   }
   const SessionId id = session.id;
+  if (catalog_ != nullptr) freed_records_.push_back(session.record);
   if (session.close_request) answer(*session.close_request, ReplyBody{Done{}});
   sessions_.erase(id);
   output_.gone.push_back(id);

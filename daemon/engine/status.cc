@@ -35,6 +35,7 @@ void EngineImpl::on(const Request& request, const MarkStep& body) {
                                    fmt::format("step kind {}: give 0 (train), 1 (accumulate) or 2 (eval)", body.kind)));
   ++(*session)->step;
   ++steps_;
+  touch(**session);
   answer(request.id, ReplyBody{Done{}});
 }
 

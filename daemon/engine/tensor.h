@@ -39,6 +39,8 @@ struct Tensor {
   std::array<std::uint64_t, kLevels> offset{};  // of each copy that has an extent (block: of the only piece)
   std::unique_ptr<tier::Pieces> pieces;         // block: if there are several
   std::uint64_t first_checksum = 0;             // block
+  std::uint64_t slide_offset = 0;               // kSliding: where to, at `sliding`
+  std::uint64_t slid_bytes = 0;                 // kSliding: those of the first bytes that are there already
   std::uint64_t admission = 0;                  // the admission that is bringing it somewhere; 0: none
   std::uint64_t transfer = 0;                   // id of the transfer that touches it; 0: none
   std::vector<std::int64_t> dimensions;         // shape, then strides if stated
@@ -53,6 +55,7 @@ struct Tensor {
   Level published = Level::kNone;  // the copy that the word leases
   Level pinned = Level::kNone;
   Level leaving = Level::kNone;  // kEvicting: the copy that is given up
+  Level sliding = Level::kNone;  // kSliding: the copy that moves
   Activity activity = Activity::kIdle;
   bool claimed : 1 = false;     // the word is kClaimed
   bool written : 1 = false;     // it has content
@@ -61,6 +64,7 @@ struct Tensor {
   bool deleted : 1 = false;     // only what is in use keeps it
   bool forget : 1 = false;      // its content goes when the activity ends
   bool prefetched : 1 = false;  // arrived by a prefetch, and not leased since
+  bool touched : 1 = false;     // since the last commit
   bool home_bad : 1 = false;    // writing to its home failed, and there is no other region for it
 
   bool live() const { return number != 0; }
@@ -71,6 +75,6 @@ struct Tensor {
   std::uint64_t extent_bytes() const { return align_up(bytes, kPageBytes); }
   tier::Extent extent(Level level) const { return {offset[index(level)], extent_bytes()}; }
 };
-static_assert(sizeof(Tensor) - sizeof(std::string) <= 192, "thousands of tensors a session, hundreds of bytes at most");
+static_assert(sizeof(Tensor) - sizeof(std::string) <= 208, "thousands of tensors a session, hundreds of bytes at most");
 
 }  // namespace terrace::engine

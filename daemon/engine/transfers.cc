@@ -46,14 +46,19 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
   transfer.version = tensor.version;
   transfer.bytes = tensor.bytes;
   transfer.to = location(session, tensor, flight.to);
-  if (flight.activity == Activity::kSliding)
-    transfer.to.pieces = tier::Pieces({flight.new_offset, tensor.extent_bytes()});
   transfer.from = transfer.zero_fill ? transfer.to : location(session, tensor, flight.from);
+  if (flight.activity == Activity::kSliding) {
+    transfer.bytes = std::min(flight.step_bytes, tensor.bytes - tensor.slid_bytes);
+    const std::uint64_t old = tensor.offset[index(flight.from)];
+    transfer.from.pieces = tier::Pieces({old + tensor.slid_bytes, flight.step_bytes});
+    transfer.to.pieces = tier::Pieces({tensor.slide_offset + tensor.slid_bytes, flight.step_bytes});
+  }
   if (flight.to == Level::kBlock) tensor.valid &= static_cast<std::uint8_t>(~bit(Level::kBlock));
+  touch(session, slot);
   tensor.activity = flight.activity;
   tensor.transfer = static_cast<std::uint64_t>(transfer.id);
   flight.link = transfer.link;
-  flight.bytes = tensor.bytes;
+  flight.bytes = transfer.bytes;
   flights_.emplace(transfer.id, flight);
   ++session.transfers;
   scheduler_.push(session.tenant, std::move(transfer));
@@ -92,6 +97,7 @@ void EngineImpl::count_failure(const Error& error, TierId failed) {
 
 void EngineImpl::completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed) {
   Tensor& tensor = session.at(flight.slot);
+  touch(session, flight.slot);
   tensor.activity = Activity::kIdle;
   tensor.transfer = 0;
   tensor.leaving = Level::kNone;
@@ -109,7 +115,9 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
     case Activity::kEvicting:
       return evicted(session, flight, result);
     case Activity::kSliding:
-      return slid(session, flight, result);
+      tensor.slid_bytes += result ? flight.step_bytes : 0;
+      if (result && tensor.slid_bytes < tensor.extent_bytes()) return slide_on(session, flight.slot);
+      return slid(session, flight.slot, result);
     case Activity::kCleaning:
       if (!result) tensor.home_bad = true;  // no more early ones until a write-back succeeds
       if (result && tensor.published == flight.from && shm::finish_clean(session.table.word(flight.slot)))
@@ -156,22 +164,25 @@ void EngineImpl::evicted(Session& session, const Flight& flight, const Result<vo
   rest(session, flight.slot);
 }
 
-void EngineImpl::slid(Session& session, const Flight& flight, const Result<void>& result) {
-  Tensor& tensor = session.at(flight.slot);
-  const Level level = flight.from;
+void EngineImpl::slid(Session& session, Slot slot, const Result<void>& result) {
+  Tensor& tensor = session.at(slot);
+  const Level level = tensor.sliding;
   const std::size_t tier = tier_index(tensor, level);
   const tier::Extent old = tensor.extent(level);
-  const tier::Extent fresh{flight.new_offset, old.bytes};
+  const tier::Extent fresh{tensor.slide_offset, old.bytes};
   const bool overlaps = fresh.offset < old.offset && fresh.end() > old.offset;
+  tensor.sliding = Level::kNone;
+  touch(session, slot);
   if (result) {
     tensor.offset[index(level)] = fresh.offset;
     free_extent(session, tier, overlaps ? tier::Extent{fresh.end(), old.end() - fresh.end()} : old);
   } else {
     free_extent(session, tier, overlaps ? tier::Extent{fresh.offset, old.offset - fresh.offset} : fresh);
-    if (overlaps) tensor.valid &= static_cast<std::uint8_t>(~bit(level));
+    if (tensor.slid_bytes > 0 || overlaps) tensor.valid &= static_cast<std::uint8_t>(~bit(level));
     if (tensor.valid == 0 && tensor.written) tensor.lost = true;
   }
-  rest(session, flight.slot);
+  tensor.slide_offset = tensor.slid_bytes = 0;
+  rest(session, slot);
 }
 
 }  // namespace terrace::engine

@@ -25,12 +25,14 @@ inline constexpr std::uint32_t kIncarnationMask = (1u << 28) - 1;
 inline constexpr std::uint32_t kReadersMax = (1u << 16) - 1;
 inline constexpr std::uint32_t kWritersMax = (1u << 12) - 1;
 
-// The word taken apart. Bits: 0-2 state, 3 dirty, 4 wanted, 5 lent, 8-23 readers, 24-35 writers, 36-63 incarnation.
+// The word taken apart. Bits: 0-2 state, 3 dirty, 4 wanted, 5 lent, 6 turn, 8-23 readers, 24-35 writers, 36-63
+// incarnation.
 struct Word {
   State state = State::kFree;
   bool dirty = false;   // written since the copy below was valid
   bool wanted = false;  // an admission waits for the leases to end: no new ones; the last release rings the doorbell
   bool lent = false;    // beyond the session's guarantee: leases only through the daemon
+  bool turn = false;    // flips with each lease that the daemon grants, so that its successor can tell whether one was
   std::uint32_t readers = 0;
   std::uint32_t writers = 0;
   std::uint32_t incarnation = 0;
@@ -39,7 +41,8 @@ struct Word {
   constexpr bool leased() const { return readers != 0 || writers != 0; }
   constexpr std::uint64_t packed() const {
     return static_cast<std::uint64_t>(state) | (std::uint64_t{dirty} << 3) | (std::uint64_t{wanted} << 4) |
-           (std::uint64_t{lent} << 5) | (static_cast<std::uint64_t>(readers & kReadersMax) << 8) |
+           (std::uint64_t{lent} << 5) | (std::uint64_t{turn} << 6) |
+           (static_cast<std::uint64_t>(readers & kReadersMax) << 8) |
            (static_cast<std::uint64_t>(writers & kWritersMax) << 24) |
            (static_cast<std::uint64_t>(incarnation & kIncarnationMask) << 36);
   }
@@ -48,6 +51,7 @@ struct Word {
             .dirty = (bits >> 3 & 1) != 0,
             .wanted = (bits >> 4 & 1) != 0,
             .lent = (bits >> 5 & 1) != 0,
+            .turn = (bits >> 6 & 1) != 0,
             .readers = static_cast<std::uint32_t>(bits >> 8) & kReadersMax,
             .writers = static_cast<std::uint32_t>(bits >> 24) & kWritersMax,
             .incarnation = static_cast<std::uint32_t>(bits >> 36)};
@@ -83,20 +87,47 @@ Step transition(AtomicWord& word, Next next) {
   }
 }
 
-// One more lease. `daemon_grants`: the daemon itself takes it, for which `wanted` and `lent` are no obstacle.
-inline Step acquire(AtomicWord& word, std::uint32_t incarnation, Mode mode, bool daemon_grants = false) {
+// The word with one more lease, if it can have one.
+constexpr Step with_lease(Word w, std::uint32_t incarnation, Mode mode) {
+  if (w.state == State::kFree || w.incarnation != incarnation) return {Outcome::kStale, w};
+  if (w.state != State::kResident || w.readers == kReadersMax || w.writers == kWritersMax)
+    return {Outcome::kAskDaemon, w};
+  if (mode == Mode::kRead) {
+    ++w.readers;
+  } else {
+    ++w.writers;
+    w.dirty = true;
+  }
+  return {Outcome::kDone, w};
+}
+
+// One more lease.
+inline Step acquire(AtomicWord& word, std::uint32_t incarnation, Mode mode) {
   return transition(word, [=](Word w) -> Step {
-    if (w.state == State::kFree || w.incarnation != incarnation) return {Outcome::kStale, w};
-    if (w.state != State::kResident || ((w.wanted || w.lent) && !daemon_grants)) return {Outcome::kAskDaemon, w};
-    if (w.readers == kReadersMax || w.writers == kWritersMax) return {Outcome::kAskDaemon, w};
-    if (mode == Mode::kRead) {
-      ++w.readers;
-    } else {
-      ++w.writers;
-      w.dirty = true;
-    }
+    if (w.state == State::kResident && w.incarnation == incarnation && (w.wanted || w.lent))
+      return {Outcome::kAskDaemon, w};
+    return with_lease(w, incarnation, mode);
+  });
+}
+
+// Engine: one more lease, for which `wanted` and `lent` are no obstacle.
+inline Step grant(AtomicWord& word, std::uint32_t incarnation, Mode mode, bool turn) {
+  return transition(word, [=](Word w) -> Step {
+    w.turn = turn;
+    return with_lease(w, incarnation, mode);
+  });
+}
+
+// Engine: takes a granted lease back if it was granted, which is if the word's turn is `turn`. Whether it was.
+inline bool ungrant(AtomicWord& word, Mode mode, bool turn) {
+  const Step step = transition(word, [=](Word w) -> Step {
+    std::uint32_t& count = mode == Mode::kRead ? w.readers : w.writers;
+    if (w.state != State::kResident || w.turn != turn || count == 0) return {Outcome::kNotLeased, w};
+    --count;
+    w.turn = !turn;
     return {Outcome::kDone, w};
   });
+  return step.outcome == Outcome::kDone;
 }
 
 // One lease less. If the word afterwards is `wanted` and not leased, the caller rings the daemon's doorbell.

@@ -5,9 +5,11 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +18,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/mapping.h"
 #include "engine/engine.h"
 #include "shm/layout.h"
 
@@ -57,8 +60,16 @@ class Harness {
     explicit Client(std::size_t count) : slots(count), table(slots) {}
   };
 
-  explicit Harness(Options options) : options_(options) {
-    auto made = Engine::create(std::move(options));
+  // With a catalog, the engine can end at any point and have a successor: restart().
+  explicit Harness(Options options, bool with_catalog = false) : options_(options) {
+    if (with_catalog) {
+      const std::uint64_t bytes = align_up(CatalogMemory::bytes_needed(shape()), kPageBytes);
+      catalog_memory_ =
+          *AddressRange::map(sealed_memfd("terrace-test-catalog", bytes)->get(), bytes, PROT_READ | PROT_WRITE);
+      catalog = CatalogMemory::format({catalog_memory_.data(), bytes}, shape());
+    }
+    if (catalog) options.sessions_max = options_.sessions_max = shape().sessions_max;
+    auto made = Engine::create(std::move(options), catalog ? &*catalog : nullptr);
     if (!made) ADD_FAILURE() << made.error().message;
     engine = std::move(*made);
     for (const TierOptions& tier : options_.tiers)
@@ -72,6 +83,7 @@ class Harness {
   RequestId send(SessionId session, Body body, Time deadline = kNever) {
     const RequestId id{next_request_++};
     open_[id] = deadline;
+    asker_[id] = session;
     engine->submit(now, Request{id, session, deadline, std::move(body)});
     drain();
     return id;
@@ -216,7 +228,11 @@ class Harness {
       const auto found = open_.find(reply.id);
       ASSERT_NE(found, open_.end()) << "a second reply, or one to nobody";
       EXPECT_LE(now, found->second) << "a reply after its deadline";
+      const SessionId asker = asker_.at(reply.id);
+      engine->answering(reply.id, completions_[asker] + 1);
+      ++completions_[asker];
       open_.erase(found);
+      asker_.erase(reply.id);
       answered_in_order.push_back(reply.id);
       replies.emplace(reply.id, std::move(reply.result));
     }
@@ -230,10 +246,47 @@ class Harness {
         if (client->id == gone) client->gone = true;
     }
     for (const Pressure& event : out.pressure) pressure.push_back(event);
+    engine->answered();
     engine->check_invariants();
   }
   std::size_t open_requests() const { return open_.size(); }
 
+  // The engine's process ends, and a successor takes over. Of the copies under way each page is old or new, by `coin`.
+  // Whoever waits for a reply gets none: their requests, in order.
+  std::vector<RequestId> restart(const std::function<bool()>& coin) {
+    catalog->between_stores = nullptr;
+    engine.reset();
+    for (const mover::Transfer& transfer : std::exchange(transfers, {})) break_off(transfer, coin);
+    orders.clear();
+    auto opened = CatalogMemory::open({catalog_memory_.data(), catalog_memory_.size()}, shape());
+    TERRACE_CHECK(opened.has_value());
+    catalog = *opened;
+    std::map<SessionId, const SessionRecord*> records;
+    for (std::size_t i = 0; i < shape().sessions_max; ++i)
+      if (catalog->session(i).ending == 0) records[SessionId{catalog->session(i).id}] = &catalog->session(i);
+    std::vector<Survivor> survivors;
+    for (const auto& client : clients) {
+      client->gone |= !records.contains(client->id);
+      if (!client->gone) survivors.push_back({client->id, client->table, completions_[client->id]});
+    }
+    std::erase_if(spaces_, [&](const auto& space) { return !records.contains(space.first.second); });
+    for (auto& [key, space] : spaces_) {
+      const std::uint64_t mapped = records[key.second]->mapped_bytes[key.first];
+      TERRACE_CHECK(space.size() * kPageBytes >= mapped);
+      space.resize(mapped / kPageBytes);
+    }
+    auto restored = Engine::restore(options_, *catalog, survivors);
+    if (!restored) ADD_FAILURE() << restored.error().message;
+    engine = std::move(*restored);
+    std::vector<RequestId> lost;
+    for (const auto& [id, deadline] : open_) lost.push_back(id);
+    open_.clear();
+    asker_.clear();
+    drain();
+    return lost;
+  }
+
+  std::optional<CatalogMemory> catalog;
   std::unique_ptr<Engine> engine;
   Time now{1'000};
   std::vector<std::unique_ptr<Client>> clients;
@@ -289,7 +342,22 @@ class Harness {
     return {};
   }
 
+  // Some pages of a copy that was under way.
+  void break_off(const mover::Transfer& transfer, const std::function<bool()>& coin) {
+    const auto to = pages_at(transfer.to);
+    const auto from = transfer.zero_fill ? to : pages_at(transfer.from);
+    std::vector<std::uint64_t> bytes;
+    for (const std::uint64_t* page : from) bytes.push_back(transfer.zero_fill ? 0 : *page);
+    for (std::size_t i = 0; i < to.size(); ++i)
+      if (coin()) *to[i] = bytes[i];
+    if (transfer.link.kind == mover::LinkKind::kBlockWrite && coin()) sums_[transfer.to.first_checksum] = {};
+  }
+  static CatalogShape shape() { return {.sessions_max = 16, .tensors_per_session_max = 256}; }
+
   Options options_;
+  AddressRange catalog_memory_;
+  std::map<RequestId, SessionId> asker_;
+  std::map<SessionId, std::uint32_t> completions_;
   std::uint64_t next_request_ = 1;
   std::map<RequestId, Time> open_;
   std::map<std::pair<std::size_t, SessionId>, std::vector<std::uint64_t>> spaces_;

@@ -127,7 +127,9 @@ class Explorer {
     State next = s;
     const bool wanted = Word::unpack(s.word).wanted;
     const bool grants = !rules_.want_refuses_new_leases;
-    const Step taken = on_word(next, [&](AtomicWord& word) { return acquire(word, kIncarnation, mode, grants); });
+    const Step taken = on_word(next, [&](AtomicWord& word) {
+      return grants ? grant(word, kIncarnation, mode, false) : acquire(word, kIncarnation, mode);
+    });
     if (taken.outcome != Outcome::kDone) return;  // asks the daemon: no step of the word
     next.clients[who].pc = mode == Mode::kRead ? Pc::kReading : Pc::kWriting;
     --next.clients[who].leases_left;

@@ -57,7 +57,7 @@ TEST(Word, AcquireAsksTheDaemonWhereItMust) {
     EXPECT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kAskDaemon);
   }
   AtomicWord wanted = resident({.wanted = true, .lent = true});
-  EXPECT_EQ(acquire(wanted, kLife, Mode::kRead, true).outcome, Outcome::kDone);
+  EXPECT_EQ(grant(wanted, kLife, Mode::kRead, true).outcome, Outcome::kDone);
 }
 
 TEST(Word, AnotherLifeOfTheSlotIsStale) {

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The catalog's memory (DESIGN decision 8): records that outlive the daemon's process, and one undo journal, so that a
+// change of many words happens as a whole or not at all, whenever the process ends. What a process wrote is there for
+// its successor: a process's death, unlike a machine's, leaves memory coherent.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "engine/catalog_records.h"
+#include "terrace/error.h"
+
+namespace terrace::engine {
+
+// How much the catalog holds.
+struct CatalogShape {
+  std::uint32_t sessions_max = 256;
+  std::uint32_t tensors_per_session_max = 65536;
+  bool operator==(const CatalogShape&) const = default;
+};
+
+class CatalogMemory {
+ public:
+  // Address space that a catalog of this shape needs; pages that were never touched cost nothing.
+  static std::uint64_t bytes_needed(const CatalogShape& shape);
+
+  // A fresh catalog in zeroed memory, page-aligned, of at least bytes_needed(). Borrowed.
+  static CatalogMemory format(std::span<std::byte> memory, const CatalogShape& shape);
+  // One that a former daemon left, with its last unfinished change undone. FailedPrecondition: it is of another version
+  // or shape, or damaged; nothing is changed then.
+  static Result<CatalogMemory> open(std::span<std::byte> memory, const CatalogShape& shape);
+
+  const CatalogShape& shape() const { return shape_; }
+  const NodeRecord& node() const;
+  std::span<const TierRecord, kTiersMax> tiers() const;
+  std::span<const tier::Extent, kRetiredMax> retired() const;
+  const SessionRecord& session(std::size_t index) const;
+  const TensorRecord& tensor(std::size_t session, std::size_t slot) const;
+
+  // Changes, in effect at once and undone at open() unless commit() came after them. What is equal already costs a
+  // comparison.
+  void put(const NodeRecord& node);
+  void put(std::span<const TierRecord> tiers);
+  void put_retired(std::size_t index, tier::Extent extent);
+  void put(std::size_t index, const SessionRecord& session);
+  void put(std::size_t session, std::size_t slot, const TensorState& state);
+  void put(std::size_t session, std::size_t slot, const TensorFacts& facts);
+  void commit();
+
+  // Notes a request that takes effect, before it does. The note's number, for answering().
+  std::uint64_t note(const GrantRecord& grant, std::span<const GrantedSlot> slots);
+  // Its answer will be in the session's ring once the ring's tail is at `position`. Before the tail moves.
+  void answering(std::uint64_t note, std::uint32_t position);
+  // Whatever was noted is answered, or undone.
+  void forget_notes();
+  // Each note, the last one first.
+  void each_note(const std::function<void(const GrantRecord&, std::span<const GrantedSlot>)>& take) const;
+
+  // For tests: called between any two stores; may throw, which stands for the process's end at that point.
+  std::function<void()> between_stores;
+
+ private:
+  struct Header;
+
+  CatalogMemory(std::span<std::byte> memory, const CatalogShape& shape);
+  Header& header() const;
+  SessionRecord& session_at(std::size_t index) const;
+  TensorRecord& tensor_at(std::size_t session, std::size_t slot) const;
+  void change(void* target, const void* value, std::size_t bytes);
+  void store(void* target, const void* value, std::size_t bytes);
+  Result<void> undo();
+
+  std::span<std::byte> memory_;
+  CatalogShape shape_;
+  std::span<std::byte> journal_;
+  std::span<std::byte> notes_;
+};
+
+}  // namespace terrace::engine

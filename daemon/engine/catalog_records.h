@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// The records of the catalog: what of sessions and tensors survives the daemon's death, in fixed-size structs whose
+// layout is a format (docs/formats.md). Places are true here; lease counts and dirty are true in the words.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+#include "shm/layout.h"
+#include "tier/extent.h"
+
+namespace terrace::engine {
+
+inline constexpr std::uint64_t kCatalogMagic = 0x31474C54'43525254;  // "TRRCTLG1", little-endian
+inline constexpr std::uint32_t kCatalogVersion = 1;
+inline constexpr std::size_t kTiersMax = shm::kPlacesMax + 1;  // devices, memory, block
+inline constexpr std::size_t kNameBytesMax = 175;
+inline constexpr std::size_t kRankMax = 8;
+inline constexpr std::size_t kRetiredMax = 1024;  // extents of the block tier
+
+// What changes of a tensor. Of a free slot all but the incarnation is zero; one of another session is a free one.
+struct TensorState {
+  std::uint64_t number = 0;
+  std::uint64_t version = 0;
+  std::array<std::uint64_t, 3> offset{};
+  std::uint64_t first_checksum = 0;
+  std::uint32_t incarnation = 0;
+  std::uint32_t session = 0;
+  std::uint8_t device = 0;
+  std::uint8_t extents = 0;
+  std::uint8_t valid = 0;
+  std::uint8_t published = 0;  // engine::Level
+  std::uint8_t pinned = 0;     // engine::Level
+  std::uint8_t flags = 0;
+  std::uint8_t piece_count = 0;
+  std::uint8_t sliding = 3;  // engine::Level; the next two are of this copy
+  std::uint64_t slide_offset = 0;
+  std::uint64_t slid_bytes = 0;
+  std::array<tier::Extent, tier::kPiecesMax> pieces{};
+};
+
+// TensorState::flags
+inline constexpr std::uint8_t kWritten = 1;
+inline constexpr std::uint8_t kLost = 2;
+inline constexpr std::uint8_t kTorn = 4;
+inline constexpr std::uint8_t kDeleted = 8;
+inline constexpr std::uint8_t kForget = 16;
+inline constexpr std::uint8_t kHomeBad = 32;
+
+// What does not.
+struct TensorFacts {
+  std::uint64_t bytes = 0;
+  std::uint32_t dtype = 0;
+  std::uint16_t rank = 0;
+  std::uint16_t dimension_count = 0;  // shape, then strides if stated
+  std::array<std::int64_t, 2 * kRankMax> dimensions{};
+  std::array<char, kNameBytesMax + 1> name{};
+};
+
+struct TensorRecord {
+  TensorState state;
+  TensorFacts facts;
+};
+
+struct SessionRecord {
+  std::uint32_t id = 0;  // 0: nobody's
+  std::uint32_t tenant_socket = 0;
+  std::uint32_t uid = 0;
+  std::int32_t pid = 0;
+  std::uint32_t maps_segments = 0;
+  std::uint32_t slots_used = 0;  // of its table: records from here on were never used
+  std::uint32_t ending = 0;      // 1: only what was under way kept it
+  std::uint32_t reserved = 0;
+  std::uint64_t step = 0;
+  std::array<std::uint64_t, kTiersMax> floor_bytes{};
+  std::array<std::uint64_t, kTiersMax> mapped_bytes{};  // of installed segments, from offset 0 on
+  std::array<char, 64> label{};
+};
+
+struct TierRecord {
+  std::uint32_t kind = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t capacity_bytes = 0;
+  std::uint64_t segment_bytes = 0;
+};
+
+// What belongs to no session, and changes.
+struct NodeRecord {
+  std::uint32_t next_session = 1;
+  std::uint32_t retired_count = 0;
+  std::uint64_t next_number = 1;
+  std::uint64_t steps = 0;
+};
+
+// A request that took effect and may not have been answered yet; `count` words of GrantedSlot follow.
+struct GrantRecord {
+  enum class Kind : std::uint32_t { kLeases = 1, kTensors = 2 };
+  std::uint64_t request = 0;
+  std::uint32_t session = 0;
+  Kind kind{};
+  std::uint32_t mode = 0;  // shm::Mode
+  std::uint32_t count = 0;
+  std::uint32_t position = 0;   // the tail of the session's completion ring once the answer is in it
+  std::uint32_t answering = 0;  // 1: `position` is set
+};
+
+struct GrantedSlot {
+  std::uint32_t slot = 0;
+  std::uint32_t mark = 0;  // kTensors: the incarnation. kLeases: the word's turn after the grant, and kFresh
+};
+inline constexpr std::uint32_t kFresh = 2;  // published by the grant: of an overwrite, with no content yet
+
+static_assert(sizeof(TensorState) == 208 && sizeof(TensorFacts) == 320 && sizeof(GrantRecord) == 32);
+static_assert(sizeof(SessionRecord) % 8 == 0 && sizeof(NodeRecord) % 8 == 0 && sizeof(GrantedSlot) == 8);
+static_assert(std::is_trivially_copyable_v<TensorRecord> && std::is_trivially_copyable_v<SessionRecord>);
+
+}  // namespace terrace::engine

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine's state on its way into the catalog. Whatever changes a tensor, a session or the node as they are recorded
+// touches it; commit() writes what was touched as one change. It comes before a word is published and before transfers
+// and replies leave, so that nobody ever acts on what a successor would not know.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+
+void EngineImpl::touch(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (catalog_ == nullptr || tensor.touched) return;
+  tensor.touched = true;
+  touched_.emplace_back(session.id, slot);
+}
+
+void EngineImpl::touch(Session& session) {
+  if (catalog_ == nullptr || session.touched) return;
+  session.touched = true;
+  touched_sessions_.push_back(session.id);
+}
+
+TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
+  TensorState state;
+  state.incarnation = tensor.incarnation;
+  state.session = static_cast<std::uint32_t>(session.id);
+  if (!tensor.live()) return state;
+  state.number = tensor.number;
+  state.version = tensor.version;
+  state.offset = tensor.offset;
+  state.first_checksum = tensor.first_checksum;
+  state.device = tensor.device;
+  state.extents = tensor.extents;
+  state.valid = tensor.valid;
+  state.published = static_cast<std::uint8_t>(tensor.published);
+  state.pinned = static_cast<std::uint8_t>(tensor.pinned);
+  state.sliding = static_cast<std::uint8_t>(tensor.sliding);
+  state.slide_offset = tensor.slide_offset;
+  state.slid_bytes = tensor.slid_bytes;
+  const auto flag = [&](bool set, std::uint8_t value) { state.flags |= set ? value : std::uint8_t{0}; };
+  flag(tensor.written, kWritten);
+  flag(tensor.lost, kLost);
+  flag(tensor.torn, kTorn);
+  flag(tensor.deleted, kDeleted);
+  flag(tensor.forget, kForget);
+  flag(tensor.home_bad, kHomeBad);
+  if (tensor.has(Level::kBlock)) {
+    const tier::Pieces pieces = tensor.pieces != nullptr ? *tensor.pieces : tier::Pieces(tensor.extent(Level::kBlock));
+    state.piece_count = static_cast<std::uint8_t>(pieces.size());
+    std::ranges::copy(pieces.span(), state.pieces.begin());
+  }
+  return state;
+}
+
+SessionRecord EngineImpl::record_of(const Session& session) const {
+  SessionRecord record;
+  record.id = static_cast<std::uint32_t>(session.id);
+  record.tenant_socket = session.tenant.socket;
+  record.uid = session.tenant.uid;
+  record.pid = session.pid;
+  record.maps_segments = session.maps_segments ? 1 : 0;
+  record.slots_used = static_cast<std::uint32_t>(session.tensors.size());
+  record.ending = session.life == Session::Life::kEnding ? 1 : 0;
+  record.step = session.step;
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+    if (session.places[tier] == nullptr) continue;
+    record.floor_bytes[tier] = session.places[tier]->floor_bytes;
+    record.mapped_bytes[tier] = session.places[tier]->space.capacity_bytes();
+  }
+  std::copy_n(session.label.begin(), std::min(session.label.size(), record.label.size() - 1), record.label.begin());
+  return record;
+}
+
+NodeRecord EngineImpl::node_record() const {
+  return {.next_session = next_session_,
+          .retired_count = static_cast<std::uint32_t>(std::min(retired_.size(), kRetiredMax)),
+          .next_number = next_number_,
+          .steps = steps_};
+}
+
+void EngineImpl::commit() {
+  if (catalog_ == nullptr) return;
+  for (const auto& [id, slot] : touched_) {
+    Session* session = find_session(id);
+    if (session == nullptr) continue;
+    session->at(slot).touched = false;
+    catalog_->put(session->record, index(slot), state_of(*session, session->at(slot)));
+  }
+  touched_.clear();
+  for (const SessionId id : touched_sessions_) {
+    Session* session = find_session(id);
+    if (session == nullptr) continue;
+    session->touched = false;
+    catalog_->put(session->record, record_of(*session));
+  }
+  touched_sessions_.clear();
+  for (const std::size_t record : std::exchange(freed_records_, {})) {
+    catalog_->put(record, SessionRecord{});
+    free_records_.insert(record);
+  }
+  for (std::size_t i = catalog_->node().retired_count; i < std::min(retired_.size(), kRetiredMax); ++i)
+    catalog_->put_retired(i, retired_[i]);
+  catalog_->put(node_record());
+  catalog_->commit();
+}
+
+void EngineImpl::record_facts(const Session& session, Slot slot) {
+  if (catalog_ == nullptr) return;
+  const Tensor& tensor = session.at(slot);
+  TensorFacts facts;
+  facts.bytes = tensor.bytes;
+  facts.dtype = tensor.dtype;
+  facts.rank = tensor.rank;
+  facts.dimension_count = static_cast<std::uint16_t>(tensor.dimensions.size());
+  std::ranges::copy(tensor.dimensions, facts.dimensions.begin());
+  std::ranges::copy(tensor.name, facts.name.begin());
+  catalog_->put(session.record, index(slot), facts);
+}
+
+// The notes of a request that changes what its trainer holds: until its answer is in the ring, a successor undoes it,
+// and the trainer asks again.
+void EngineImpl::note(const Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots) {
+  if (catalog_ == nullptr || !session.maps_segments) return;
+  notes_.emplace(RequestId{grant.request}, catalog_->note(grant, slots));
+}
+
+void EngineImpl::answering(RequestId request, std::uint32_t position) {
+  if (const auto found = notes_.find(request); found != notes_.end()) catalog_->answering(found->second, position);
+}
+
+void EngineImpl::answered() {
+  if (catalog_ == nullptr || notes_.empty()) return;
+  notes_.clear();
+  catalog_->forget_notes();
+}
+
+}  // namespace terrace::engine
