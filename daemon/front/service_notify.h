@@ -2,11 +2,10 @@
 // Tells the service manager how the daemon is (sd_notify(3)'s datagram protocol); silent where there is none.
 #pragma once
 
-#include <string>
 #include <string_view>
 
-#include "base/fd.h"
 #include "base/time.h"
+#include "service/notify_socket.h"
 
 namespace terrace::front {
 
@@ -22,8 +21,7 @@ class ServiceNotify {
   Duration watchdog_period() const { return watchdog_period_; }
 
  private:
-  std::string path_;
-  Fd socket_;
+  service::NotifySocket socket_;
   Duration watchdog_period_{0};
 };
 

@@ -3,6 +3,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import unittest
@@ -39,7 +40,24 @@ class Service(unittest.TestCase):
         for needed in ("Type=notify", "NotifyAccess=main", "WatchdogSec=30", "Restart=always", "StartLimitIntervalSec=0",
                        "LimitMEMLOCK=infinity"):
             self.assertIn(needed, lines)
-        self.assertFalse([line for line in lines if line.startswith("RestartPreventExitStatus")])
+        for harmful in ("RestartPreventExitStatus", "SuccessExitStatus", "StartLimitBurst", "StartLimitAction"):
+            self.assertFalse([line for line in lines if line.startswith(harmful)])
+
+    def test_systemd_keeps_what_the_daemon_thinks_it_keeps(self):
+        text = (SYSTEMD / "terraced.service").read_text()
+        kept = re.findall(r"(?m)^FileDescriptorStoreMax=(\d+)$", text)
+        told = re.findall(r"(?m)^Environment=FDSTORE=(\d+)$", text)
+        self.assertEqual(1, len(kept))
+        self.assertEqual(kept, told)
+        # What passes them on is one string of the environment: with names of 7 bytes it has no room for more.
+        self.assertLessEqual(int(kept[0]) * (7 + 1), 32 * 4096)
+        self.assertLess(int(kept[0]), int(re.search(r"(?m)^LimitNOFILE=(\d+)$", text)[1]))
+
+    def test_a_restart_is_quick_and_follows_every_end(self):
+        lines = (SYSTEMD / "terraced.service").read_text().splitlines()
+        self.assertEqual(["Restart=always"], [line for line in lines if line.startswith("Restart=")])
+        delay = [line for line in lines if line.startswith("RestartSec=")]
+        self.assertRegex(delay[0], r"^RestartSec=\d{1,3}ms$")
 
     def test_the_user_of_the_unit_is_made(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -19,13 +19,14 @@ UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|not impl" r"emented|un
 # What each layer of the daemon may include, itself aside. `tier` and all others see base, shm and the client's error.h.
 BELOW = {
     "base": set(),
+    "service": {"base"},
     "tier": {"base"},
     "mover": {"base", "tier"},
     "engine": {"base", "tier", "mover"},
     "config": {"base", "topology"},
     "topology": {"base"},
     "metrics": {"base", "tier", "mover", "engine", "front", "config"},
-    "front": {"base", "tier", "mover", "engine", "config", "topology"},
+    "front": {"base", "service", "tier", "mover", "engine", "config", "topology"},
     "sim": {"base", "tier", "mover", "engine", "config", "topology"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')
