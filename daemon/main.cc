@@ -6,10 +6,14 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "config/parse.h"
@@ -17,6 +21,7 @@
 #include "front/grpc_server.h"
 #include "front/host.h"
 #include "metrics/exporter.h"
+#include "supervise/supervisor.h"
 #include "topology/json.h"
 #include "topology/machine.h"
 #include "topology/report.h"
@@ -27,6 +32,13 @@ namespace {
 struct Arguments {
   std::string config_path;
   bool check_config = false;
+};
+
+struct SuperviseArguments {
+  std::string program;
+  std::string config_path;
+  std::vector<std::string> more;
+  supervise::Options options;
 };
 
 // What start-up found and decided, before anything is taken.
@@ -159,17 +171,61 @@ int run(const Arguments& arguments) {
   return 0;
 }
 
+// The path by which this program was called, so that a new one may lie there at the next start.
+std::string own_path(const char* called) {
+  if (std::strchr(called, '/') != nullptr) return called;
+  std::error_code ignored;
+  return std::filesystem::read_symlink("/proc/self/exe", ignored).string();
+}
+
+int run_supervisor(const SuperviseArguments& arguments) {
+  supervise::Options options = arguments.options;
+  options.command.push_back(arguments.program);
+  if (!arguments.config_path.empty())
+    options.command.insert(options.command.end(), {"--config", arguments.config_path});
+  options.command.insert(options.command.end(), arguments.more.begin(), arguments.more.end());
+  const auto status = supervise::supervise(options);
+  if (status) return *status;
+  fmt::print(stderr, "terraced supervise: {}\n", status.error().message);
+  return 1;
+}
+
+void add_supervise(CLI::App& app, SuperviseArguments& arguments) {
+  CLI::App& command =
+      *app.add_subcommand("supervise", "Keep a daemon running, and what it holds, where there is no systemd");
+  const auto add_milliseconds = [&command](const char* name, Duration& duration, const char* text) {
+    const auto set = [&duration](std::uint32_t milliseconds) { duration = std::chrono::milliseconds(milliseconds); };
+    const auto standard = std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
+    command.add_option_function<std::uint32_t>(name, set, text)->default_str(std::to_string(standard));
+  };
+  supervise::Options& options = arguments.options;
+  command.add_option("--config", arguments.config_path, "The daemon's TOML file");
+  command.add_option("--program", arguments.program, "The daemon to run; looked up anew at each start")
+      ->capture_default_str();
+  command.add_option("--store-max", options.store_max, "Descriptors kept for the daemon at once")
+      ->capture_default_str();
+  add_milliseconds("--watchdog-ms", options.watchdog, "Abort a daemon that reports nothing for so long; 0: never");
+  add_milliseconds("--start-timeout-ms", options.start_timeout, "Abort one that is not ready by then; 0: never");
+  add_milliseconds("--stop-timeout-ms", options.stop_timeout, "Kill one that has not ended by then; 0: never");
+  add_milliseconds("--restart-delay-max-ms", options.restart_delay_max, "The longest wait before it is started again");
+  command.add_option("arguments", arguments.more, "After --: more arguments of the daemon");
+}
+
 }  // namespace
 }  // namespace terrace
 
 int main(int argc, char** argv) {
   terrace::Arguments arguments;
+  terrace::SuperviseArguments supervised{
+      .program = terrace::own_path(argv[0]), .config_path = {}, .more = {}, .options = {}};
   CLI::App app("Owns this node's memory tiers and serves tensors to its training processes.", "terraced");
   app.add_option("--config", arguments.config_path,
                  "TOML file; without one, a quarter of the memory and no block tier");
   app.add_flag("--check-config", arguments.check_config,
                "Say what is wrong with the configuration, or what it takes; take nothing");
   app.set_version_flag("--version", TERRACE_VERSION);
+  terrace::add_supervise(app, supervised);
   CLI11_PARSE(app, argc, argv);
+  if (app.got_subcommand("supervise")) return terrace::run_supervisor(supervised);
   return terrace::run(arguments);
 }

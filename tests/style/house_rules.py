@@ -20,6 +20,7 @@ UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|not impl" r"emented|un
 BELOW = {
     "base": set(),
     "service": {"base"},
+    "supervise": {"base", "service"},
     "tier": {"base"},
     "mover": {"base", "tier"},
     "engine": {"base", "tier", "mover"},
