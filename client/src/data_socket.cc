@@ -57,9 +57,12 @@ std::size_t size_of(shm::MessageType type) {
     case shm::MessageType::kSegment:
     case shm::MessageType::kRetire:
       return sizeof(shm::SegmentMessage);
+    case shm::MessageType::kResumed:
+      return sizeof(shm::Resumed);
     case shm::MessageType::kHello:
     case shm::MessageType::kRetired:
     case shm::MessageType::kBye:
+    case shm::MessageType::kResume:
       return 0;
   }
   return 0;

@@ -47,6 +47,11 @@ enum class Operation : std::uint32_t {
   kMarkStep = 10,  // value: kind of the step that begins (0 train, 1 accumulate, 2 eval)
 };
 
+// In Submission::flags: submitted before, under the same id, to a daemon that has ended since. It may have been carried
+// out already; nothing is carried out twice, and the answer is what is true now: a delete of what is gone, an unpin of
+// what is not pinned and a step mark that was counted are done.
+inline constexpr std::uint64_t kResubmitted = 1;
+
 struct Submission {
   std::uint64_t id = 0;  // the client's, echoed in the completion
   Operation operation{};
@@ -57,7 +62,7 @@ struct Submission {
   std::uint64_t block_bytes = 0;
   std::uint64_t timeout_ns = 0;  // from the daemon's receipt; 0: answer at once or fail
   std::uint64_t value = 0;
-  std::uint64_t reserved = 0;
+  std::uint64_t flags = 0;  // kResubmitted, or 0
 };
 static_assert(sizeof(Submission) == 64);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages on data.sock (SOCK_SEQPACKET, one message a packet, fixed sizes): session set-up and the passing of
-// segments. Docs: docs/formats.md.
+// Messages on data.sock (SOCK_SEQPACKET, one message a packet, fixed sizes): session set-up, its going on with a
+// restarted daemon, and the passing of segments. Docs: docs/formats.md.
 #pragma once
 
 #include <array>
@@ -13,13 +13,15 @@ namespace terrace::shm {
 inline constexpr std::uint32_t kMessageMagic = 0x43525254;  // "TRRC", little-endian
 
 enum class MessageType : std::uint32_t {
-  kHello = 1,    // client: opens the session; the first message, once
+  kHello = 1,    // client: opens the session; the first message, unless that is kResume
   kWelcome = 2,  // daemon, with descriptors: region, doorbell (eventfd)
   kRefused = 3,  // daemon: the session could not be opened, or has ended, and why; then the socket closes
   kSegment = 4,  // daemon, with one descriptor: map it at `offset` of the place's range
   kRetire = 5,   // daemon: unmap that segment, then answer kRetired
   kRetired = 6,  // client
   kBye = 7,      // client: close the session
+  kResume = 8,   // client: an open session goes on; the first message, on a fresh connection
+  kResumed = 9,  // daemon: it does. Then a kSegment for every segment of the session, known to the client or not
 };
 
 struct MessageHeader {
@@ -80,8 +82,28 @@ struct Bye {
   MessageHeader header{.type = MessageType::kBye, .bytes = 0};
 };
 
+// From here until kResumed the client reads no completion and submits nothing. Answered by kResumed, or by kRefused:
+// kUnavailable for "not yet, try again", anything else when the session is lost.
+struct Resume {
+  MessageHeader header{.type = MessageType::kResume, .bytes = 0};
+  std::uint32_t session = 0;
+  std::uint32_t completions_seen = 0;    // taken from the ring since the last reset, modulo 2^32
+  std::array<std::uint8_t, 16> token{};  // of kWelcome
+  std::uint64_t epoch = 0;               // the region's, as the client knows it
+};
+
+// Before it is sent the daemon has set heads and tails of both rings to zero, and then the region's epoch to this one.
+// The region and the doorbell are those of kWelcome.
+struct Resumed {
+  MessageHeader header{.type = MessageType::kResumed, .bytes = 0};
+  std::uint32_t session = 0;
+  std::uint32_t reserved = 0;
+  std::uint64_t epoch = 0;
+};
+
 static_assert(sizeof(MessageHeader) == 16 && sizeof(GuaranteeRecord) == 16 && sizeof(PlaceRecord) == 24);
 static_assert(sizeof(Hello) == 16 + 16 + 16 * kPlacesMax + 64 && sizeof(Welcome) == 48 + 24 * kPlacesMax);
 static_assert(sizeof(Refused) == 520 && sizeof(SegmentMessage) == 40);
+static_assert(sizeof(Resume) == 48 && sizeof(Resumed) == 32);
 
 }  // namespace terrace::shm

@@ -40,6 +40,7 @@ TEST(Layout, OfRequestsIsAsWrittenDown) {
   EXPECT_EQ(offsetof(Submission, block_bytes), 32u);
   EXPECT_EQ(offsetof(Submission, timeout_ns), 40u);
   EXPECT_EQ(offsetof(Submission, value), 48u);
+  EXPECT_EQ(offsetof(Submission, flags), 56u);
   EXPECT_EQ(offsetof(Completion, code), 8u);
   EXPECT_EQ(offsetof(Completion, message_bytes), 12u);
   EXPECT_EQ(offsetof(CreateRecord, dtype), 8u);
@@ -71,6 +72,14 @@ TEST(Layout, OfMessagesIsAsWrittenDown) {
   EXPECT_EQ(offsetof(SegmentMessage, bytes), 32u);
   EXPECT_EQ(sizeof(SegmentMessage), 40u);
   EXPECT_EQ(sizeof(Bye), 16u);
+  EXPECT_EQ(offsetof(Resume, session), 16u);
+  EXPECT_EQ(offsetof(Resume, completions_seen), 20u);
+  EXPECT_EQ(offsetof(Resume, token), 24u);
+  EXPECT_EQ(offsetof(Resume, epoch), 40u);
+  EXPECT_EQ(sizeof(Resume), 48u);
+  EXPECT_EQ(offsetof(Resumed, session), 16u);
+  EXPECT_EQ(offsetof(Resumed, epoch), 24u);
+  EXPECT_EQ(sizeof(Resumed), 32u);
 }
 
 TEST(Layout, OfTheWordIsAsWrittenDown) {
