@@ -61,25 +61,27 @@ Tensor Session::make_tensor(TensorSpec spec, std::uint64_t handle) const {
 }
 
 Result<void> Session::ask(std::span<const Tensor> tensors, const Order& order) {
-  const Result<std::shared_ptr<Call>> call = submit_order(tensors, order);
+  const Result<std::shared_ptr<Call>> call = submit_order(tensors, order, true);
   if (!call) return std::unexpected(call.error());
   return finish(*call);
 }
 
 Pending<void> Session::ask_async(std::span<const Tensor> tensors, const Order& order) {
-  Result<std::shared_ptr<Call>> call = submit_order(tensors, order);
+  Result<std::shared_ptr<Call>> call = submit_order(tensors, order, false);
   if (!call) return Pending<void>(std::make_unique<KnownAnswer<void>>(std::unexpected(call.error())));
   return Pending<void>(std::make_unique<DoneAnswer>(*this, std::move(*call)));
 }
 
-Result<std::shared_ptr<Call>> Session::submit_order(std::span<const Tensor> tensors, const Order& order) {
+Result<std::shared_ptr<Call>> Session::submit_order(std::span<const Tensor> tensors, const Order& order,
+                                                    bool waits_for_room) {
   const Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
   if (!handles) return std::unexpected(handles.error());
   return submit({.operation = order.operation,
                  .place = order.place,
                  .value = order.value,
                  .timeout = order.timeout,
-                 .handles = *handles});
+                 .handles = *handles,
+                 .waits_for_room = waits_for_room});
 }
 
 CallAnswer::CallAnswer(Session& session, std::shared_ptr<Call> call) : session_(session), call_(std::move(call)) {
@@ -143,8 +145,8 @@ void TensorsAnswer::ask_next() {
   for (const TensorSpec& spec : left.first(std::min<std::size_t>(left.size(), shm::kCreateMax))) {
     records.push_back(to_wire(spec));
   }
-  Result<std::shared_ptr<Call>> call =
-      session_.submit({.operation = shm::Operation::kCreate, .timeout = timeout_, .records = records});
+  Result<std::shared_ptr<Call>> call = session_.submit(
+      {.operation = shm::Operation::kCreate, .timeout = timeout_, .records = records, .waits_for_room = false});
   if (!call) {
     wrong_ = call.error();
     return;
@@ -165,12 +167,15 @@ void TensorsAnswer::collect() {
 }
 
 void TensorsAnswer::destroy() {
-  if (created_.empty()) return;
   for (std::span<const Tensor> left(created_); !left.empty();) {
-    const auto set = left.first(std::min<std::size_t>(left.size(), shm::kSetMax));
-    static_cast<void>(session_.ask_async(set, {.operation = shm::Operation::kDelete, .timeout = timeout_}));
-    left = left.subspan(set.size());
+    std::vector<std::uint64_t> handles;
+    for (const Tensor& tensor : left.first(std::min<std::size_t>(left.size(), shm::kSetMax))) {
+      handles.push_back(tensor.handle());
+    }
+    left = left.subspan(handles.size());
+    session_.calls_.destroy(std::move(handles));
   }
+  if (!created_.empty()) session_.wake_reader();
   created_.clear();
 }
 

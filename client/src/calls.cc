@@ -17,13 +17,14 @@ constexpr std::chrono::microseconds kSpin{15};
 // Sleepers look again this often, for what no tail tells them (the daemon's end).
 constexpr std::chrono::milliseconds kSleepMax{50};
 
+// Whether an answer to it that nobody waits for is undone, so that it may as well not be asked for.
+constexpr bool is_undone(shm::Operation operation) {
+  return operation == shm::Operation::kAcquire || operation == shm::Operation::kCreate ||
+         operation == shm::Operation::kPin;
+}
+
 // gRPC's UNKNOWN (2) and OUT_OF_RANGE (11) are not among ours.
 constexpr bool is_known(std::uint32_t code) { return code >= 1 && code <= 16 && code != 2 && code != 11; }
-
-void ring(int doorbell) {
-  const std::uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(doorbell, &one, sizeof one);  // fails only with the daemon gone
-}
 
 }  // namespace
 
@@ -50,60 +51,86 @@ Result<std::shared_ptr<Call>> Calls::submit(const Question& question, Deadline d
         if (std::shared_ptr<Call> call = try_submit(question)) return call;
       }
       if (broken_) return std::unexpected(*broken_);
-    }
-    if (std::chrono::steady_clock::now() >= deadline) {
-      return fail(ErrorCode::kResourceExhausted, "too many requests of this session are under way (" +
-                                                     std::to_string(shm::kRingEntries) + " requests, " +
-                                                     std::to_string(region_.arena.size()) +
-                                                     " bytes of arguments): wait for some of them first");
+      if (absence_ && !question.waits_for_room) return std::unexpected(no_room());
+      if (std::chrono::steady_clock::now() >= deadline) return std::unexpected(absence_ ? away() : no_room());
     }
     sleep(seen, deadline);
   }
 }
 
-std::shared_ptr<Call> Calls::try_submit(const Question& question) {
-  // Never more calls than the completion ring has entries, so that the daemon can always answer.
-  if (under_way_.size() >= shm::kRingEntries) return nullptr;
-  const std::uint64_t bytes = question.handles.size_bytes() + question.records.size_bytes();
-  const std::optional<Arena::Block> block = arena_.take(bytes);
-  if (!block) return nullptr;
-  std::byte* content = region_.arena.data() + block->offset;
-  if (!question.handles.empty()) std::memcpy(content, question.handles.data(), question.handles.size_bytes());
-  if (!question.records.empty()) std::memcpy(content, question.records.data(), question.records.size_bytes());
+Error Calls::no_room() const {
+  return {ErrorCode::kResourceExhausted,
+          "too many requests of this session are under way (" + std::to_string(under_way_.size()) + " of " +
+              std::to_string(shm::kRingEntries) + " requests, " +
+              std::to_string(region_.arena.size() - arena_.free_bytes()) + " of " +
+              std::to_string(region_.arena.size()) + " bytes of arguments): wait for some of them first",
+          0};
+}
 
+std::shared_ptr<Call> Calls::try_submit(const Question& question) {
+  // Never more calls than a ring has entries, so that the daemon can always answer, and the next one be asked again.
+  if (under_way_.size() >= shm::kRingEntries) return nullptr;
+  const std::optional<Arena::Block> block = arena_.take(question.handles.size_bytes() + question.records.size_bytes());
+  if (!block) return nullptr;
   auto call = std::make_shared<Call>();
   call->id = ++last_id_;
   call->operation = question.operation;
   call->mode = question.mode;
+  call->place = question.place;
+  call->value = question.value;
   call->handles.assign(question.handles.begin(), question.handles.end());
+  call->records.assign(question.records.begin(), question.records.end());
   call->block = *block;
-  call->overdue = deadline_after(question.timeout) + kGrace;
-  const std::size_t count = question.handles.size() + question.records.size();
-  const Result<bool> pushed =
-      submissions_.push({.id = call->id,
-                         .operation = question.operation,
-                         .mode = static_cast<std::uint32_t>(question.mode),
-                         .place = question.place,
-                         .count = static_cast<std::uint32_t>(count),
-                         .block_offset = block->offset,
-                         .block_bytes = block->bytes,
-                         .timeout_ns = static_cast<std::uint64_t>(std::max<std::int64_t>(question.timeout.count(), 0)),
-                         .value = question.value});
-  if (!pushed || !*pushed) {
-    arena_.give_back(*block);
-    if (!pushed) break_off(pushed.error());
-    return nullptr;
+  call->deadline = deadline_after(question.timeout);
+  call->overdue = call->deadline + kGrace;
+  if (!absence_) {
+    if (!push(*call, question.timeout)) {
+      arena_.give_back(*block);
+      return nullptr;
+    }
+    ring();
   }
-  if (question.operation == shm::Operation::kCreate) call->handles.resize(count);
   under_way_.emplace(call->id, call);
-  ring(doorbell_);
   return call;
+}
+
+bool Calls::push(Call& call, std::chrono::nanoseconds timeout) {
+  const bool creates = call.operation == shm::Operation::kCreate;
+  std::byte* const content = region_.arena.data() + call.block.offset;
+  if (creates) {
+    std::memcpy(content, call.records.data(), call.records.size() * sizeof(shm::CreateRecord));
+    call.handles.resize(call.records.size());
+  } else if (!call.handles.empty()) {
+    std::memcpy(content, call.handles.data(), call.handles.size() * sizeof(std::uint64_t));
+  }
+  const Result<bool> pushed =
+      submissions_.push({.id = call.id,
+                         .operation = call.operation,
+                         .mode = static_cast<std::uint32_t>(call.mode),
+                         .place = call.place,
+                         .count = static_cast<std::uint32_t>(call.handles.size()),
+                         .block_offset = call.block.offset,
+                         .block_bytes = call.block.bytes,
+                         .timeout_ns = static_cast<std::uint64_t>(std::max<std::int64_t>(timeout.count(), 0)),
+                         .value = call.value,
+                         .flags = call.submitted ? shm::kResubmitted : 0});
+  if (!pushed) break_off(pushed.error());
+  if (!pushed || !*pushed) return false;
+  call.submitted = true;
+  return true;
 }
 
 bool Calls::ready(const std::shared_ptr<Call>& call) {
   const Lock lock(mutex_);
   drain();
+  const bool waits_for_daemon = absence_ && !call->done && !call->submitted;
+  if (waits_for_daemon && std::chrono::steady_clock::now() >= call->deadline) end_late(call);
   return call->done;
+}
+
+void Calls::ring() const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(doorbell_, &one, sizeof one);
 }
 
 bool Calls::wait(const std::shared_ptr<Call>& call, Deadline deadline) {
@@ -141,9 +168,24 @@ void Calls::abandon(const std::shared_ptr<Call>& call) {
   drain();
   if (call->done) {
     undo(*call);
+  } else if (!call->submitted && is_undone(call->operation)) {
+    forget(*call);
   } else if (!std::exchange(call->abandoned, true)) {
     ++abandoned_;
   }
+}
+
+void Calls::destroy(std::vector<std::uint64_t> handles) {
+  const Lock lock(mutex_);
+  if (broken_) return;
+  to_undo_.emplace_back(shm::Operation::kDelete, std::move(handles));
+  drain();
+}
+
+Error Calls::overdue() const {
+  const Lock lock(mutex_);
+  if (absence_) return away();
+  return {ErrorCode::kDeadlineExceeded, "terraced has not answered in time: is it stopped, or overloaded?", 0};
 }
 
 bool Calls::has_abandoned() {
@@ -162,7 +204,7 @@ void Calls::fail_all(const Error& error) {
 }
 
 void Calls::drain() {
-  if (broken_) return;
+  if (broken_ || absence_) return;
   std::array<shm::Completion, 32> batch;
   while (true) {
     const Result<std::size_t> count = completions_.pop(batch);
@@ -188,14 +230,18 @@ void Calls::complete(const shm::Completion& completion) {
                       "terraced answered request " + std::to_string(completion.id) + ", which was not made", 0});
   }
   const std::shared_ptr<Call> call = found->second;
-  under_way_.erase(found);
   read_answer(*call, completion);
-  arena_.give_back(call->block);
-  call->done = true;
+  forget(*call);
   if (call->abandoned) {
     --abandoned_;
     undo(*call);
   }
+}
+
+void Calls::forget(Call& call) {
+  under_way_.erase(call.id);
+  arena_.give_back(call.block);
+  call.done = true;
 }
 
 void Calls::read_answer(Call& call, const shm::Completion& completion) {
@@ -232,6 +278,7 @@ void Calls::break_off(Error error) {
   under_way_.clear();
   abandoned_ = 0;
   to_undo_.clear();
+  absence_.reset();
 }
 
 }  // namespace terrace::client

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests to the daemon through the session's rings, and their answers. Thread-safe: any number of threads submit and
-// wait; whoever waits drains the completions for all.
+// Requests to the daemon through the session's rings, and their answers; while the daemon is away they wait here, and
+// go to the next one. Thread-safe: any number of threads submit and wait; whoever waits drains the completions for all.
 #pragma once
 
 #include <atomic>
@@ -34,6 +34,7 @@ struct Question {
   std::chrono::nanoseconds timeout{};
   std::span<const std::uint64_t> handles{};
   std::span<const shm::CreateRecord> records{};
+  bool waits_for_room = true;  // also while the daemon is away; false: kResourceExhausted then, at once
 };
 
 // A request that is under way or answered. Its fields are Calls' own until wait() or ready() said that it is done; then
@@ -42,9 +43,14 @@ struct Call {
   std::uint64_t id = 0;
   shm::Operation operation{};
   shm::Mode mode{};
-  std::vector<std::uint64_t> handles;  // of the question; of the answer to a create
+  std::uint32_t place = 0;
+  std::uint64_t value = 0;
+  std::vector<std::uint64_t> handles;      // of the question; of the answer to a create
+  std::vector<shm::CreateRecord> records;  // of a create
   Arena::Block block;
-  Deadline overdue;  // when the daemon should have answered; never changes
+  Deadline deadline;       // the question's; never changes
+  Deadline overdue;        // when the daemon should have answered; never changes
+  bool submitted = false;  // to a daemon that may have ended since
   bool done = false;
   bool abandoned = false;
   std::optional<Error> error;
@@ -72,18 +78,45 @@ class Calls {
   bool waits_ended() const { return waits_ended_.load(std::memory_order_acquire); }
   // Nobody waits any more: what the answer brings is given back when it comes.
   void abandon(const std::shared_ptr<Call>& call);
+  // Destroys what was created for nobody, as soon as there is room.
+  void destroy(std::vector<std::uint64_t> handles);
+  // Why a call that is overdue has no answer.
+  Error overdue() const;
   // Whether answers to abandoned calls are still to come; drains what is there.
   bool has_abandoned();
   // The daemon is gone: all calls, also later ones, end with this error.
   void fail_all(const Error& error);
 
+  // The daemon is away: until resume() the rings are not touched, and calls wait, each until its own deadline. How many
+  // completions were taken since the last reset; nothing if calls have failed for good.
+  std::optional<std::uint32_t> suspend();
+  // A daemon goes on with the session, and has reset both rings: submits what has no answer.
+  void resume();
+
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  // When the daemon went away.
+  struct Absence {
+    Deadline since;
+    std::chrono::system_clock::time_point date;
+  };
+
   // All of these under mutex_.
   std::shared_ptr<Call> try_submit(const Question& question);
+  // Hands the call to the daemon. False: the ring is full, or the calls are broken off.
+  bool push(Call& call, std::chrono::nanoseconds timeout);
+  void ring() const;
+  void resubmit();
+  // Ends a call for which the daemon was away too long. What a daemon may have made of it already is abandoned: gives
+  // that, to be submitted.
+  std::shared_ptr<Call> end_late(const std::shared_ptr<Call>& call);
+  Error no_room() const;
+  Error away() const;
   void drain();
   void complete(const shm::Completion& completion);
+  // It is not under way any more.
+  void forget(Call& call);
   void read_answer(Call& call, const shm::Completion& completion);
   void undo(Call& call);
   void break_off(Error error);
@@ -96,7 +129,7 @@ class Calls {
   int doorbell_;
   GiveBack give_back_;
   std::atomic<bool> waits_ended_{false};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Arena arena_;
   shm::RingProducer<shm::Submission> submissions_;
   shm::RingConsumer<shm::Completion> completions_;
@@ -104,6 +137,7 @@ class Calls {
   std::uint64_t last_id_ = 0;
   std::uint64_t abandoned_ = 0;
   std::vector<std::pair<shm::Operation, std::vector<std::uint64_t>>> to_undo_;
+  std::optional<Absence> absence_;
   std::optional<Error> broken_;
 };
 

@@ -205,6 +205,10 @@ std::vector<PlaceOffer> Client::places() const {
   const Use session = use();
   return session ? session->offers() : std::vector<PlaceOffer>();
 }
+std::uint64_t Client::reconnects() const {
+  const Use session = use();
+  return session ? session->reconnects() : 0;
+}
 std::uint64_t Client::held() const {
   const Use session = use();
   return session ? session->references() - 1 : 0;

@@ -16,7 +16,11 @@
 namespace terrace::client {
 namespace {
 
+using namespace std::chrono_literals;
+
 constexpr std::size_t kDescriptorsMax = 4;
+// How long the daemon may leave its socket unread.
+constexpr std::chrono::seconds kSendTimeout{10};
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -88,6 +92,13 @@ Result<void> check(const Message& message, std::size_t received) {
   return {};
 }
 
+void limit_sends(int socket, std::chrono::nanoseconds timeout) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(timeout);
+  const timeval limit{.tv_sec = static_cast<time_t>(seconds.count()),
+                      .tv_usec = std::chrono::duration_cast<std::chrono::microseconds>(timeout - seconds).count()};
+  ::setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
 void take_descriptors(msghdr& packet, std::vector<Descriptor>& out) {
   for (cmsghdr* control = CMSG_FIRSTHDR(&packet); control != nullptr; control = CMSG_NXTHDR(&packet, control)) {
     if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) continue;
@@ -127,6 +138,21 @@ Error error_of(const shm::Refused& refused) {
 void DataSocket::shut_down() const { ::shutdown(socket_.get(), SHUT_RDWR); }
 
 Result<DataSocket> DataSocket::connect(const std::string& path, Deadline deadline) {
+  Result<DataSocket> socket = unconnected();
+  if (!socket) return socket;
+  if (Result<void> connected = socket->connect_to(path, deadline); !connected) {
+    return std::unexpected(connected.error());
+  }
+  return socket;
+}
+
+Result<DataSocket> DataSocket::unconnected() {
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!socket) return fail(ErrorCode::kResourceExhausted, std::string("no socket: ") + std::strerror(errno), errno);
+  return DataSocket(std::move(socket));
+}
+
+Result<void> DataSocket::connect_to(const std::string& path, Deadline deadline) const {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
@@ -135,17 +161,13 @@ Result<DataSocket> DataSocket::connect(const std::string& path, Deadline deadlin
                                                  std::to_string(sizeof(address.sun_path) - 1) + ": " + path);
   }
   std::memcpy(address.sun_path, path.data(), path.size());
-  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket) return fail(ErrorCode::kResourceExhausted, std::string("no socket: ") + std::strerror(errno), errno);
-  const auto left = std::max(deadline - std::chrono::steady_clock::now(), std::chrono::steady_clock::duration(1000000));
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
-  const timeval limit{.tv_sec = static_cast<time_t>(seconds.count()),
-                      .tv_usec = std::chrono::duration_cast<std::chrono::microseconds>(left - seconds).count()};
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);  // connect(2) waits no longer than this
-  while (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+  // connect(2) waits no longer than for a send.
+  limit_sends(socket_.get(), std::max<std::chrono::nanoseconds>(deadline - std::chrono::steady_clock::now(), 1ms));
+  while (::connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     if (errno != EINTR) return std::unexpected(cannot_connect(path, errno));
   }
-  return DataSocket(std::move(socket));
+  limit_sends(socket_.get(), kSendTimeout);
+  return {};
 }
 
 Result<void> DataSocket::send(const shm::MessageHeader& message) const {

@@ -49,13 +49,16 @@ class DataSocket {
   explicit DataSocket(Descriptor socket) : socket_(std::move(socket)) {}
   // kUnavailable, saying how to start a daemon, if none is there.
   static Result<DataSocket> connect(const std::string& path, Deadline deadline);
+  // The same in two steps.
+  static Result<DataSocket> unconnected();
+  Result<void> connect_to(const std::string& path, Deadline deadline) const;
 
   // Sends one message; the size is that of its header. Thread-safe.
   Result<void> send(const shm::MessageHeader& message) const;
   // Waits until receive() has something to say: a message, or the daemon's end. False: not by the deadline.
   bool wait(Deadline deadline) const;
-  // The next message. kUnavailable if the daemon closed the socket, kDeadlineExceeded, kFailedPrecondition for another
-  // version, kInternal for what is no message.
+  // The next message. kUnavailable once the daemon has closed the socket, and all that it sent before was received;
+  // kDeadlineExceeded, kFailedPrecondition for another version, kInternal for what is no message.
   Result<Message> receive(Deadline deadline) const;
 
   int get() const { return socket_.get(); }

@@ -75,20 +75,22 @@ Result<std::vector<Lease>> Session::acquire(std::span<const Tensor> tensors, con
 }
 
 Result<std::vector<Lease>> Session::acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options) {
-  const Result<std::shared_ptr<Call>> call = submit_acquire(tensors, options);
+  const Result<std::shared_ptr<Call>> call = submit_acquire(tensors, options, true);
   if (!call) return std::unexpected(call.error());
   if (Result<void> granted = finish(*call); !granted) return std::unexpected(granted.error());
   return make_leases(tensors, options);
 }
 
-Result<std::shared_ptr<Call>> Session::submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
+Result<std::shared_ptr<Call>> Session::submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options,
+                                                      bool waits_for_room) {
   const Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
   if (!handles) return std::unexpected(handles.error());
   return submit({.operation = shm::Operation::kAcquire,
                  .mode = wire(options.mode),
                  .place = options.place.number(),
                  .timeout = options.timeout,
-                 .handles = *handles});
+                 .handles = *handles,
+                 .waits_for_room = waits_for_room});
 }
 
 Pending<std::vector<Lease>> Session::acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options) {
@@ -99,7 +101,7 @@ Pending<std::vector<Lease>> Session::acquire_async(std::span<const Tensor> tenso
   const Result<bool> fast = try_fast_set(tensors, options);
   if (!fast) return at_once(std::unexpected(fast.error()));
   if (*fast) return at_once(make_leases(tensors, options));
-  Result<std::shared_ptr<Call>> call = submit_acquire(tensors, options);
+  Result<std::shared_ptr<Call>> call = submit_acquire(tensors, options, false);
   if (!call) return at_once(std::unexpected(call.error()));
   return Pending<std::vector<Lease>>(std::make_unique<LeasesAnswer>(
       *this, std::move(*call), std::vector<Tensor>(tensors.begin(), tensors.end()), options));

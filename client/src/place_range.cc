@@ -83,18 +83,32 @@ Result<void> PlaceRange::check(std::uint64_t offset, std::uint64_t bytes) const 
                   ", which is not whole pieces of 2 MiB within the place's " + std::to_string(record_.range_bytes));
 }
 
+bool PlaceRange::has(std::uint64_t offset, std::uint64_t bytes) const {
+  const auto found = segments_.find(offset);
+  return found != segments_.end() && found->second == bytes;
+}
+
+void PlaceRange::strike_out(std::uint64_t offset, std::uint64_t bytes) {
+  std::erase_if(segments_, [=](const auto& segment) {
+    return segment.first < offset + bytes && offset < segment.first + segment.second;
+  });
+}
+
 Result<void> PlaceRange::map(std::uint64_t offset, std::uint64_t bytes, int fd) {
   if (Result<void> fits = check(offset, bytes); !fits) return fits;
+  strike_out(offset, bytes);
   if (readable_ != nullptr) {
     if (Result<void> done = map_at(readable_ + offset, bytes, PROT_READ, MAP_SHARED, fd); !done) return done;
   }
   if (Result<void> done = map_at(writable_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd); !done) return done;
+  segments_.emplace(offset, bytes);
   set_mapped(offset, bytes, true);
   return {};
 }
 
 Result<void> PlaceRange::unmap(std::uint64_t offset, std::uint64_t bytes) {
   if (Result<void> fits = check(offset, bytes); !fits) return fits;
+  strike_out(offset, bytes);
   set_mapped(offset, bytes, false);
   if (readable_ != nullptr) {
     if (Result<void> done = map_at(readable_ + offset, bytes, PROT_NONE, kNothing, -1); !done) return done;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -26,7 +27,9 @@ class PlaceRange {
 
   const shm::PlaceRecord& record() const { return record_; }
 
-  // One thread at a time. kInvalidArgument for a segment that does not fit the range.
+  // Whether exactly this segment is mapped. One thread at a time, as both below.
+  bool has(std::uint64_t offset, std::uint64_t bytes) const;
+  // kInvalidArgument for a segment that does not fit the range.
   Result<void> map(std::uint64_t offset, std::uint64_t bytes, int fd);
   Result<void> unmap(std::uint64_t offset, std::uint64_t bytes);
 
@@ -43,12 +46,15 @@ class PlaceRange {
  private:
   explicit PlaceRange(const shm::PlaceRecord& record);
   Result<void> check(std::uint64_t offset, std::uint64_t bytes) const;
+  // Forgets the segments that touch this range.
+  void strike_out(std::uint64_t offset, std::uint64_t bytes);
   void set_mapped(std::uint64_t offset, std::uint64_t bytes, bool mapped);
 
   shm::PlaceRecord record_;
   std::uint64_t reserved_bytes_ = 0;  // the range, in whole granules
   std::byte* readable_ = nullptr;     // null where the place is mapped once
   std::byte* writable_ = nullptr;
+  std::map<std::uint64_t, std::uint64_t> segments_;   // bytes by offset
   std::vector<std::atomic<std::uint64_t>> granules_;  // one bit each: mapped
 };
 

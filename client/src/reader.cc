@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The session's own thread: segments come and go, the daemon's end is noticed, and the last reference takes it all
-// down.
+// The session's own thread: segments come and go, the daemon's end is noticed and the next one looked for
+// (resuming.cc), and the last reference takes it all down.
 #include <poll.h>
 #include <pthread.h>
 
@@ -29,31 +29,36 @@ void block_signals() {
 
 void Session::read_messages() {
   block_signals();
-  bool lost = false;
   while (true) {
+    const bool listens = link_ == Link::kOpen || link_ == Link::kResuming;
     std::array<pollfd, 2> ready{pollfd{.fd = wake_.get(), .events = POLLIN, .revents = 0},
-                                pollfd{.fd = lost ? -1 : socket_.get(), .events = POLLIN, .revents = 0}};
-    const int timeout_ms = calls_.has_abandoned() ? kAbandonedPollMs : -1;
-    if (::poll(ready.data(), ready.size(), timeout_ms) < 0 && errno != EINTR) break;
+                                pollfd{.fd = listens ? socket_.get() : -1, .events = POLLIN, .revents = 0}};
+    if (::poll(ready.data(), ready.size(), patience_ms()) < 0 && errno != EINTR) break;
     if (ready[0].revents != 0) {
       std::uint64_t woken = 0;
       if (::read(wake_.get(), &woken, sizeof woken) == sizeof woken && woken >= kLast) break;
     }
-    if (ready[1].revents == 0) continue;
-    const Result<Message> message = socket_.receive(deadline_after({}));
-    Result<void> handled = message ? handle(*message) : std::unexpected(message.error());
-    if (!handled) {
-      lost = true;
-      lose_daemon(handled.error());
-      socket_.shut_down();
-    }
+    if (ready[1].revents != 0) hear();
+    keep_trying();
   }
-  if (!lost) {
-    shm::Bye bye;
-    bye.header.bytes = sizeof bye;
-    static_cast<void>(socket_.send(bye.header));  // gone or not, this is the end
-  }
+  say_goodbye();
   delete this;
+}
+
+int Session::patience_ms() {
+  if (link_ == Link::kOpen) return calls_.has_abandoned() ? kAbandonedPollMs : -1;
+  if (link_ == Link::kLost) return -1;
+  const Deadline next = link_ == Link::kAway ? std::min(absence_.next_attempt, absence_.end) : absence_.end;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - std::chrono::steady_clock::now());
+  return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 1'000'000));
+}
+
+void Session::hear() {
+  const Result<Message> message = socket_.receive(deadline_after({}));
+  if (link_ == Link::kResuming) return hear_of_resuming(message);
+  if (!message && message.error().code == ErrorCode::kUnavailable) return lose_connection(message.error());
+  const Result<void> handled = message ? handle(*message) : std::unexpected(message.error());
+  if (!handled) lose_daemon(handled.error());
 }
 
 Result<void> Session::handle(const Message& message) {
@@ -81,12 +86,15 @@ Result<void> Session::handle_segment(const Message& message) {
     if (Result<void> unmapped = place->unmap(segment.offset, segment.bytes); !unmapped) return unmapped;
     shm::SegmentMessage answer = segment;
     answer.header.type = shm::MessageType::kRetired;
-    return socket_.send(answer.header);
+    // Where it cannot be sent, the connection's end is next; but what the daemon said last comes before that.
+    if (!socket_.send(answer.header)) socket_.shut_down();
+    return {};
   }
   if (message.descriptors.size() != 1) {
     return fail(ErrorCode::kInternal, "terraced passed a segment with " + std::to_string(message.descriptors.size()) +
                                           " descriptors: one is right");
   }
+  if (place->has(segment.offset, segment.bytes)) return {};  // a daemon that goes on passes them all again
   Result<void> mapped = place->map(segment.offset, segment.bytes, message.descriptors[0].get());
   if (mapped) {
     {
@@ -100,12 +108,14 @@ Result<void> Session::handle_segment(const Message& message) {
 void Session::lose_daemon(const Error& why) {
   const Error told{why.code, why.message + ". Leases that are held stay valid; connect again for anything else",
                    why.system_error};
+  link_ = Link::kLost;
   {
     const std::lock_guard lock(mutex_);
     gone_ = told;
   }
   changed_.notify_all();
   calls_.fail_all(told);
+  socket_.shut_down();
 }
 
 }  // namespace terrace::client

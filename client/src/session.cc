@@ -83,7 +83,11 @@ Result<Session::Greeted> Session::greet(const ConnectOptions& options) {
   if (!socket) return std::unexpected(socket.error());
   // A daemon that refuses at once may have closed already: what it said can still be read.
   const Result<void> sent = socket->send(hello->header);
-  return Greeted{.path = path, .socket = std::move(*socket), .overdue = deadline, .sent = sent};
+  return Greeted{.path = path,
+                 .socket = std::move(*socket),
+                 .overdue = deadline,
+                 .reconnect_timeout = options.reconnect_timeout,
+                 .sent = sent};
 }
 
 bool Session::answered(const Greeted& greeted, Deadline deadline) {
@@ -99,7 +103,7 @@ Result<Session::Opened> Session::enter(Greeted greeted) {
     return fail(ErrorCode::kInternal, "terraced answered the greeting with a message of type " +
                                           std::to_string(static_cast<std::uint32_t>(answer->header.type)));
   }
-  auto session = settle(greeted.path, std::move(greeted.socket), std::move(*answer));
+  auto session = settle(std::move(greeted), std::move(*answer));
   if (!session) return std::unexpected(session.error());
   try {
     Session& whole = **session;
@@ -111,8 +115,7 @@ Result<Session::Opened> Session::enter(Greeted greeted) {
   }
 }
 
-Result<std::unique_ptr<Session, void (*)(Session*)>> Session::settle(const std::string& path, DataSocket socket,
-                                                                     Message message) {
+Result<std::unique_ptr<Session, void (*)(Session*)>> Session::settle(Greeted greeted, Message message) {
   const auto welcome = message.as<shm::Welcome>();
   if (message.descriptors.size() != 2 || welcome.place_count > welcome.places.size()) {
     return fail(ErrorCode::kInternal, "terraced's welcome has " + std::to_string(message.descriptors.size()) +
@@ -124,7 +127,7 @@ Result<std::unique_ptr<Session, void (*)(Session*)>> Session::settle(const std::
   const Result<shm::RegionView> region = map_region(message.descriptors[0].get(), welcome.region_bytes);
   if (!region) return std::unexpected(region.error());
   std::unique_ptr<Session, void (*)(Session*)> session(
-      new Session(path, std::move(socket), welcome, std::move(message.descriptors[1]), std::move(wake), *region),
+      new Session(std::move(greeted), welcome, std::move(message.descriptors[1]), std::move(wake), *region),
       [](Session* unopened) { delete unopened; });
   for (std::uint32_t i = 0; i < welcome.place_count; ++i) {
     const shm::PlaceRecord& place = welcome.places[i];
@@ -139,19 +142,23 @@ Result<std::unique_ptr<Session, void (*)(Session*)>> Session::settle(const std::
   return session;
 }
 
-Session::Session(std::string path, DataSocket socket, const shm::Welcome& welcome, Descriptor doorbell, Descriptor wake,
+Session::Session(Greeted greeted, const shm::Welcome& welcome, Descriptor doorbell, Descriptor wake,
                  shm::RegionView region)
     : serial_(next_serial()),
       id_(welcome.session),
-      path_(std::move(path)),
-      socket_(std::move(socket)),
+      path_(std::move(greeted.path)),
+      socket_(std::move(greeted.socket)),
       doorbell_(std::move(doorbell)),
       wake_(std::move(wake)),
       region_(region),
       region_bytes_(welcome.region_bytes),
-      calls_(region_, doorbell_.get(), [this](std::span<const std::uint64_t> handles, shm::Mode mode) {
-        for (const std::uint64_t handle : handles) give_back(handle, mode);
-      }) {
+      calls_(region_, doorbell_.get(),
+             [this](std::span<const std::uint64_t> handles, shm::Mode mode) {
+               for (const std::uint64_t handle : handles) give_back(handle, mode);
+             }),
+      token_(welcome.token),
+      reconnect_timeout_(greeted.reconnect_timeout),
+      epoch_(region.header->epoch.load(std::memory_order_relaxed)) {
   enlist(*this);
 }
 
@@ -209,7 +216,11 @@ Result<void> Session::usable() const {
 
 void Session::abandon(const std::shared_ptr<Call>& call) {
   calls_.abandon(call);
-  const std::uint64_t one = 1;  // the reader looks after it from now on
+  wake_reader();  // it looks after the call from now on
+}
+
+void Session::wake_reader() {
+  const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
@@ -231,7 +242,7 @@ Result<void> Session::take(const std::shared_ptr<Call>& call) {
   if (!calls_.ready(call)) {
     abandon(call);
     if (calls_.waits_ended()) return client_closed();
-    return fail(ErrorCode::kDeadlineExceeded, "terraced has not answered in time: is it stopped, or overloaded?");
+    return std::unexpected(calls_.overdue());
   }
   if (call->error) return std::unexpected(*call->error);
   return {};

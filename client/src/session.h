@@ -37,6 +37,7 @@ class Session {
     std::string path;
     DataSocket socket;
     Deadline overdue;  // when the daemon should have answered
+    std::chrono::nanoseconds reconnect_timeout;
     Result<void> sent;
   };
   static Result<Greeted> greet(const ConnectOptions& options);
@@ -50,6 +51,8 @@ class Session {
   std::uint32_t id() const { return id_; }
   const std::string& path() const { return path_; }
   std::vector<PlaceOffer> offers() const;
+  // How often a daemon has gone on with the session.
+  std::uint64_t reconnects() const { return reconnects_.load(std::memory_order_relaxed); }
   // Whether this process is a forked child of the one that opened the session.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
 
@@ -95,17 +98,43 @@ class Session {
   // A granted lease's memory is on its way already: how long it may take, whatever the call's own timeout.
   static constexpr std::chrono::seconds kMappingTimeout{10};
 
-  Session(std::string path, DataSocket socket, const shm::Welcome& welcome, Descriptor doorbell, Descriptor wake,
-          shm::RegionView region);
-  ~Session();
-  static Result<std::unique_ptr<Session, void (*)(Session*)>> settle(const std::string& path, DataSocket socket,
-                                                                     Message welcome);
+  // Pauses between attempts to connect again.
+  static constexpr std::chrono::milliseconds kPauseMin{10};
+  static constexpr std::chrono::milliseconds kPauseMax{500};
+  struct Absence {
+    Deadline since;
+    Deadline end;  // of the attempts
+    Deadline next_attempt;
+    std::chrono::milliseconds pause = kPauseMin;  // after it
+    std::uint32_t completions_seen = 0;
+    std::string trouble;  // of the last attempt
+  };
 
-  // The library's own thread: segments come and go.
+  Session(Greeted greeted, const shm::Welcome& welcome, Descriptor doorbell, Descriptor wake, shm::RegionView region);
+  ~Session();
+  static Result<std::unique_ptr<Session, void (*)(Session*)>> settle(Greeted greeted, Message welcome);
+
+  // The library's own thread: segments come and go, and so do daemons.
+  enum class Link {
+    kOpen,
+    kAway,      // the connection ended; there is none
+    kResuming,  // there is one, on which the daemon was asked to go on
+    kLost,      // for good
+  };
   void read_messages();
+  int patience_ms();
+  void hear();
   Result<void> handle(const Message& message);
   Result<void> handle_segment(const Message& message);
   void lose_daemon(const Error& why);
+  void lose_connection(const Error& why);
+  void keep_trying();
+  void try_to_resume();
+  void try_again_later(const Error& why);
+  void hear_of_resuming(const Result<Message>& message);
+  Result<void> resume(const shm::Resumed& resumed);
+  void say_goodbye();
+  void wake_reader();
 
   Result<void> usable() const;
   bool owns(const Tensor& tensor) const;
@@ -120,8 +149,9 @@ class Session {
   Result<void> take(const std::shared_ptr<Call>& call);
   // Both, however long it takes.
   Result<void> finish(const std::shared_ptr<Call>& call);
-  Result<std::shared_ptr<Call>> submit_order(std::span<const Tensor> tensors, const Order& order);
-  Result<std::shared_ptr<Call>> submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options);
+  Result<std::shared_ptr<Call>> submit_order(std::span<const Tensor> tensors, const Order& order, bool waits_for_room);
+  Result<std::shared_ptr<Call>> submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options,
+                                               bool waits_for_room);
   Result<std::vector<Lease>> acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options);
   Tensor make_tensor(TensorSpec spec, std::uint64_t handle) const;
 
@@ -139,7 +169,7 @@ class Session {
   const std::uint64_t serial_;
   const std::uint32_t id_;
   const std::string path_;
-  DataSocket socket_;
+  DataSocket socket_;  // replaced without_fork()
   Descriptor doorbell_;
   Descriptor wake_;  // of the reader: one per wake-up, kLast with the last reference
   shm::RegionView region_;
@@ -148,6 +178,14 @@ class Session {
   Calls calls_;
   std::atomic<std::uint64_t> references_{1};
   std::atomic<bool> forked_{false};
+
+  // How the daemon is got back; the reader's own.
+  const std::array<std::uint8_t, 16> token_;
+  const std::chrono::nanoseconds reconnect_timeout_;
+  std::uint64_t epoch_;
+  Link link_ = Link::kOpen;
+  Absence absence_;
+  std::atomic<std::uint64_t> reconnects_{0};
 
   std::mutex mutex_;
   std::condition_variable changed_;  // a segment was mapped, or the daemon is gone

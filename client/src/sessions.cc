@@ -50,6 +50,11 @@ void strike_off(Session& session) {
   std::erase(sessions().all, &session);
 }
 
+void without_fork(const std::function<void()>& action) {
+  const std::lock_guard lock(sessions().mutex);
+  action();
+}
+
 void with_session(std::uint64_t serial, const std::function<void(Session&)>& visit) {
   const std::lock_guard lock(sessions().mutex);
   const auto found = std::ranges::find(sessions().all, serial, &Session::serial);

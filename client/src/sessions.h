@@ -17,6 +17,9 @@ std::uint64_t next_serial();
 void enlist(Session& session);
 void strike_off(Session& session);
 
+// Runs it at a time when no fork can happen.
+void without_fork(const std::function<void()>& action);
+
 // Calls `visit` with the session of that serial, if it is there; it stays meanwhile.
 void with_session(std::uint64_t serial, const std::function<void(Session&)>& visit);
 

@@ -83,7 +83,7 @@ struct Bye {
 };
 
 // From here until kResumed the client reads no completion and submits nothing. Answered by kResumed, or by kRefused:
-// kUnavailable for "not yet, try again", anything else when the session is lost.
+// kUnavailable (not yet) or kResourceExhausted (too many connections): try again; anything else: the session is lost.
 struct Resume {
   MessageHeader header{.type = MessageType::kResume, .bytes = 0};
   std::uint32_t session = 0;

@@ -104,7 +104,8 @@ TEST(Death, OfManyTrainersAtAnyMomentLeavesNothing) {
 
 TEST(Death, OfTheDaemonLeavesLeasesAndSaysSo) {
   Terraced terraced;
-  Client client = terraced.connect();
+  Client client =
+      Client::connect({.socket = terraced.data_socket(), .reconnect_timeout = std::chrono::seconds(0)}).value();
   const Tensor tensor = client.create({.name = "t", .bytes = kMiB}).value();
   const Tensor absent = client.create({.name = "absent", .bytes = kMiB}).value();
   const Lease lease = client.acquire(tensor, {.mode = Mode::kOverwrite}).value();

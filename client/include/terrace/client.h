@@ -27,6 +27,8 @@ enum class Operation : std::uint32_t;
 
 // How long a call waits unless it is told otherwise.
 inline constexpr std::chrono::nanoseconds kTimeoutDefault = std::chrono::seconds(60);
+// How long a client waits for a daemon that has ended to come back.
+inline constexpr std::chrono::nanoseconds kReconnectTimeoutDefault = std::chrono::seconds(60);
 
 // Bytes of a place that the session may always hold leased at once.
 struct Guarantee {
@@ -46,6 +48,9 @@ struct ConnectOptions {
   std::chrono::nanoseconds timeout = kTimeoutDefault;
   // For people, at most 63 bytes ("rank 3"). Empty: the program's name.
   std::string label{};
+  // How long a daemon that has ended may stay away before the session counts as lost; 0: not at all. Until then leases
+  // and mappings stay as they are, calls wait (each until its own timeout), and when it is back they go on.
+  std::chrono::nanoseconds reconnect_timeout = kReconnectTimeoutDefault;
 };
 
 struct LeaseOptions {
@@ -67,10 +72,12 @@ struct PlaceOffer {
 // What the step that begins does; the daemon keeps a template of accesses for each.
 enum class StepKind : std::uint32_t { kTrain = 0, kAccumulate = 1, kEval = 2 };
 
-// A session. Move-only; all calls are thread-safe (but not against moving or destroying it). Every call can fail with
-// kUnavailable (the daemon is gone or draining; leases stay valid), kDeadlineExceeded, kResourceExhausted (full, at
-// once), and kFailedPrecondition in a forked child, where nothing of the parent's session can be used.
-// kInvalidArgument for tensors of another client; kAborted for tensors that were destroyed.
+// A session. Move-only; all calls are thread-safe (but not against moving or destroying it). It outlives the daemon's
+// restart: calls under way are asked again, and none is carried out twice. Every call can fail with kUnavailable (the
+// session is lost, or the daemon draining; leases stay valid), kDeadlineExceeded (the daemon may be away: the message
+// says since when), kResourceExhausted (full, at once), and kFailedPrecondition in a forked child, where nothing of the
+// parent's session can be used. kInvalidArgument for tensors of another client; kAborted for tensors that were
+// destroyed.
 class Client {
  public:
   // Opens a session. kUnavailable if no daemon is there: the message shows the command that starts one.
@@ -143,6 +150,8 @@ class Client {
   const std::string& socket() const;
   // Places this session can lease in, host first where there is one.
   std::vector<PlaceOffer> places() const;
+  // How often the session went on with a restarted daemon.
+  std::uint64_t reconnects() const;
   // Leases and tokens not yet released, and calls not yet answered.
   std::uint64_t held() const;
 

@@ -173,19 +173,23 @@ TEST_F(Calling, RefusesMoreThanTheRingsHold) {
   for (Pending<void>& each : pending) EXPECT_TRUE(each.wait(60s).has_value());
 }
 
-TEST_F(Calling, EndsWithTheDaemon) {
-  Pending<std::vector<Lease>> pending = client_.acquire_async({&tensor_, 1});
-  auto waiting = beside([&] { return client_.swap_out({&tensor_, 1}); });
-  daemon_.next();
-  daemon_.next();
-  daemon_.hang_up();
+TEST(CallingWithoutReconnecting, EndsWithTheDaemon) {
+  ScriptedDaemon daemon;
+  Client client = daemon.open({.reconnect_timeout = 0s});
+  const Tensor tensor = daemon.create(client, "weights", 4096, 3);
+  daemon.pass_segment(shm::kPlaceHost, 0);
+  Pending<std::vector<Lease>> pending = client.acquire_async({&tensor, 1});
+  auto waiting = beside([&] { return client.swap_out({&tensor, 1}); });
+  daemon.next();
+  daemon.next();
+  daemon.hang_up();
   EXPECT_EQ(waiting.get().error().code, ErrorCode::kUnavailable);
   EXPECT_EQ(pending.wait(60s).error().code, ErrorCode::kUnavailable);
-  const Result<void> later = client_.mark_step();
+  const Result<void> later = client.mark_step();
   EXPECT_EQ(later.error().code, ErrorCode::kUnavailable);
   EXPECT_THAT(later.error().message, HasSubstr("closed the connection"));
-  daemon_.publish(3, {.state = shm::State::kResident}, 0);
-  const Result<Lease> hit = client_.acquire(tensor_);  // what is mapped stays usable
+  daemon.publish(3, {.state = shm::State::kResident}, 0);
+  const Result<Lease> hit = client.acquire(tensor);  // what is mapped stays usable
   EXPECT_TRUE(hit.has_value());
 }
 

@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <new>
@@ -42,8 +43,12 @@ bool eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-ScriptedDaemon::ScriptedDaemon()
-    : folder_(make_folder()), listener_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+ScriptedDaemon::ScriptedDaemon() : folder_(make_folder()) { listen(); }
+
+ScriptedDaemon::~ScriptedDaemon() { std::filesystem::remove_all(folder_); }
+
+void ScriptedDaemon::listen() {
+  listener_ = Fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   TERRACE_CHECK(path().size() < sizeof address.sun_path);
@@ -52,20 +57,57 @@ ScriptedDaemon::ScriptedDaemon()
   TERRACE_CHECK(::listen(listener_.get(), 8) == 0);
 }
 
-ScriptedDaemon::~ScriptedDaemon() { std::filesystem::remove_all(folder_); }
+void ScriptedDaemon::die() {
+  listener_.reset();
+  std::filesystem::remove(path());
+  hang_up();
+}
 
 void ScriptedDaemon::take_connection() {
   wait_readable(listener_.get());
   connection_ = Fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
 }
 
-shm::Hello ScriptedDaemon::accept() {
+template <typename First>
+First ScriptedDaemon::accept_first() {
   take_connection();
   const std::vector<std::byte> bytes = receive();
-  TERRACE_CHECK(bytes.size() == sizeof(shm::Hello));
-  shm::Hello hello;
-  std::memcpy(static_cast<void*>(&hello), bytes.data(), sizeof hello);
-  return hello;
+  TERRACE_CHECK(bytes.size() == sizeof(First));
+  First first;
+  std::memcpy(static_cast<void*>(&first), bytes.data(), sizeof first);
+  TERRACE_CHECK(first.header.type == First{}.header.type && first.header.bytes == sizeof first);
+  return first;
+}
+
+shm::Hello ScriptedDaemon::accept() { return accept_first<shm::Hello>(); }
+shm::Resume ScriptedDaemon::accept_resume() { return accept_first<shm::Resume>(); }
+
+void ScriptedDaemon::reset_rings() {
+  for (shm::RingIndex* index : {region_.submission_index, region_.completion_index}) {
+    index->head = 0;
+    index->tail = 0;
+  }
+  submissions_ = {*region_.submission_index, region_.submissions};
+  completions_ = {*region_.completion_index, region_.completions};
+  rung();
+}
+
+void ScriptedDaemon::resume() {
+  reset_rings();
+  shm::Resumed message;
+  message.header.bytes = sizeof message;
+  message.session = 42;
+  message.epoch = ++region_.header->epoch;
+  send(&message, sizeof message);
+}
+
+void ScriptedDaemon::refuse_to_resume(ErrorCode code, const std::string& message) {
+  shm::Refused refused;
+  refused.header.bytes = sizeof refused;
+  refused.code = static_cast<std::uint32_t>(code);
+  std::ranges::copy(message, refused.message.begin());
+  send(&refused, sizeof refused);
+  hang_up();
 }
 
 void ScriptedDaemon::welcome() {
@@ -85,6 +127,7 @@ void ScriptedDaemon::welcome() {
   shm::Welcome message;
   message.header.bytes = sizeof message;
   message.session = 42;
+  message.token = kToken;
   message.region_bytes = layout.region_bytes;
   message.place_count = 2;
   message.places[0] = {.place = shm::kPlaceHost, .range_bytes = kRangeBytes, .guarantee_bytes = kRangeBytes / 2};
@@ -157,14 +200,18 @@ void ScriptedDaemon::retire_segment(std::uint32_t place, std::uint64_t offset) c
 }
 
 Asked ScriptedDaemon::next() {
-  std::array<shm::Submission, 1> entry;
   while (true) {
-    const Result<std::size_t> count = submissions_.pop(entry);
-    TERRACE_CHECK(count.has_value());
-    if (*count == 1) break;
+    if (std::optional<Asked> asked = next_if_any()) return std::move(*asked);
     wait_readable(doorbell_.get());
     rung();
   }
+}
+
+std::optional<Asked> ScriptedDaemon::next_if_any() {
+  std::array<shm::Submission, 1> entry;
+  const Result<std::size_t> count = submissions_.pop(entry);
+  TERRACE_CHECK(count.has_value());
+  if (*count == 0) return std::nullopt;
   Asked asked{.submission = entry[0], .handles = {}, .records = {}};
   const std::byte* block = region_.arena.data() + entry[0].block_offset;
   if (entry[0].operation == shm::Operation::kCreate) {

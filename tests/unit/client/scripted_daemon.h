@@ -2,9 +2,11 @@
 // The daemon's end of one session, played by a test step by step: real sockets, real shared memory, no engine.
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <future>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +56,16 @@ class ScriptedDaemon {
   // Whether anything waits to be received (or the client has closed).
   bool has_message() const;
   void hang_up() { connection_.reset(); }
+  // hang_up(), and nobody listens on the socket until listen().
+  void die();
+  void listen();
+  // The connection, on which the client asks to go on.
+  shm::Resume accept_resume();
+  // Empties the rings, as a new daemon does, and forgets what was asked.
+  void reset_rings();
+  // reset_rings(), the next epoch, and the answer to accept_resume().
+  void resume();
+  void refuse_to_resume(ErrorCode code, const std::string& message);
 
   // Passes a segment; its memory, as the daemon sees it.
   std::byte* pass_segment(std::uint32_t place, std::uint64_t offset);
@@ -61,6 +73,8 @@ class ScriptedDaemon {
 
   // The next request; waits for the doorbell.
   Asked next();
+  // The same if there is one.
+  std::optional<Asked> next_if_any();
   // Whether the doorbell rang since it was last looked at. Never waits.
   bool rung() const;
   void answer(const Asked& asked, const std::vector<std::uint64_t>& result = {});
@@ -75,9 +89,13 @@ class ScriptedDaemon {
 
   const shm::RegionView& region() const { return region_; }
 
+  static constexpr std::array<std::uint8_t, 16> kToken{7, 6, 5, 4, 3, 2, 1};
   static std::uint64_t handle(std::uint32_t slot) { return std::uint64_t{1} << 32 | slot; }
 
  private:
+  template <typename First>
+  First accept_first();
+
   std::filesystem::path folder_;
   Fd listener_;
   Fd connection_;
