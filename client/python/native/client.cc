@@ -112,12 +112,13 @@ struct Session {
   std::shared_ptr<Connection> connection;
 
   Session(std::string socket, const std::vector<std::pair<std::string, std::uint64_t>>& guarantees,
-          std::uint32_t local_world_size, double timeout, std::string label) {
+          std::uint32_t local_world_size, double timeout, std::string label, double reconnect_timeout) {
     ConnectOptions options = {.socket = std::move(socket),
                               .guarantees = {},
                               .local_world_size = local_world_size,
                               .timeout = duration(timeout),
-                              .label = std::move(label)};
+                              .label = std::move(label),
+                              .reconnect_timeout = duration(reconnect_timeout)};
     for (const auto& [place, bytes] : guarantees) options.guarantees.push_back({place_of(place), bytes});
     auto pending = [&] {
       const nb::gil_scoped_release without;
@@ -235,8 +236,8 @@ void bind_client(nb::module_& module) {
   auto session =
       nb::class_<Session>(module, "Session", "One connection to the daemon; terrace.Client builds on it.")
           .def(nb::init<std::string, const std::vector<std::pair<std::string, std::uint64_t>>&, std::uint32_t, double,
-                        std::string>(),
-               "socket"_a, "guarantees"_a, "local_world_size"_a, "timeout"_a, "label"_a)
+                        std::string, double>(),
+               "socket"_a, "guarantees"_a, "local_world_size"_a, "timeout"_a, "label"_a, "reconnect_timeout"_a)
           .def("_create", &Session::create, "specs"_a, "timeout"_a)
           .def(
               "_acquire",
@@ -258,6 +259,7 @@ void bind_client(nb::module_& module) {
                })
           .def_prop_ro("session", [](const Session& self) { return self.connection->client.session(); })
           .def_prop_ro("socket", [](const Session& self) { return self.connection->client.socket(); })
+          .def_prop_ro("reconnects", [](const Session& self) { return self.connection->client.reconnects(); })
           .def_prop_ro("held", [](const Session& self) { return self.connection->client.held(); })
           .def_prop_ro("leased_bytes", [](const Session& self) { return self.connection->leased->now(); })
           .def_prop_ro("leased_bytes_max", [](const Session& self) { return self.connection->leased->max(); })

@@ -14,6 +14,7 @@ from ._errors import Error
 from ._terrace import Lease, Session, Tensor
 
 TIMEOUT_SECONDS = 60.0
+RECONNECT_TIMEOUT_SECONDS = 60.0
 
 
 def _extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
@@ -71,13 +72,17 @@ class Client(Session):
     local_world_size: ranks on this node; None: $LOCAL_WORLD_SIZE, else 1.
     timeout: seconds to wait for the memory behind the guarantees; then ResourceExhausted, naming who holds what.
     label: for people, in the operator's listings; the program's name where it is empty.
+    reconnect_timeout: seconds that a daemon which has ended may stay away before the session counts as lost; 0: not at
+        all. Until then leases stay as they are, and calls wait, each until its own timeout.
 
     Every call raises a subclass of terrace.Error. Timeouts are in seconds. It is a context manager that closes.
     """
 
     def __init__(self, socket: str | None = None, *, guarantees: Mapping[str, int] | None = None,
-                 local_world_size: int | None = None, timeout: float = TIMEOUT_SECONDS, label: str = ""):
-        super().__init__(socket or "", list((guarantees or {}).items()), local_world_size or 0, timeout, label)
+                 local_world_size: int | None = None, timeout: float = TIMEOUT_SECONDS, label: str = "",
+                 reconnect_timeout: float = RECONNECT_TIMEOUT_SECONDS):
+        super().__init__(socket or "", list((guarantees or {}).items()), local_world_size or 0, timeout, label,
+                         reconnect_timeout)
         self._tensors: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:

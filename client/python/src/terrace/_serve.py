@@ -188,7 +188,9 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block:
         made.callback(daemon.stop)
         deadline = time.monotonic() + timeout
         client = _as_soon_as(lambda: ServedClient(str(folders[0] / "data.sock"), guarantees=guarantees, label=label,
-                                                  timeout=max(1.0, deadline - time.monotonic())), daemon, deadline)
+                                                  timeout=max(1.0, deadline - time.monotonic()),
+                                                  reconnect_timeout=0),  # nobody restarts the daemon
+                             daemon, deadline)
         made.callback(client.close)
         if address:
             _as_soon_as(lambda: socket.create_connection(("127.0.0.1", port), timeout=1).close(), daemon, deadline)

@@ -78,7 +78,7 @@ class Session:
     """One connection to the daemon; terrace.Client builds on it."""
 
     def __init__(self, socket: str, guarantees: Sequence[tuple[str, int]], local_world_size: int, timeout: float,
-                 label: str) -> None: ...
+                 label: str, reconnect_timeout: float) -> None: ...
     def close(self) -> None:
         """Ends the session: its tensors are gone. With leases still held it ends at the last one's release."""
     def swap_in(self, tensors: Sequence[Tensor], *, place: str = "host", timeout: float = 60.0) -> None:
@@ -103,6 +103,9 @@ class Session:
     @property
     def socket(self) -> str:
         """Path of the daemon's data socket."""
+    @property
+    def reconnects(self) -> int:
+        """How often the session went on with a restarted daemon; 0 once closed."""
     @property
     def held(self) -> int:
         """Leases not yet given back, those of exports included, and calls not yet answered."""
