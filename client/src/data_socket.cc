@@ -137,6 +137,17 @@ Error error_of(const shm::Refused& refused) {
 
 void DataSocket::shut_down() const { ::shutdown(socket_.get(), SHUT_RDWR); }
 
+void DataSocket::say_last(const shm::MessageHeader& message) const {
+  static_cast<void>(send(message));  // gone or not, this is the end
+  shut_down();
+  std::byte dropped{};
+  ssize_t received = 0;
+  bool reset = false;
+  do {
+    received = ::recv(socket_.get(), &dropped, sizeof dropped, MSG_DONTWAIT);
+  } while (received > 0 || (received < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true)))));
+}
+
 Result<DataSocket> DataSocket::connect(const std::string& path, Deadline deadline) {
   Result<DataSocket> socket = unconnected();
   if (!socket) return socket;

@@ -64,6 +64,9 @@ class DataSocket {
   int get() const { return socket_.get(); }
   // Both ends see it closed from now on; the descriptor stays, for whoever may be using it.
   void shut_down() const;
+  // The same after this last message. What the daemon sent meanwhile is dropped: were it left unread, the daemon would
+  // be told of a reset, and not hear what was said last.
+  void say_last(const shm::MessageHeader& message) const;
   void reset() { socket_.reset(); }
 
  private:

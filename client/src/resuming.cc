@@ -109,7 +109,7 @@ void Session::say_goodbye() {
   if (link_ != Link::kOpen && link_ != Link::kResuming) return;
   shm::Bye bye;
   bye.header.bytes = sizeof bye;
-  static_cast<void>(socket_.send(bye.header));  // gone or not, this is the end
+  socket_.say_last(bye.header);
 }
 
 }  // namespace terrace::client

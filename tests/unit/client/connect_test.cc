@@ -210,6 +210,20 @@ TEST(Connect, RefusesAGuaranteeForThePlaceWithoutLeases) {
   EXPECT_THAT(client.error().message, HasSubstr("a guarantee for block"));
 }
 
+TEST(Connect, IsHeardToTheLastWithMessagesUnread) {
+  ScriptedDaemon daemon;
+  Result<DataSocket> socket = DataSocket::connect(daemon.path(), deadline_after(std::chrono::seconds(60)));
+  ASSERT_TRUE(socket.has_value()) << socket.error().message;
+  daemon.take_connection();
+  daemon.retire_segment(shm::kPlaceHost, 0);
+  shm::Bye bye;
+  bye.header.bytes = sizeof bye;
+  socket->say_last(bye.header);
+  socket->reset();
+  EXPECT_EQ(daemon.receive().size(), sizeof(shm::Bye));
+  EXPECT_TRUE(daemon.receive().empty());
+}
+
 TEST(Connect, GivesUpInTime) {
   const ScriptedDaemon daemon;  // listens, and says nothing
   const Result<Client> client = Client::connect({.socket = daemon.path(), .timeout = std::chrono::milliseconds(1)});
