@@ -177,6 +177,22 @@ def test_no_daemon_shows_how_to_start_one(monkeypatch, tmp_path):
         terrace.Client()
 
 
+def test_a_daemon_that_does_not_come_back(client):
+    """What is leased stays; calls say since when the daemon is away, or, for who has waited long enough, that it is."""
+    few = {"host": 4 * MIB, "device:0": 0}
+    with (terrace.Client(client.socket, guarantees=few) as waits,
+          terrace.Client(client.socket, guarantees=few, reconnect_timeout=0.1) as gives_up):
+        array = waits.from_array("t", numpy.arange(1000)).read().numpy()
+        absent = waits.create("absent", 10)
+        os.kill(client.daemon_pid, signal.SIGKILL)
+        with pytest.raises(terrace.Unavailable, match="has not come back within reconnect_timeout"):
+            gives_up.create("late", 10)
+        with pytest.raises(terrace.DeadlineExceeded, match="away since"):
+            absent.overwrite(timeout=0.1)
+        assert array.sum() == 499500
+        assert waits.reconnects == 0
+
+
 def test_an_answer_that_comes_late_is_taken(client):
     """The lease is granted while the waiting thread, done with a slice of its wait, has not the interpreter back."""
     tensor = client.from_array("t", numpy.arange(1000))

@@ -365,6 +365,16 @@ TEST_F(Reconnecting, TellsADaemonThatIsBackOfTheEnd) {
   EXPECT_TRUE(daemon_.receive().empty());
 }
 
+TEST_F(Reconnecting, TellsADaemonOfTheEndThatItHasNotFoundYet) {
+  daemon_.die();
+  EXPECT_EQ(client_->swap_out(set_, Place::block(), 1ms).error().code, ErrorCode::kDeadlineExceeded);
+  daemon_.listen();
+  client_.reset();  // most likely between two attempts
+  EXPECT_EQ(daemon_.accept_resume().session, 42u);
+  EXPECT_EQ(daemon_.receive().size(), sizeof(shm::Bye));
+  EXPECT_TRUE(daemon_.receive().empty());
+}
+
 TEST_F(Reconnecting, EndsWithTheLastLease) {
   daemon_.publish(3, {.state = shm::State::kResident}, 0);
   std::optional<Lease> lease = std::move(*client_->acquire(tensor_));
