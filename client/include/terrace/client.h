@@ -150,7 +150,7 @@ class Client {
   const std::string& socket() const;
   // Places this session can lease in, host first where there is one.
   std::vector<PlaceOffer> places() const;
-  // How often the session went on with a restarted daemon.
+  // How often the session went on with a restarted daemon; 0 once closed.
   std::uint64_t reconnects() const;
   // Leases and tokens not yet released, and calls not yet answered.
   std::uint64_t held() const;
