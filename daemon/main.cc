@@ -32,6 +32,7 @@ namespace {
 struct Arguments {
   std::string config_path;
   bool check_config = false;
+  bool discard = false;
 };
 
 struct SuperviseArguments {
@@ -119,8 +120,23 @@ Result<Fronts> open_fronts(front::Host& host, const config::Config& config) {
   return Fronts{std::move(*tenants), std::move(*admin)};
 }
 
-Result<void> serve(const Plan& plan) {
-  auto host = front::Host::create(plan.config, workers_of(plan.machine), facts_of(plan));
+// What a former daemon left with the supervisor; `discard`: none of it.
+Result<front::Inheritance> inherit(bool discard) {
+  auto store = service::DescriptorStore::from_environment();
+  if (!store) return std::unexpected(store.error());
+  auto adopted = store->adopt();
+  if (!adopted) return std::unexpected(adopted.error());
+  for (const auto& [name, descriptor] : *adopted)
+    if (discard)
+      if (const auto forgotten = store->forget(name); !forgotten) return std::unexpected(forgotten.error());
+  if (discard) adopted->clear();
+  return front::Inheritance{std::move(*store), std::move(*adopted)};
+}
+
+Result<void> serve(const Plan& plan, bool discard) {
+  auto inheritance = inherit(discard);
+  if (!inheritance) return std::unexpected(inheritance.error());
+  auto host = front::Host::create(plan.config, workers_of(plan.machine), facts_of(plan), std::move(*inheritance));
   if (!host) return std::unexpected(host.error());
   auto fronts = open_fronts(**host, plan.config);
   if (!fronts) return std::unexpected(fronts.error());
@@ -163,7 +179,7 @@ int run(const Arguments& arguments) {
   spdlog::set_level(static_cast<spdlog::level::level_enum>(plan->config.log_level));
   fmt::print("{}", plan->report);
   std::fflush(stdout);
-  const auto served = serve(*plan);
+  const auto served = serve(*plan, arguments.discard);
   if (!served) {
     fmt::print(stderr, "terraced: {}\n", served.error().message);
     return 1;
@@ -223,6 +239,8 @@ int main(int argc, char** argv) {
                  "TOML file; without one, a quarter of the memory and no block tier");
   app.add_flag("--check-config", arguments.check_config,
                "Say what is wrong with the configuration, or what it takes; take nothing");
+  app.add_flag("--discard", arguments.discard,
+               "Start cold: whatever a former daemon left with the supervisor is given up, sessions and tensors too");
   app.set_version_flag("--version", TERRACE_VERSION);
   terrace::add_supervise(app, supervised);
   CLI11_PARSE(app, argc, argv);

@@ -2,6 +2,7 @@
 #include "place_range.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
@@ -44,6 +45,11 @@ Result<void> map_at(std::byte* address, std::uint64_t bytes, int protection, int
   return {};
 }
 
+std::uint64_t inode_of(int fd) {
+  struct stat there{};
+  return ::fstat(fd, &there) == 0 ? there.st_ino : 0;
+}
+
 constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 }  // namespace
@@ -83,14 +89,21 @@ Result<void> PlaceRange::check(std::uint64_t offset, std::uint64_t bytes) const 
                   ", which is not whole pieces of 2 MiB within the place's " + std::to_string(record_.range_bytes));
 }
 
-bool PlaceRange::has(std::uint64_t offset, std::uint64_t bytes) const {
+bool PlaceRange::has(std::uint64_t offset, std::uint64_t bytes, int fd) const {
   const auto found = segments_.find(offset);
-  return found != segments_.end() && found->second == bytes;
+  return found != segments_.end() && found->second.bytes == bytes && found->second.inode == inode_of(fd);
+}
+
+Result<void> PlaceRange::keep_only(const std::set<std::uint64_t>& offsets) {
+  for (const auto& [offset, segment] : std::map(segments_))
+    if (!offsets.contains(offset))
+      if (Result<void> gone = unmap(offset, segment.bytes); !gone) return gone;
+  return {};
 }
 
 void PlaceRange::strike_out(std::uint64_t offset, std::uint64_t bytes) {
   std::erase_if(segments_, [=](const auto& segment) {
-    return segment.first < offset + bytes && offset < segment.first + segment.second;
+    return segment.first < offset + bytes && offset < segment.first + segment.second.bytes;
   });
 }
 
@@ -101,7 +114,7 @@ Result<void> PlaceRange::map(std::uint64_t offset, std::uint64_t bytes, int fd) 
     if (Result<void> done = map_at(readable_ + offset, bytes, PROT_READ, MAP_SHARED, fd); !done) return done;
   }
   if (Result<void> done = map_at(writable_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd); !done) return done;
-  segments_.emplace(offset, bytes);
+  segments_.emplace(offset, Segment{bytes, inode_of(fd)});
   set_mapped(offset, bytes, true);
   return {};
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "shm/message.h"
@@ -28,10 +29,12 @@ class PlaceRange {
   const shm::PlaceRecord& record() const { return record_; }
 
   // Whether exactly this segment is mapped. One thread at a time, as both below.
-  bool has(std::uint64_t offset, std::uint64_t bytes) const;
+  bool has(std::uint64_t offset, std::uint64_t bytes, int fd) const;
   // kInvalidArgument for a segment that does not fit the range.
   Result<void> map(std::uint64_t offset, std::uint64_t bytes, int fd);
   Result<void> unmap(std::uint64_t offset, std::uint64_t bytes);
+  // Unmaps every segment that does not begin at one of these offsets.
+  Result<void> keep_only(const std::set<std::uint64_t>& offsets);
 
   // Whether [offset, offset + bytes) lies in the range. Thread-safe, as all below.
   bool holds(std::uint64_t offset, std::uint64_t bytes) const {
@@ -44,6 +47,10 @@ class PlaceRange {
   }
 
  private:
+  struct Segment {
+    std::uint64_t bytes = 0;
+    std::uint64_t inode = 0;  // memfds have one each
+  };
   explicit PlaceRange(const shm::PlaceRecord& record);
   Result<void> check(std::uint64_t offset, std::uint64_t bytes) const;
   // Forgets the segments that touch this range.
@@ -54,7 +61,7 @@ class PlaceRange {
   std::uint64_t reserved_bytes_ = 0;  // the range, in whole granules
   std::byte* readable_ = nullptr;     // null where the place is mapped once
   std::byte* writable_ = nullptr;
-  std::map<std::uint64_t, std::uint64_t> segments_;   // bytes by offset
+  std::map<std::uint64_t, Segment> segments_;         // by offset
   std::vector<std::atomic<std::uint64_t>> granules_;  // one bit each: mapped
 };
 

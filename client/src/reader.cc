@@ -94,7 +94,9 @@ Result<void> Session::handle_segment(const Message& message) {
     return fail(ErrorCode::kInternal, "terraced passed a segment with " + std::to_string(message.descriptors.size()) +
                                           " descriptors: one is right");
   }
-  if (place->has(segment.offset, segment.bytes)) return {};  // a daemon that goes on passes them all again
+  if (link_ == Link::kResuming) listed_.emplace(segment.place, segment.offset);
+  // A daemon that goes on passes them all again.
+  if (place->has(segment.offset, segment.bytes, message.descriptors[0].get())) return {};
   Result<void> mapped = place->map(segment.offset, segment.bytes, message.descriptors[0].get());
   if (mapped) {
     {

@@ -61,6 +61,7 @@ void Session::try_to_resume() {
     sent = socket_.send(resume.header);
   }
   if (!sent) return try_again_later(sent.error());
+  listed_.clear();
   link_ = Link::kResuming;
 }
 
@@ -76,6 +77,8 @@ void Session::hear_of_resuming(const Result<Message>& message) {
   Result<void> answer;
   if (!message) {
     answer = std::unexpected(message.error());
+  } else if (message->header.type == shm::MessageType::kSegment) {
+    answer = handle_segment(*message);
   } else if (message->header.type == shm::MessageType::kResumed) {
     answer = resume(message->as<shm::Resumed>());
   } else if (message->header.type == shm::MessageType::kRefused) {
@@ -97,10 +100,23 @@ Result<void> Session::resume(const shm::Resumed& resumed) {
     return fail(ErrorCode::kInternal, "terraced goes on with session " + std::to_string(resumed.session) +
                                           ", and was asked for " + std::to_string(id_));
   }
+  if (Result<void> known = unmap_unlisted(); !known) return known;
   epoch_ = resumed.epoch;
   link_ = Link::kOpen;
   reconnects_.fetch_add(1, std::memory_order_relaxed);
   calls_.resume();
+  return {};
+}
+
+// What the daemon did not pass again it took back before it died: another segment may come to lie there.
+Result<void> Session::unmap_unlisted() {
+  for (std::uint32_t place = 0; place < ranges_.size(); ++place) {
+    if (ranges_[place] == nullptr) continue;
+    std::set<std::uint64_t> offsets;
+    for (const auto& [listed_place, offset] : listed_)
+      if (listed_place == place) offsets.insert(offset);
+    if (Result<void> kept = ranges_[place]->keep_only(offsets); !kept) return kept;
+  }
   return {};
 }
 

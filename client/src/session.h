@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -133,6 +134,7 @@ class Session {
   void try_again_later(const Error& why);
   void hear_of_resuming(const Result<Message>& message);
   Result<void> resume(const shm::Resumed& resumed);
+  Result<void> unmap_unlisted();
   void say_goodbye();
   void wake_reader();
 
@@ -166,6 +168,7 @@ class Session {
   Result<std::vector<Lease>> make_leases(std::span<const Tensor> tensors, const LeaseOptions& options);
   Result<void> wait_mapped(const PlaceRange& range, std::uint64_t offset, std::uint64_t bytes);
 
+  std::set<std::pair<std::uint32_t, std::uint64_t>> listed_;  // place and offset of each segment that was passed again
   const std::uint64_t serial_;
   const std::uint32_t id_;
   const std::string path_;

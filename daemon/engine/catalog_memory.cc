@@ -155,6 +155,7 @@ void CatalogMemory::change(void* target, const void* value, std::size_t bytes) {
   std::memcpy(journal_.data() + used + sizeof former, target, bytes);
   if (between_stores) between_stores();
   own.journal_used.store(used + entry, std::memory_order_release);
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // not a word of the new before that
   store(target, value, bytes);
 }
 
@@ -174,6 +175,8 @@ void CatalogMemory::store(void* target, const void* value, std::size_t bytes) {
 void CatalogMemory::commit() {
   if (between_stores) between_stores();
   header().journal_used.store(0, std::memory_order_release);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (between_stores) between_stores();
 }
 
 // Backwards, so that what was changed twice ends as it was before the first time.

@@ -76,6 +76,7 @@ struct SessionRecord {
   std::array<std::uint64_t, kTiersMax> floor_bytes{};
   std::array<std::uint64_t, kTiersMax> mapped_bytes{};  // of installed segments, from offset 0 on
   std::array<char, 64> label{};
+  std::array<std::uint8_t, 16> token{};  // the front's
 };
 
 struct TierRecord {
@@ -95,11 +96,12 @@ struct NodeRecord {
 
 // A request that took effect and may not have been answered yet; `count` words of GrantedSlot follow.
 struct GrantRecord {
-  enum class Kind : std::uint32_t { kLeases = 1, kTensors = 2 };
+  enum class Kind : std::uint32_t { kLeases = 1, kTensors = 2, kStep = 3 };
   std::uint64_t request = 0;
   std::uint32_t session = 0;
   Kind kind{};
-  std::uint32_t mode = 0;  // shm::Mode
+  std::uint32_t mode =
+      0;  // kLeases: shm::Mode, and 256 times the engine::Level; kStep: how many steps there are with it, modulo 2^32
   std::uint32_t count = 0;
   std::uint32_t position = 0;   // the tail of the session's completion ring once the answer is in it
   std::uint32_t answering = 0;  // 1: `position` is set

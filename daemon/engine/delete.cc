@@ -11,7 +11,9 @@ namespace terrace::engine {
 void EngineImpl::on(const Request& request, const DeleteTensors& body) {
   const auto session = open_session(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
-  const auto slots = find_all(**session, body.tensors);
+  std::vector<Handle> there = body.tensors;
+  if (body.again) std::erase_if(there, [&](Handle handle) { return !find(**session, handle); });
+  const auto slots = find_all(**session, there);
   if (!slots) return answer(request.id, std::unexpected(slots.error()));
   for (const Slot slot : *slots) delete_tensor(**session, slot);
   ++(*session)->events;

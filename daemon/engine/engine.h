@@ -105,8 +105,8 @@ class Engine {
   // The request's reply will be in its session's completion ring once the ring's tail is at `position`: before the tail
   // moves there.
   virtual void answering(RequestId request, std::uint32_t position) = 0;
-  // All replies that were taken are in their rings.
-  virtual void answered() = 0;
+  // It is there, or nobody waits for it any more. For every reply that was taken.
+  virtual void answered(RequestId request) = 0;
   // Deadlines that have passed.
   virtual void tick(Time now) = 0;
 

@@ -36,7 +36,7 @@ class EngineImpl final : public Engine {
   void lease_ended(Time now, SessionId session) override;
   void session_died(Time now, SessionId session) override;
   void answering(RequestId request, std::uint32_t position) override;
-  void answered() override;
+  void answered(RequestId request) override;
   void tick(Time now) override;
   Time next_deadline() const override;
   Output take_output() override;
@@ -300,9 +300,9 @@ class EngineImpl final : public Engine {
   std::vector<std::pair<SessionId, Slot>> touched_;
   std::vector<SessionId> touched_sessions_;
   std::set<std::size_t> free_records_;
-  std::vector<std::size_t> freed_records_;  // since the last commit
-  std::vector<tier::Extent> retired_;       // of the block tier
-  std::unordered_map<RequestId, std::uint64_t> notes_;
+  std::vector<std::size_t> freed_records_;              // since the last commit
+  std::vector<tier::Extent> retired_;                   // of the block tier
+  std::unordered_map<RequestId, std::uint64_t> notes_;  // of requests whose replies are not in their rings
   std::vector<std::pair<SessionId, Slot>> torn_;        // restoring: by leases that nobody was told of
   std::vector<std::pair<SessionId, Slot>> unanswered_;  // restoring: tensors that nobody was told of
   std::vector<Tier> tiers_;

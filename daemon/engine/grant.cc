@@ -38,7 +38,8 @@ void EngineImpl::note_leases(Session& session, const Admission& admission, const
        {.request = static_cast<std::uint64_t>(admission.request),
         .session = static_cast<std::uint32_t>(session.id),
         .kind = GrantRecord::Kind::kLeases,
-        .mode = static_cast<std::uint32_t>(admission.mode),
+        .mode =
+            static_cast<std::uint32_t>(admission.mode) + 256 * static_cast<std::uint32_t>(tiers_[admission.tier].level),
         .count = static_cast<std::uint32_t>(granted.size())},
        granted);
 }

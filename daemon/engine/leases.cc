@@ -151,7 +151,7 @@ void EngineImpl::on(const Request& request, const Unpin& body) {
   const auto slots = find_all(**session, body.tensors);
   if (!slots) return answer(request.id, std::unexpected(slots.error()));
   for (const Slot slot : *slots)
-    if ((*session)->at(slot).pinned == Level::kNone)
+    if ((*session)->at(slot).pinned == Level::kNone && !body.again)
       return answer(request.id, fail(ErrorCode::kFailedPrecondition,
                                      fmt::format("tensor '{}' is not pinned", (*session)->at(slot).name)));
   for (const Slot slot : *slots) {

@@ -69,6 +69,7 @@ SessionRecord EngineImpl::record_of(const Session& session) const {
     record.floor_bytes[tier] = session.places[tier]->floor_bytes;
     record.mapped_bytes[tier] = session.places[tier]->space.capacity_bytes();
   }
+  record.token = session.token;
   std::copy_n(session.label.begin(), std::min(session.label.size(), record.label.size() - 1), record.label.begin());
   return record;
 }
@@ -127,13 +128,13 @@ void EngineImpl::note(const Session& session, const GrantRecord& grant, const st
 }
 
 void EngineImpl::answering(RequestId request, std::uint32_t position) {
-  if (const auto found = notes_.find(request); found != notes_.end()) catalog_->answering(found->second, position);
+  const auto found = notes_.find(request);
+  if (found == notes_.end()) return;
+  catalog_->answering(found->second, position);
 }
 
-void EngineImpl::answered() {
-  if (catalog_ == nullptr || notes_.empty()) return;
-  notes_.clear();
-  catalog_->forget_notes();
+void EngineImpl::answered(RequestId request) {
+  if (notes_.erase(request) != 0 && notes_.empty()) catalog_->forget_notes();
 }
 
 }  // namespace terrace::engine

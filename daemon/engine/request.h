@@ -38,9 +38,10 @@ struct OpenSession {
   LeaseTable table;  // lives until the engine reports the session gone
   std::vector<Guarantee> guarantees;
   std::uint32_t local_world_size = 1;
-  std::int32_t pid = 0;        // for people; 0: unknown
-  std::string label;           // for people
-  bool maps_segments = false;  // the trainer maps what it is given: segments leave only when it says so
+  std::int32_t pid = 0;                  // for people; 0: unknown
+  std::string label;                     // for people
+  std::array<std::uint8_t, 16> token{};  // kept in the catalog: what the front knows the session by
+  bool maps_segments = false;            // the trainer maps what it is given: segments leave only when it says so
 };
 struct CloseSession {};  // -> Done, when nothing of the session is left
 struct CreateTensors {
@@ -48,6 +49,7 @@ struct CreateTensors {
 };  // all or none -> Handles
 struct DeleteTensors {
   std::vector<Handle> tensors;
+  bool again = false;  // asked before, of a daemon that died: what is gone is done
 };  // the names are free at once, the bytes at the last release
 struct Acquire {
   std::uint32_t place = 0;
@@ -79,6 +81,7 @@ struct Pin {
 };  // -> Located
 struct Unpin {
   std::vector<Handle> tensors;
+  bool again = false;  // as in DeleteTensors
 };
 struct MarkStep {
   std::uint32_t kind = 0;

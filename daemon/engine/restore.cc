@@ -83,6 +83,7 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, std::size
   session.table = survivor.table;
   session.label.assign(was.label.begin(), std::ranges::find(was.label, '\0'));
   session.pid = was.pid;
+  session.token = was.token;
   session.maps_segments = was.maps_segments != 0;
   session.step = was.step;
   session.places.resize(tiers_.size());
@@ -197,6 +198,10 @@ void EngineImpl::undo_unanswered(std::span<const Survivor> survivors) {
     if (session == nullptr || survivor == survivors.end()) return;
     const auto beyond = static_cast<std::int32_t>(survivor->completions - grant.position);
     if (grant.answering != 0 && beyond >= 0) return;
+    if (grant.kind == GrantRecord::Kind::kStep && static_cast<std::uint32_t>(session->step) == grant.mode) {
+      --session->step;
+      --steps_;
+    }
     for (const GrantedSlot& granted : slots) {
       if (granted.slot >= session->tensors.size()) continue;
       const Slot slot{granted.slot};
@@ -205,9 +210,11 @@ void EngineImpl::undo_unanswered(std::span<const Survivor> survivors) {
         if (tensor.live() && !tensor.deleted && tensor.incarnation == granted.mark)
           unanswered_.emplace_back(session->id, slot);
       } else {
-        const auto mode = static_cast<shm::Mode>(grant.mode);
+        const auto mode = static_cast<shm::Mode>(grant.mode % 256);
         const bool undone = shm::ungrant(session->table.word(slot), mode, (granted.mark & 1) != 0);
-        if (undone && mode == shm::Mode::kOverwrite && (granted.mark & kFresh) != 0)
+        // Its content was given up with the record, which comes before the word.
+        const bool recorded = index(session->at(slot).published) == grant.mode / 256;
+        if ((undone || recorded) && mode == shm::Mode::kOverwrite && (granted.mark & kFresh) != 0)
           torn_.emplace_back(session->id, slot);
       }
     }

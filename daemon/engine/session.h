@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -57,6 +58,7 @@ struct Session {
   Tenant tenant;
   LeaseTable table;
   std::string label;
+  std::array<std::uint8_t, 16> token{};  // the front's, kept for its successor
   std::int32_t pid = 0;
   bool maps_segments = false;
   Life life = Life::kOpen;

@@ -61,6 +61,7 @@ void EngineImpl::open_now(RequestId request, const OpenSession& open, const std:
   session->table = open.table;
   session->label = open.label;
   session->pid = open.pid;
+  session->token = open.token;
   session->maps_segments = open.maps_segments;
   session->places.resize(tiers_.size());
   SessionOpened opened{id, {}};

@@ -33,6 +33,12 @@ void EngineImpl::on(const Request& request, const MarkStep& body) {
   if (body.kind > kLastKind)
     return answer(request.id, fail(ErrorCode::kInvalidArgument,
                                    fmt::format("step kind {}: give 0 (train), 1 (accumulate) or 2 (eval)", body.kind)));
+  note(**session,
+       {.request = static_cast<std::uint64_t>(request.id),
+        .session = static_cast<std::uint32_t>(request.session),
+        .kind = GrantRecord::Kind::kStep,
+        .mode = static_cast<std::uint32_t>((*session)->step + 1)},
+       {});
   ++(*session)->step;
   ++steps_;
   touch(**session);

@@ -55,6 +55,8 @@ Result<std::optional<DataConnection::Incoming>> decode_any(std::span<const std::
       return decode<shm::Hello>(bytes);
     case shm::MessageType::kRetired:
       return decode<shm::SegmentMessage>(bytes);
+    case shm::MessageType::kResume:
+      return decode<shm::Resume>(bytes);
     case shm::MessageType::kBye:
       return decode<shm::Bye>(bytes);
     default:

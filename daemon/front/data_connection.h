@@ -20,7 +20,7 @@ namespace terrace::front {
 
 class DataConnection {
  public:
-  using Incoming = std::variant<shm::Hello, shm::SegmentMessage, shm::Bye>;
+  using Incoming = std::variant<shm::Hello, shm::SegmentMessage, shm::Bye, shm::Resume>;
 
   // `socket`: a connected, non-blocking SOCK_SEQPACKET.
   explicit DataConnection(Fd socket) : socket_(std::move(socket)) {}

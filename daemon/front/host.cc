@@ -18,6 +18,7 @@ namespace {
 
 constexpr Duration kSweepPeriod = std::chrono::milliseconds(200);
 constexpr int kAcceptsAtOnce = 64;
+constexpr Duration kFormerDaemonMax = std::chrono::seconds(60);
 
 Result<Fd> stop_signals() {
   sigset_t set;
@@ -36,16 +37,21 @@ void refuse(Fd connection, const Error& reason) {
 
 }  // namespace
 
-Host::Host(const config::Config& config, Node node, NodeFacts facts)
-    : config_(config), node_(std::move(node)), facts_(std::move(facts)) {}
+Host::Host(const config::Config& config, Node node, NodeFacts facts, Inheritance inheritance)
+    : config_(config),
+      node_(std::move(node)),
+      facts_(std::move(facts)),
+      store_(std::move(inheritance.store)),
+      adopted_(std::move(inheritance.adopted)) {}
 
 Host::~Host() = default;
 
 Result<std::unique_ptr<Host>> Host::create(const config::Config& config, const mover::Workers::Options& workers,
-                                           NodeFacts facts) {
-  auto node = make_node(config);
+                                           NodeFacts facts, Inheritance inheritance) {
+  // A daemon that was killed holds its block files until its last write has ended.
+  auto node = make_node(config, inheritance.adopted.empty() ? Duration::zero() : kFormerDaemonMax);
   if (!node) return std::unexpected(node.error());
-  std::unique_ptr<Host> host(new Host(config, std::move(*node), std::move(facts)));
+  std::unique_ptr<Host> host(new Host(config, std::move(*node), std::move(facts), std::move(inheritance)));
   if (const auto started = host->start(workers); !started) return std::unexpected(started.error());
   return host;
 }
@@ -65,9 +71,8 @@ Result<void> Host::start(const mover::Workers::Options& worker_options) {
   auto mover = mover::Mover::create(*ring_, *workers_, node_.borrowed(), {});
   if (!mover) return std::unexpected(mover.error());
   mover_ = std::move(*mover);
-  auto engine = engine::Engine::create(node_.options);
-  if (!engine) return std::unexpected(engine.error());
-  engine_ = std::move(*engine);
+  if (const auto made = make_engine(); !made) return made;
+  if (const auto watched = watch_taken_back(); !watched) return watched;
 
   auto signals = stop_signals();
   if (!signals) return std::unexpected(signals.error());
@@ -158,8 +163,8 @@ Result<void> Host::serve(std::function<void()> stopping) {
   });
   const Time limit = now() + std::chrono::milliseconds(config_.limits.stop_timeout_ms);
   bool ended = false;
-  while (now() < limit &&
-         !(ended && fronts_stopped && sessions_.empty() && newcomers_.empty() && mover_->in_flight() == 0)) {
+  while (now() < limit && !(ended && fronts_stopped && (store_.keeps() || (sessions_.empty() && newcomers_.empty())) &&
+                            mover_->in_flight() == 0)) {
     if (const auto turned = turn(std::chrono::milliseconds(20)); !turned) return turned;
     if (fronts_stopped && !ended) {
       wind_up();
@@ -183,6 +188,7 @@ void Host::wind_up() {
   for (const auto& tier : node_.mapped)
     if (tier) tier->leave_bytes();
   std::vector<Session*> all;
+  if (store_.keeps()) return pump();  // a stop cannot be told from a restart: the sessions stay with the supervisor
   for (auto& [key, session] : newcomers_) all.push_back(session.get());
   for (auto& [id, session] : sessions_) all.push_back(session.get());
   for (Session* session : all) end(*session, reason);
@@ -194,11 +200,13 @@ Result<void> Host::turn(Duration longest) {
   const Time next = engine_->next_deadline();
   Duration wait = longest;
   if (next != kNever) wait = std::clamp(next - before, Duration::zero(), longest);
+  if (store_.pending()) wait = std::min<Duration>(wait, std::chrono::milliseconds(1));
   const auto woken = ring_->run_once(wait);
   if (!woken) return std::unexpected(woken.error());
   pump();
   if (now() - last_sweep_ >= kSweepPeriod) sweep();
   spent_watches_.clear();
+  spent_barriers_.clear();
   doomed_.clear();
   return {};
 }
@@ -207,6 +215,9 @@ void Host::pump() {
   engine_->tick(now());
   while (pump_once()) {
   }
+  if (store_.pending())
+    if (const auto flushed = store_.flush(); !flushed)
+      spdlog::warn("the supervisor takes nothing: {}", flushed.error().message);
 }
 
 bool Host::pump_once() {
@@ -225,7 +236,9 @@ bool Host::pump_once() {
   for (const mover::Transfer& transfer : output.transfers) mover_->start(transfer);
   for (engine::Reply& reply : output.replies) {
     auto waiting = answers_.extract(reply.id);
+    const RequestId id = reply.id;
     if (!waiting.empty()) waiting.mapped()(std::move(reply));
+    engine_->answered(id);
   }
   for (const SessionId id : output.gone) gone(id);
   if (!output.pressure.empty()) {
@@ -257,7 +270,8 @@ void Host::sweep() {
   }
   for (const SessionId id : idle) {
     Session* session = find(id);
-    if (session != nullptr && session->connection == nullptr) end(*session, {ErrorCode::kDeadlineExceeded, "idle", 0});
+    if (session != nullptr && session->connection == nullptr && !session->maps)
+      end(*session, {ErrorCode::kDeadlineExceeded, "idle", 0});
   }
   for (auto& [id, session] : sessions_) drain_logs(*session);
   pump();

@@ -13,7 +13,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/mapping.h"
 #include "config/config.h"
+#include "engine/catalog_memory.h"
 #include "engine/engine.h"
 #include "front/gateway.h"
 #include "front/listener.h"
@@ -25,15 +27,23 @@
 #include "mover/mover.h"
 #include "mover/ring.h"
 #include "mover/workers.h"
+#include "service/descriptor_store.h"
 
 namespace terrace::front {
+
+// The supervisor's store, and what was in it at start.
+struct Inheritance {
+  service::DescriptorStore store;
+  service::Adopted adopted;
+};
 
 class Host final : public Gateway {
  public:
   // Takes the node's memory, block files and io_uring, and the data sockets. `config` is resolved. The thread that
   // calls run() is the reactor. Errors name what could not be had.
+  // `inheritance`: what a former daemon left with the supervisor.
   static Result<std::unique_ptr<Host>> create(const config::Config& config, const mover::Workers::Options& workers,
-                                              NodeFacts facts);
+                                              NodeFacts facts, Inheritance inheritance = {});
   ~Host() override;
 
   // Where connections of other sockets go (gRPC). Returns false when it cannot take one; the connection is then closed.
@@ -72,7 +82,7 @@ class Host final : public Gateway {
     std::unique_ptr<Watch> watch;
   };
 
-  Host(const config::Config& config, Node node, NodeFacts facts);
+  Host(const config::Config& config, Node node, NodeFacts facts, Inheritance inheritance);
 
   // host.cc: the loop.
   Result<void> start(const mover::Workers::Options& workers);
@@ -93,7 +103,8 @@ class Host final : public Gateway {
   void doorbell_rang(Session& session);
   void take_submission(Session& session, const shm::Submission& submission);
   void answer_submission(SessionId id, const shm::Submission& submission, const engine::Reply& reply);
-  void complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result);
+  void complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result,
+                RequestId request = {});
   void drain_logs(Session& session);
   void order(const mover::SegmentOrder& order);
   void segment_done(const mover::SegmentDone& done);
@@ -103,9 +114,30 @@ class Host final : public Gateway {
   void end(Session& session, const Error& reason);
   void gone(SessionId id);
 
+  void send_retire(Session& session, const mover::SegmentOrder& order);
+  Result<void> watch_doorbell(Session& session);
+
+  // host_survival.cc: what outlives the process.
+  Result<void> make_engine();
+  Result<void> open_catalog(const engine::CatalogShape& shape);
+  Result<Session*> take_back(const engine::SessionRecord& was);
+  Result<void> watch_taken_back();
+  void keep(Session& session, std::string name, int descriptor);
+  void keep_session(Session& session);
+  void keep_segment(Session& session, std::size_t tier, std::uint64_t offset);
+  void drop_kept(const std::string& name);
+  void drop_kept_segment(SessionId id, std::size_t tier, std::uint64_t offset);
+  void when_kept(std::move_only_function<void()> then);
+  void start_barrier();
+  void barrier_passed();
+  void resume(Session& newcomer, const shm::Resume& resume);
+  void send_segments(Session& session);
+  void deliver_segment(const mover::SegmentDone& done);
+
   // host_gateway.cc: everybody else.
   Result<void> make_region(Session& session);
   Result<void> watch_process(Session& session);
+  Result<void> watch_end(Session& session);
   void submit(engine::Request request, Answer answer);
   RequestId next_request() { return RequestId{++last_request_}; }
   void register_token(const Session& session);
@@ -120,7 +152,17 @@ class Host final : public Gateway {
   std::unique_ptr<mover::Ring> ring_;
   std::unique_ptr<mover::Workers> workers_;
   std::unique_ptr<mover::Mover> mover_;
+  service::DescriptorStore store_;
+  service::Adopted adopted_;  // until the engine is made
+  Fd catalog_memory_;
+  AddressRange catalog_range_;
+  std::optional<engine::CatalogMemory> catalog_;
   std::unique_ptr<engine::Engine> engine_;
+  Fd barrier_;
+  std::unique_ptr<Watch> barrier_watch_;
+  std::vector<std::move_only_function<void()>> behind_barrier_;
+  std::vector<std::move_only_function<void()>> after_barrier_;
+  std::vector<Fd> spent_barriers_;  // before spent_watches_, so that they go after
   Fd signals_;
   std::vector<std::unique_ptr<Watch>> watches_;  // of the mailbox and of signals
   std::vector<std::unique_ptr<Door>> doors_;

@@ -57,6 +57,10 @@ Result<void> Host::watch_process(Session& session) {
   auto process = process_of(session.connection ? session.connection->descriptor() : -1, session.peer.pid);
   if (!process) return std::unexpected(process.error());
   session.process = std::move(*process);
+  return watch_end(session);
+}
+
+Result<void> Host::watch_end(Session& session) {
   auto watch = Watch::create(*ring_, session.process.get(), POLLIN, [this, &session](unsigned) {
     end(session, {ErrorCode::kUnavailable, "the trainer's process ended", 0});
     pump();
@@ -79,6 +83,7 @@ void Host::open(const Peer& peer, engine::OpenSession request, Time deadline, Op
     if (!ready) return (*shared)(std::unexpected(ready.error()));
     request.tenant = peer.tenant;
     request.table = session->region->table();
+    request.token = session->token;
     session->opening = next_request();
     const std::uint64_t key = session->key;
     const RequestId id = session->opening;
@@ -94,7 +99,7 @@ void Host::open(const Peer& peer, engine::OpenSession request, Time deadline, Op
                result = std::unexpected(reply.result.error());
              }
              opened(key, std::move(reply));
-             (*shared)(std::move(result));
+             when_kept([shared, result = std::move(result)]() mutable { (*shared)(std::move(result)); });
            });
     pump();
   });

@@ -54,6 +54,9 @@ void Host::read_messages(Session& session) {
     if (!message->has_value()) break;
     if (const auto* hello = std::get_if<shm::Hello>(&**message)) {
       welcome(session, *hello);
+    } else if (const auto* back = std::get_if<shm::Resume>(&**message)) {
+      resume(session, *back);
+      break;  // the connection is another session's now
     } else if (const auto* segment = std::get_if<shm::SegmentMessage>(&**message)) {
       retired(session, *segment);
     } else {
@@ -75,20 +78,27 @@ void Host::welcome(Session& session, const shm::Hello& hello) {
   session.doorbell = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!session.doorbell)
     return end(session, {ErrorCode::kResourceExhausted, "the daemon has no descriptor left", errno});
-  auto watch =
-      Watch::create(*ring_, session.doorbell.get(), POLLIN, [this, &session](unsigned) { doorbell_rang(session); });
-  if (!watch) return end(session, watch.error());
-  session.doorbell_watch = std::move(*watch);
+  if (const auto watched = watch_doorbell(session); !watched) return end(session, watched.error());
+  session.maps = true;
   session.token = make_token();
   session.opening = next_request();
 
   engine::OpenSession open = to_open(hello, session);
   open.table = session.region->table();
+  open.token = session.token;
   const std::uint64_t longest = std::uint64_t{config_.limits.request_timeout_ms} * 1'000'000;
   const Time deadline = now() + Duration(std::min(hello.timeout_ns, longest));
   session.state = Session::State::kOpening;  // from here on the engine knows of it
   submit({.id = session.opening, .session = {}, .deadline = deadline, .body = std::move(open)},
          [this, key = session.key](engine::Reply reply) { opened(key, std::move(reply)); });
+}
+
+Result<void> Host::watch_doorbell(Session& session) {
+  auto watch =
+      Watch::create(*ring_, session.doorbell.get(), POLLIN, [this, &session](unsigned) { doorbell_rang(session); });
+  if (!watch) return std::unexpected(watch.error());
+  session.doorbell_watch = std::move(*watch);
+  return {};
 }
 
 void Host::opened(std::uint64_t key, engine::Reply reply) {
@@ -110,6 +120,7 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
   register_token(session);
   spdlog::info("session {} opened: pid {}, uid {}", static_cast<std::uint32_t>(session.id), session.peer.pid,
                session.peer.tenant.uid);
+  keep_session(session);
   if (!session.connection) return;
 
   shm::Welcome welcome;
@@ -122,7 +133,11 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
                                              .writable_only = place.place == shm::kPlaceHost ? 0u : 1u,
                                              .range_bytes = place.range_bytes,
                                              .guarantee_bytes = place.guarantee_bytes};
-  send(session, welcome, std::array{session.region->descriptor(), session.doorbell.get()});
+  when_kept([this, id = session.id, welcome] {
+    Session* open = find(id);
+    if (open == nullptr || open->state != Session::State::kOpen || !open->connection) return;
+    send(*open, welcome, std::array{open->region->descriptor(), open->doorbell.get()});
+  });
 }
 
 template <typename Message>
@@ -137,6 +152,9 @@ void Host::send(Session& session, const Message& message, std::span<const int> d
   session.writable_watch = std::move(*watch);
 }
 
+template void Host::send(Session&, const shm::Resumed&, std::span<const int>);
+template void Host::send(Session&, const shm::SegmentMessage&, std::span<const int>);
+
 void Host::drain_logs(Session& session) {
   if (!session.region || session.state != Session::State::kOpen) return;
   accesses_.clear();
@@ -149,7 +167,8 @@ void Host::doorbell_rang(Session& session) {
   if (read(session.doorbell.get(), &rings, sizeof rings) != sizeof rings) return;
   if (session.state != Session::State::kOpen) return;
   drain_logs(session);
-  for (std::uint32_t count = 0; count < shm::kRingEntries && session.state == Session::State::kOpen; ++count) {
+  const bool away = !session.connection;  // its rings are a former daemon's until it resumes
+  for (std::uint32_t count = 0; !away && count < shm::kRingEntries && session.state == Session::State::kOpen; ++count) {
     const auto submission = session.region->next_submission();
     if (!submission) {
       end(session, submission.error());
@@ -187,10 +206,12 @@ void Host::take_submission(Session& session, const shm::Submission& submission) 
 
 void Host::answer_submission(SessionId id, const shm::Submission& submission, const engine::Reply& reply) {
   Session* session = find(id);
-  if (session != nullptr && session->state == Session::State::kOpen) complete(*session, submission, reply.result);
+  if (session != nullptr && session->state == Session::State::kOpen)
+    complete(*session, submission, reply.result, reply.id);
 }
 
-void Host::complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result) {
+void Host::complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result,
+                    RequestId request) {
   --session.unanswered;
   shm::Completion completion{};
   completion.id = submission.id;
@@ -201,18 +222,23 @@ void Host::complete(Session& session, const shm::Submission& submission, const R
     completion.message_bytes =
         session.region->write_block(submission, std::as_bytes(std::span(result.error().message)));
   }
+  if (request != RequestId{}) engine_->answering(request, session.region->completed() + 1);
   if (const auto completed = session.region->complete(completion); !completed) end(session, completed.error());
 }
 
 void Host::order(const mover::SegmentOrder& order) {
   Session* session = find(order.session);
-  const bool trainer_maps = session != nullptr && session->connection && session->state == Session::State::kOpen;
+  const bool trainer_maps = session != nullptr && session->maps && session->state == Session::State::kOpen;
   if (order.kind == mover::SegmentOrder::Kind::kAdd || !trainer_maps) return mover_->start(order);
   session->retiring.push_back(order);
-  send(*session, shm::SegmentMessage{.header = {.type = shm::MessageType::kRetire},
-                                     .place = node_.places[index(order.tier)],
-                                     .offset = order.extent.offset,
-                                     .bytes = order.extent.bytes});
+  if (session->connection) send_retire(*session, order);  // else when it is back
+}
+
+void Host::send_retire(Session& session, const mover::SegmentOrder& order) {
+  send(session, shm::SegmentMessage{.header = {.type = shm::MessageType::kRetire},
+                                    .place = node_.places[index(order.tier)],
+                                    .offset = order.extent.offset,
+                                    .bytes = order.extent.bytes});
 }
 
 void Host::retired(Session& session, const shm::SegmentMessage& message) {
@@ -232,17 +258,28 @@ void Host::segment_done(const mover::SegmentDone& done) {
   if (!done.result)
     spdlog::warn("segment of {}: {}", node_.options.tiers[index(order.tier)].name, done.result.error().message);
   Session* session = find(order.session);
-  const bool trainer_maps = session != nullptr && session->connection && session->state == Session::State::kOpen;
-  if (done.result && order.kind == mover::SegmentOrder::Kind::kAdd && trainer_maps) {
-    const int segment = node_.mapped[index(order.tier)]->descriptor(order.session, order.extent.offset);
-    send(*session,
-         shm::SegmentMessage{.header = {.type = shm::MessageType::kSegment},
-                             .place = node_.places[index(order.tier)],
-                             .offset = order.extent.offset,
-                             .bytes = order.extent.bytes},
-         std::array{segment});
-  }
+  const bool added = done.result && order.kind == mover::SegmentOrder::Kind::kAdd;
+  if (done.result && !added) drop_kept_segment(order.session, index(order.tier), order.extent.offset);
+  if (!added || session == nullptr) return deliver_segment(done);
+  keep_segment(*session, index(order.tier), order.extent.offset);
+  when_kept([this, done] { deliver_segment(done); });
+}
+
+// To the engine, which records it and gives out extents of it from now on; and to the trainer, after the record: what
+// it maps is what a successor knows of.
+void Host::deliver_segment(const mover::SegmentDone& done) {
+  const mover::SegmentOrder& order = done.order;
   engine_->segment_done(now(), done);
+  Session* session = find(order.session);
+  const bool trainer_is_there = session != nullptr && session->connection && session->state == Session::State::kOpen;
+  if (!done.result || order.kind != mover::SegmentOrder::Kind::kAdd || !trainer_is_there) return;
+  const int segment = node_.mapped[index(order.tier)]->descriptor(order.session, order.extent.offset);
+  send(*session,
+       shm::SegmentMessage{.header = {.type = shm::MessageType::kSegment},
+                           .place = node_.places[index(order.tier)],
+                           .offset = order.extent.offset,
+                           .bytes = order.extent.bytes},
+       std::array{segment});
 }
 
 void Host::end(Session& session, const Error& reason) {
@@ -252,6 +289,8 @@ void Host::end(Session& session, const Error& reason) {
   if (session.connection && reason.code != ErrorCode::kUnavailable && reason.code != ErrorCode::kCancelled) {
     spdlog::warn("session of pid {} ended: {}", session.peer.pid, reason.message);
     static_cast<void>(session.connection->send(refusal(reason)));
+  } else if (before == Session::State::kOpen) {
+    spdlog::info("session {} ends: {}", static_cast<std::uint32_t>(session.id), reason.message);
   }
   // A hung-up descriptor is ready for ever: nobody looks any more. This may be one of these very watches calling.
   for (auto* watch :
@@ -281,6 +320,7 @@ void Host::end(Session& session, const Error& reason) {
 void Host::gone(SessionId id) {
   auto node = sessions_.extract(id);
   if (node.empty()) return;
+  for (const std::string& name : node.mapped()->kept) drop_kept(name);
   if (node.mapped()->state == Session::State::kOpen) {  // CloseSession, and not end()
     node.mapped()->state = Session::State::kEnding;
     const std::scoped_lock lock(tokens_mutex_);

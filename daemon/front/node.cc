@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "base/bytes.h"
 #include "shm/layout.h"
@@ -54,8 +57,14 @@ Result<void> add_mapped(Node& node, const config::TierConfig& config, engine::Ti
   return {};
 }
 
-Result<void> add_block(Node& node, const config::TierConfig& config, engine::TierOptions& options) {
-  auto block = tier::BlockFile::open({.paths = config.paths, .capacity_bytes = config.capacity.bytes});
+Result<void> add_block(Node& node, const config::TierConfig& config, engine::TierOptions& options, Duration patience) {
+  const tier::BlockOptions opening{.paths = config.paths, .capacity_bytes = config.capacity.bytes};
+  const auto limit = std::chrono::steady_clock::now() + patience;
+  auto block = tier::BlockFile::open(opening);
+  while (!block && block.error().system_error == EWOULDBLOCK && std::chrono::steady_clock::now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    block = tier::BlockFile::open(opening);
+  }
   if (!block) return std::unexpected(block.error());
   node.block = std::move(*block);
   node.mapped.push_back(nullptr);
@@ -77,7 +86,7 @@ tier::MappedTier* Node::at_place(std::uint32_t place) const {
   return found == places.end() ? nullptr : mapped[static_cast<std::size_t>(found - places.begin())].get();
 }
 
-Result<Node> make_node(const config::Config& config) {
+Result<Node> make_node(const config::Config& config, Duration patience) {
   Node node;
   std::uint32_t devices = 0;
   for (const config::TierConfig& tier : config.tiers) {
@@ -100,7 +109,7 @@ Result<Node> make_node(const config::Config& config) {
         options.name = "block";
         options.kind = tier::Kind::kBlock;
         node.places.push_back(shm::kPlaceBlock);
-        added = add_block(node, tier, options);
+        added = add_block(node, tier, options, patience);
         break;
     }
     if (!added) return std::unexpected(added.error());

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/time.h"
 #include "config/config.h"
 #include "engine/engine.h"
 #include "mover/mover.h"
@@ -26,7 +27,8 @@ struct Node {
   tier::MappedTier* at_place(std::uint32_t place) const;
 };
 
-// Makes what a resolved configuration asks for; takes the block files' locks. Errors name the tier.
-Result<Node> make_node(const config::Config& config);
+// Makes what a resolved configuration asks for; takes the block files' locks, for which it waits up to
+// `patience` where another daemon holds them. Errors name the tier.
+Result<Node> make_node(const config::Config& config, Duration patience = Duration::zero());
 
 }  // namespace terrace::front

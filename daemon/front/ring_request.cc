@@ -65,11 +65,12 @@ Result<std::uint64_t> record_bytes(const shm::Submission& submission) {
 Result<engine::Body> to_request(const shm::Submission& submission, std::span<const std::byte> block) {
   if (submission.operation == Operation::kCreate) return to_create(submission, block);
   std::vector<Handle> tensors = to_handles(submission, block);
+  const bool again = (submission.flags & shm::kResubmitted) != 0;
   switch (submission.operation) {
     case Operation::kCreate:
       break;
     case Operation::kDelete:
-      return engine::DeleteTensors{std::move(tensors)};
+      return engine::DeleteTensors{std::move(tensors), again};
     case Operation::kAcquire:
       if (submission.mode > static_cast<std::uint32_t>(shm::Mode::kOverwrite))
         return fail(ErrorCode::kInvalidArgument,
@@ -86,7 +87,7 @@ Result<engine::Body> to_request(const shm::Submission& submission, std::span<con
     case Operation::kPin:
       return engine::Pin{submission.place, std::move(tensors)};
     case Operation::kUnpin:
-      return engine::Unpin{std::move(tensors)};
+      return engine::Unpin{std::move(tensors), again};
     case Operation::kMarkStep:
       return engine::MarkStep{static_cast<std::uint32_t>(submission.value)};
   }

@@ -37,11 +37,14 @@ struct Session {
   RequestId opening{};  // the OpenSession under way
 
   std::optional<SessionRegion> region;
+  Fd region_memory;                            // taken back, on its way into `region`
   Fd process;                                  // pidfd
   Fd doorbell;                                 // eventfd
   std::unique_ptr<DataConnection> connection;  // none: a gRPC session
   std::uint32_t unanswered = 0;                // ring submissions
-  std::vector<mover::SegmentOrder> retiring;   // the trainer was asked to unmap them
+  bool maps = false;                           // its trainer maps segments: it came through data.sock
+  std::vector<mover::SegmentOrder> retiring;   // the trainer was asked to unmap them, or will be when it is back
+  std::vector<std::string> kept;               // names of what the supervisor keeps of it
 
   // After what they watch, so that they go first.
   std::unique_ptr<Watch> process_watch;

@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -18,12 +20,37 @@ Result<SessionRegion> SessionRegion::create(std::uint32_t slots) {
   if (!memory) return std::unexpected(memory.error());
   auto mapping = AddressRange::map(memory->get(), layout.region_bytes, PROT_READ | PROT_WRITE);
   if (!mapping) return std::unexpected(mapping.error());
+  shm::lay_out(*new (mapping->data()) shm::RegionHeader{}, slots);
   return SessionRegion(std::move(*memory), std::move(*mapping), layout);
+}
+
+Result<SessionRegion> SessionRegion::adopt(Fd memory, std::uint32_t slots) {
+  shm::RegionHeader layout{};
+  shm::lay_out(layout, slots);
+  struct stat there{};
+  if (fstat(memory.get(), &there) != 0 || static_cast<std::uint64_t>(there.st_size) != layout.region_bytes)
+    return fail(ErrorCode::kFailedPrecondition,
+                fmt::format("a session's region has {} bytes, not {}", there.st_size, layout.region_bytes), errno);
+  auto mapping = AddressRange::map(memory.get(), layout.region_bytes, PROT_READ | PROT_WRITE);
+  if (!mapping) return std::unexpected(mapping.error());
+  SessionRegion region(std::move(memory), std::move(*mapping), layout);
+  std::vector<engine::Access> counted;
+  region.drain_logs(counted);
+  return region;
+}
+
+std::uint64_t SessionRegion::begin_epoch() {
+  for (shm::RingIndex* index : {view_.submission_index, view_.completion_index}) {
+    index->head.store(0);
+    index->tail.store(0);
+  }
+  submissions_ = {*view_.submission_index, view_.submissions};
+  completions_ = {*view_.completion_index, view_.completions};
+  return view_.header->epoch.fetch_add(1) + 1;
 }
 
 SessionRegion::SessionRegion(Fd memory, AddressRange mapping, const shm::RegionHeader& layout)
     : memory_(std::move(memory)), mapping_(std::move(mapping)), view_(shm::view_region(mapping_.data(), layout)) {
-  shm::lay_out(*new (mapping_.data()) shm::RegionHeader{}, layout.table_slots);
   submissions_ = {*view_.submission_index, view_.submissions};
   completions_ = {*view_.completion_index, view_.completions};
   for (std::uint32_t log = 0; log < shm::kLogCount; ++log) logs_[log] = {view_.log_index(log), view_.log_entries(log)};
@@ -66,7 +93,7 @@ std::uint32_t SessionRegion::write_block(const shm::Submission& submission, std:
   const std::uint64_t arena = view_.arena.size();
   if (submission.block_bytes > arena || submission.block_offset > arena - submission.block_bytes) return 0;
   const std::size_t count = std::min<std::size_t>(bytes.size(), submission.block_bytes);
-  std::memcpy(view_.arena.data() + submission.block_offset, bytes.data(), count);
+  if (count > 0) std::memcpy(view_.arena.data() + submission.block_offset, bytes.data(), count);
   return static_cast<std::uint32_t>(count);
 }
 

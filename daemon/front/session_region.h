@@ -28,6 +28,8 @@ class SessionRegion {
  public:
   // A fresh sealed memfd, laid out for `slots` tensors.
   static Result<SessionRegion> create(std::uint32_t slots);
+  // One of a former daemon's, as it is. kFailedPrecondition: it is not of `slots` tensors.
+  static Result<SessionRegion> adopt(Fd memory, std::uint32_t slots);
 
   int descriptor() const { return memory_.get(); }
   std::uint64_t bytes() const { return mapping_.size(); }
@@ -35,6 +37,13 @@ class SessionRegion {
 
   // The next submission, if there is one. An error means that the trainer broke the protocol: end the session.
   Result<std::optional<shm::Submission>> next_submission();
+  // The tail of the completion ring, as the region has it: a former daemon's answers.
+  std::uint32_t completions_tail() const { return view_.completion_index->tail.load(std::memory_order_acquire); }
+  // How many were answered since the rings began.
+  std::uint32_t completed() const { return completions_.tail(); }
+  // Both rings begin anew, for a trainer that waits for it and touches neither. The new epoch.
+  std::uint64_t begin_epoch();
+
   // Answers one; wakes who waits for it. An error means that the trainer does not read its completions.
   Result<void> complete(const shm::Completion& completion);
 

@@ -84,8 +84,11 @@ class Supervisor {
                                   {phase_ == Phase::kWaiting ? -1 : child_.process.get(), POLLIN, 0}}};
     static_cast<void>(poll(waited.data(), waited.size(), timeout()));  // if it fails, the deadlines are looked at
     if ((waited[0].revents & POLLIN) != 0) take_signals();
-    if ((waited[1].revents & POLLIN) != 0) take_messages(kMessagesAtOnce);
-    if ((waited[2].revents & POLLIN) != 0) died();
+    if ((waited[2].revents & POLLIN) != 0) {
+      died();
+    } else if ((waited[1].revents & POLLIN) != 0) {
+      take_messages(kMessagesAtOnce);
+    }
     const Time now = clock_.now();
     if (!finished_ && now >= deadline_) late();
     if (parent_period_ > Duration::zero() && now >= parent_due_) {

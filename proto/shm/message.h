@@ -21,7 +21,7 @@ enum class MessageType : std::uint32_t {
   kRetired = 6,  // client
   kBye = 7,      // client: close the session
   kResume = 8,   // client: an open session goes on; the first message, on a fresh connection
-  kResumed = 9,  // daemon: it does. Then a kSegment for every segment of the session, known to the client or not
+  kResumed = 9,  // daemon: it does; after a kSegment for every segment of the session, known to the client or not
 };
 
 struct MessageHeader {
@@ -92,7 +92,8 @@ struct Resume {
   std::uint64_t epoch = 0;               // the region's, as the client knows it
 };
 
-// Before it is sent the daemon has set heads and tails of both rings to zero, and then the region's epoch to this one.
+// Before it is sent the daemon has passed every segment that the session has, in one kSegment each (the client unmaps
+// all others now), has set heads and tails of both rings to zero, and then the region's epoch to this one.
 // The region and the doorbell are those of kWelcome.
 struct Resumed {
   MessageHeader header{.type = MessageType::kResumed, .bytes = 0};

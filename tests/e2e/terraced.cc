@@ -29,7 +29,7 @@ std::filesystem::path make_folder(const std::filesystem::path& parent) {
   return name;
 }
 
-pid_t start(const std::filesystem::path& config, const std::filesystem::path& log) {
+pid_t start(const std::filesystem::path& config, const std::filesystem::path& log, bool supervised = false) {
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child != 0) return child;
@@ -38,7 +38,10 @@ pid_t start(const std::filesystem::path& config, const std::filesystem::path& lo
   const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   ::dup2(out, STDOUT_FILENO);
   ::dup2(out, STDERR_FILENO);
-  ::execl(TERRACED, TERRACED, "--config", config.c_str(), nullptr);
+  if (supervised)
+    ::execl(TERRACED, TERRACED, "supervise", "--restart-delay-max-ms", "20", "--config", config.c_str(), nullptr);
+  else
+    ::execl(TERRACED, TERRACED, "--config", config.c_str(), nullptr);
   ::_exit(127);
 }
 
@@ -64,7 +67,7 @@ std::byte expected(std::uint64_t seed, std::size_t at) {
 Terraced::Terraced(const TerracedOptions& options)
     : options_(options), folder_(make_folder(std::filesystem::temp_directory_path())), disk_(make_folder(TEST_DISK)) {
   std::ofstream(folder_ / "terraced.toml") << configuration(folder_, disk_ / "block");
-  pid_ = start(folder_ / "terraced.toml", folder_ / "log");
+  pid_ = start(folder_ / "terraced.toml", folder_ / "log", options.supervised);
   const bool up = eventually([this] {
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
@@ -96,6 +99,15 @@ std::string Terraced::configuration(const std::filesystem::path& sockets, const 
   tier("memory", options_.memory_mib, "");
   tier("block", options_.block_mib, "paths = [\"" + block.string() + "\"]\n");
   return text;
+}
+
+pid_t Terraced::daemon() const {
+  if (!options_.supervised) return pid_;
+  const std::string pid = std::to_string(pid_);
+  std::ifstream children("/proc/" + pid + "/task/" + pid + "/children");
+  pid_t child = 0;
+  children >> child;
+  return child;
 }
 
 std::string Terraced::log() const { return contents(folder_ / "log"); }

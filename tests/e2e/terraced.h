@@ -19,6 +19,7 @@ struct TerracedOptions {
   std::uint64_t device_mib = 8;  // 0: no such tier (so for all three)
   std::uint64_t memory_mib = 16;
   std::uint64_t block_mib = 64;
+  bool supervised = false;  // by `terraced supervise`, which starts it again whenever it ends
 };
 
 class Terraced {
@@ -32,6 +33,8 @@ class Terraced {
   std::string data_socket() const { return (folder_ / "data.sock").string(); }
   std::string block_file() const { return (disk_ / "block").string(); }
   pid_t pid() const { return pid_; }
+  // The daemon itself: pid(), or its child where that is the supervisor. 0: none just now.
+  pid_t daemon() const;
   // What it has said so far.
   std::string log() const;
   // Its status as `terracectl --json status` prints it.

@@ -84,7 +84,12 @@ class Supervise : public testing::Test {
   int stop(int signal = SIGTERM) {
     kill(supervisor_, signal);
     int status = 0;
-    EXPECT_EQ(waitpid(supervisor_, &status, 0), supervisor_);
+    const bool ended = eventually([&] { return waitpid(supervisor_, &status, WNOHANG) == supervisor_; });
+    EXPECT_TRUE(ended) << log();
+    if (!ended) {
+      kill(supervisor_, SIGKILL);
+      waitpid(supervisor_, &status, 0);
+    }
     supervisor_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 200 + WTERMSIG(status);
   }
@@ -153,7 +158,9 @@ TEST_F(Supervise, KeepsWhatWasSentJustBeforeDeath) {
   for (int i = 0; i < 20; ++i) {
     const pid_t old = child();
     const std::string name = "last-" + std::to_string(10 + i);
+    kill(supervisor_, SIGSTOP);  // so that it finds the message and the death at once
     EXPECT_FALSE(ask("store-and-die " + name + " words").has_value());
+    kill(supervisor_, SIGCONT);
     ASSERT_TRUE(replaced(old)) << log();
     held[name] = "words";
     EXPECT_EQ(answer("list"), listed(held)) << log();
@@ -327,7 +334,7 @@ TEST_F(Supervise, TellsItsOwnSupervisor) {
     const ssize_t count = recv(outer.get(), text.data(), text.size(), 0);
     return count < 0 ? std::string() : text.substr(0, static_cast<std::size_t>(count));
   };
-  EXPECT_TRUE(received().starts_with("READY=1\n"));
+  EXPECT_TRUE(eventually([&] { return received().starts_with("READY=1\n"); })) << log();
   EXPECT_NE(answer("notify"), path) << "the service reports to the supervisor alone";
   stop();
   EXPECT_EQ(received(), "STOPPING=1");

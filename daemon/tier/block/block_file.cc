@@ -240,6 +240,13 @@ Result<std::unique_ptr<BlockFile>> BlockFile::open(const BlockOptions& options) 
   return file;
 }
 
+Result<void> BlockFile::adopt_checksums(Fd memory) {
+  auto adopted = ChecksumTable::adopt(std::move(memory), checksum_entries(capacity_bytes()));
+  if (!adopted) return std::unexpected(std::move(adopted.error()));
+  checksums_ = std::move(*adopted);
+  return {};
+}
+
 void BlockFile::unlink_files(bool made_only) {
   for (const File& file : files_) {
     if (file.regular && (file.made || !made_only)) unlink(file.path.c_str());

@@ -23,7 +23,7 @@ struct BlockOptions {
   bool remove_on_close = false;      // regular files are unlinked when the tier goes (private daemons)
 };
 
-// The space of one block tier. Its bytes mean nothing to the next daemon: the catalog of what lies where is not kept.
+// The space of one block tier. Its bytes mean something to the next daemon only with the catalog of what lies where.
 // Ranges that tensors leave are not discarded: on a file that would give the space to others, against the promise that
 // a home is reserved.
 class BlockFile {
@@ -57,6 +57,8 @@ class BlockFile {
   Piece locate(std::uint64_t offset, std::uint64_t bytes) const;
 
   ChecksumTable& checksums() { return checksums_; }
+  // The former daemon's: what it wrote is content again. Errors as ChecksumTable::adopt().
+  Result<void> adopt_checksums(Fd memory);
 
  private:
   struct File {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tier/block/checksum_table.h"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/bytes.h"
@@ -19,13 +22,31 @@ std::uint64_t checksum(const ChunkName& name, std::span<const std::byte> bytes) 
   return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
 }
 
+namespace {
+
+std::uint64_t table_bytes(std::uint64_t entries) {
+  return align_up(std::max<std::uint64_t>(entries, 1) * sizeof(std::uint64_t), kPageBytes);
+}
+
+}  // namespace
+
 Result<ChecksumTable> ChecksumTable::create(std::uint64_t entries) {
-  const std::uint64_t bytes = align_up(std::max<std::uint64_t>(entries, 1) * sizeof(std::uint64_t), kPageBytes);
-  auto fd = sealed_memfd("terrace-checksums", bytes);
-  if (!fd) return std::unexpected(std::move(fd.error()));
-  auto range = AddressRange::map(fd->get(), bytes, PROT_READ | PROT_WRITE);
+  auto memory = sealed_memfd("terrace-checksums", table_bytes(entries));
+  if (!memory) return std::unexpected(std::move(memory.error()));
+  return adopt(std::move(*memory), entries);
+}
+
+Result<ChecksumTable> ChecksumTable::adopt(Fd memory, std::uint64_t entries) {
+  const std::uint64_t bytes = table_bytes(entries);
+  struct stat there{};
+  if (fstat(memory.get(), &there) != 0 || static_cast<std::uint64_t>(there.st_size) != bytes)
+    return fail(ErrorCode::kFailedPrecondition,
+                fmt::format("the checksums that a former daemon left have {} bytes, not {}", there.st_size, bytes),
+                errno);
+  auto range = AddressRange::map(memory.get(), bytes, PROT_READ | PROT_WRITE);
   if (!range) return std::unexpected(std::move(range.error()));
   ChecksumTable table;
+  table.memory_ = std::move(memory);
   table.range_ = std::move(*range);
   table.entries_ = entries;
   return table;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/fd.h"
 #include "base/mapping.h"
 #include "terrace/error.h"
 
@@ -27,13 +28,18 @@ class ChecksumTable {
  public:
   ChecksumTable() = default;
   static Result<ChecksumTable> create(std::uint64_t entries);
+  // One that a former daemon left: descriptor() of it. kFailedPrecondition: it is of another size.
+  static Result<ChecksumTable> adopt(Fd memory, std::uint64_t entries);
 
   // Both abort beyond size().
   std::uint64_t get(std::uint64_t entry) const;
   void set(std::uint64_t entry, std::uint64_t checksum);
   std::uint64_t size() const { return entries_; }
+  // A memfd: whoever has it has the table. Borrowed.
+  int descriptor() const { return memory_.get(); }
 
  private:
+  Fd memory_;
   AddressRange range_;
   std::uint64_t entries_ = 0;
 };

@@ -235,25 +235,31 @@ TEST_F(Reconnecting, LeasesWithoutADaemon) {
   EXPECT_EQ(memory_[1], std::byte{2});
 }
 
-TEST_F(Reconnecting, KeepsSegmentsThatItHas) {
+TEST_F(Reconnecting, KeepsSegmentsThatTheDaemonHas) {
+  const auto write = [&](std::uint64_t offset, std::byte value) {
+    daemon_.publish(3, {.state = shm::State::kResident}, offset);
+    client_->acquire(tensor_, {.mode = Mode::kWrite}).value().writable_bytes()[0] = value;
+  };
   daemon_.publish(3, {.state = shm::State::kResident}, 0);
-  const Lease lease = std::move(*client_->acquire(tensor_, {.mode = Mode::kWrite}));
+  Lease lease = std::move(*client_->acquire(tensor_, {.mode = Mode::kWrite}));
+  std::byte* const taken_back = daemon_.pass_segment(shm::kPlaceHost, kSegmentBytes);
   lose();
-  daemon_.resume();
-  std::byte* const other = daemon_.pass_segment(shm::kPlaceHost, 0);  // told apart by what is written
-  std::byte* const fresh = daemon_.pass_segment(shm::kPlaceHost, kSegmentBytes);
-  daemon_.publish(3, {.state = shm::State::kResident}, kSegmentBytes);
-  client_->acquire(tensor_, {.mode = Mode::kWrite}).value().writable_bytes()[0] = std::byte{4};
-  EXPECT_EQ(fresh[0], std::byte{4});
+  daemon_.lose_segment(shm::kPlaceHost, kSegmentBytes);
+  settle();
   lease.writable_bytes()[0] = std::byte{3};
-  EXPECT_EQ(memory_[0], std::byte{3});
-  EXPECT_EQ(other[0], std::byte{0});
-  daemon_.retire_segment(shm::kPlaceHost, 0);  // then it may be passed again
-  EXPECT_EQ(daemon_.receive().size(), sizeof(shm::SegmentMessage));
-  std::byte* const again = daemon_.pass_segment(shm::kPlaceHost, 0);
-  daemon_.publish(3, {.state = shm::State::kResident}, 0);
-  client_->acquire(tensor_, {.mode = Mode::kWrite}).value().writable_bytes()[0] = std::byte{5};
-  EXPECT_EQ(again[0], std::byte{5});
+  EXPECT_EQ(memory_[0], std::byte{3}) << "mapped all the while";
+  ASSERT_TRUE(lease.release().has_value());
+  std::byte* const fresh = daemon_.pass_segment(shm::kPlaceHost, kSegmentBytes);
+  write(kSegmentBytes, std::byte{4});
+  EXPECT_EQ(fresh[0], std::byte{4});
+  EXPECT_EQ(taken_back[0], std::byte{0}) << "unmapped, so that another could come to lie there";
+  lose();
+  daemon_.lose_segment(shm::kPlaceHost, 0);
+  std::byte* const other = daemon_.pass_segment(shm::kPlaceHost, 0);
+  settle();
+  write(0, std::byte{5});
+  EXPECT_EQ(other[0], std::byte{5});
+  EXPECT_EQ(memory_[0], std::byte{3}) << "told apart by what it is";
 }
 
 // The daemon dies between granting a lease and passing the memory behind it.

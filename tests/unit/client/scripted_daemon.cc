@@ -93,6 +93,8 @@ void ScriptedDaemon::reset_rings() {
 }
 
 void ScriptedDaemon::resume() {
+  for (const Segment& segment : segments_)
+    if (segment.file) pass(segment);
   reset_rings();
   shm::Resumed message;
   message.header.bytes = sizeof message;
@@ -182,13 +184,22 @@ std::byte* ScriptedDaemon::pass_segment(std::uint32_t place, std::uint64_t offse
   TERRACE_CHECK(file.has_value());
   Result<AddressRange> memory = AddressRange::map(file->get(), kSegmentBytes, PROT_READ | PROT_WRITE);
   TERRACE_CHECK(memory.has_value());
-  segments_.push_back(std::move(*memory));
+  segments_.push_back({place, offset, std::move(*file), std::move(*memory)});
+  pass(segments_.back());
+  return segments_.back().memory.data();
+}
+
+void ScriptedDaemon::pass(const Segment& segment) const {
   shm::SegmentMessage message{.header = {.type = shm::MessageType::kSegment, .bytes = sizeof message},
-                              .place = place,
-                              .offset = offset,
+                              .place = segment.place,
+                              .offset = segment.offset,
                               .bytes = kSegmentBytes};
-  send(&message, sizeof message, {file->get()});
-  return segments_.back().data();
+  send(&message, sizeof message, {segment.file.get()});
+}
+
+void ScriptedDaemon::lose_segment(std::uint32_t place, std::uint64_t offset) {
+  for (Segment& segment : segments_)
+    if (segment.place == place && segment.offset == offset) segment.file.reset();
 }
 
 void ScriptedDaemon::retire_segment(std::uint32_t place, std::uint64_t offset) const {

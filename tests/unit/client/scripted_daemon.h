@@ -63,12 +63,14 @@ class ScriptedDaemon {
   shm::Resume accept_resume();
   // Empties the rings, as a new daemon does, and forgets what was asked.
   void reset_rings();
-  // reset_rings(), the next epoch, and the answer to accept_resume().
+  // Every segment again, reset_rings(), the next epoch, and the answer to accept_resume().
   void resume();
   void refuse_to_resume(ErrorCode code, const std::string& message);
 
   // Passes a segment; its memory, as the daemon sees it.
   std::byte* pass_segment(std::uint32_t place, std::uint64_t offset);
+  // A successor does not have it.
+  void lose_segment(std::uint32_t place, std::uint64_t offset);
   void retire_segment(std::uint32_t place, std::uint64_t offset) const;
 
   // The next request; waits for the doorbell.
@@ -104,7 +106,14 @@ class ScriptedDaemon {
   shm::RegionView region_;
   shm::RingConsumer<shm::Submission> submissions_;
   shm::RingProducer<shm::Completion> completions_;
-  std::vector<AddressRange> segments_;
+  struct Segment {
+    std::uint32_t place = 0;
+    std::uint64_t offset = 0;
+    Fd file;
+    AddressRange memory;
+  };
+  void pass(const Segment& segment) const;
+  std::vector<Segment> segments_;
 };
 
 // Looks until `condition` holds; false after 60 s.

@@ -231,6 +231,7 @@ class Harness {
       const SessionId asker = asker_.at(reply.id);
       engine->answering(reply.id, completions_[asker] + 1);
       ++completions_[asker];
+      engine->answered(reply.id);
       open_.erase(found);
       asker_.erase(reply.id);
       answered_in_order.push_back(reply.id);
@@ -246,7 +247,6 @@ class Harness {
         if (client->id == gone) client->gone = true;
     }
     for (const Pressure& event : out.pressure) pressure.push_back(event);
-    engine->answered();
     engine->check_invariants();
   }
   std::size_t open_requests() const { return open_.size(); }

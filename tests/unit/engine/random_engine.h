@@ -64,96 +64,7 @@ class RandomEngine {
   }
   std::uint64_t digest() const { return digest_; }
 
-  // With a catalog: the process ends now and then, mostly between two stores, and what nobody was told of is asked
-  // again.
-  void run_dying(int steps) {
-    for (int step = 0; step < steps && !::testing::Test::HasFailure(); ++step) {
-      arm();
-      try {
-        act();
-        harness_.catalog->between_stores = nullptr;
-        take_replies();
-        if (chance(400)) restart();
-      } catch (const Death&) {
-        restart();
-      }
-      if (step % 2000 == 1999) calm();
-    }
-    if (!::testing::Test::HasFailure()) finish();
-  }
-  std::uint64_t deaths() const { return deaths_; }
-
- private:
-  struct Death {};
-
-  void arm() {
-    if (!chance(30)) return;
-    harness_.catalog->between_stores = [this, left = below(chance(2) ? 12 : 400)]() mutable {
-      if (left-- == 0) throw Death{};
-    };
-  }
-
-  void restart() {
-    ++deaths_;
-    harness_.catalog->between_stores = nullptr;
-    take_replies();  // those that were in their rings
-    const std::vector<RequestId> lost = harness_.restart([this] { return chance(2); });
-    take_replies();
-    for (std::size_t index = 0; index < actors_.size(); ++index) {
-      Actor& actor = actors_[index];
-      if (actor.client != nullptr && actor.client->gone) actor = Actor{};
-      check_counts(actor);
-    }
-    died_.clear();
-    for (std::size_t index = 0; index < actors_.size(); ++index) {
-      if (!actors_[index].ending) continue;
-      harness_.engine->session_died(harness_.now, actors_[index].client->id);
-      harness_.drain();
-      died_.push_back(index);
-    }
-    for (const RequestId id : lost) {
-      const auto found = asked_.find(id);
-      if (found == asked_.end()) continue;  // of calm()'s own
-      Asked asked = std::move(found->second);
-      asked_.erase(found);
-      ask_again(asked.actor, std::move(asked.body));
-    }
-    take_replies();
-  }
-
-  // Lease counts are what the trainers hold, and nothing else.
-  void check_counts(const Actor& actor) {
-    if (actor.client == nullptr || actor.ending) return;
-    for (const ModelTensor& tensor : actor.tensors) {
-      const shm::Word word = actor.client->table.load(tensor.handle.slot);
-      const auto held = [&](bool reads) {
-        return std::ranges::count_if(actor.leases, [&](const Lease& lease) {
-          return lease.handle == tensor.handle && (lease.mode == shm::Mode::kRead) == reads;
-        });
-      };
-      EXPECT_EQ(word.readers, held(true)) << tensor.name;
-      EXPECT_EQ(word.writers, held(false)) << tensor.name;
-    }
-  }
-
-  void ask_again(std::size_t index, Body body) {
-    Actor& actor = actors_[index];
-    if (std::holds_alternative<OpenSession>(body)) {
-      actor.opening.reset();
-      return;
-    }
-    if (actor.client == nullptr || actor.ending) return;
-    if (const auto* gone = std::get_if<DeleteTensors>(&body)) {
-      for (const Handle handle : gone->tensors) {
-        std::erase_if(actor.tensors, [&](const ModelTensor& tensor) { return tensor.handle == handle; });
-        std::erase(actor.pinned, handle);
-        send(index, DeleteTensors{{handle}}, kNever);  // done already, or done now
-      }
-      return;
-    }
-    send(index, std::move(body), kNever);
-  }
-
+ protected:
   std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
   bool chance(std::uint64_t one_in) { return below(one_in) == 0; }
   std::uint32_t place() { return places_[below(places_.size())]; }
@@ -560,7 +471,6 @@ class RandomEngine {
   std::uint64_t values_ = 0;
   std::uint64_t numbers_ = 0;
   std::uint64_t digest_ = 0;
-  std::uint64_t deaths_ = 0;
 };
 
 inline Options options_for(unsigned seed) {

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// What outlives the daemon's process (DESIGN decision 8): given to the supervisor before anybody relies on it, taken
+// back at start, and gone on with when its trainer is back.
+#include <fmt/format.h>
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/bytes.h"
+#include "front/host.h"
+
+namespace terrace::front {
+namespace {
+
+constexpr const char* kCatalogName = "catalog";
+constexpr const char* kChecksumsName = "checksums";
+
+// Short: all names together are one string of the next daemon's environment.
+constexpr char kRegion = 'r';
+constexpr char kProcess = 'p';
+constexpr char kDoorbell = 'd';
+
+std::string name_of(SessionId id, char what) { return fmt::format("{}{}", what, static_cast<std::uint32_t>(id)); }
+
+std::string segment_name(SessionId id, std::size_t tier, std::uint64_t offset) {
+  return fmt::format("s{}.{}.{}", static_cast<std::uint32_t>(id), tier, offset / (2 * kMiB));
+}
+
+std::optional<Fd> take(service::Adopted& adopted, const std::string& name) {
+  auto found = adopted.extract(name);
+  if (found.empty()) return std::nullopt;
+  return std::move(found.mapped());
+}
+
+}  // namespace
+
+// The engine, with a catalog where there is somebody to keep it: a successor's, where a catalog was left.
+Result<void> Host::make_engine() {
+  const engine::CatalogShape shape{config_.limits.sessions_max, config_.limits.tensors_per_session_max};
+  const bool inherits = adopted_.contains(kCatalogName);
+  if (store_.keeps() || inherits) {
+    if (auto opened = open_catalog(shape); !opened) return opened;
+  }
+  if (!inherits) {
+    for (auto& [name, descriptor] : adopted_) drop_kept(name);  // of no use without the catalog
+    adopted_.clear();
+    auto engine = engine::Engine::create(node_.options, catalog_ ? &*catalog_ : nullptr);
+    if (!engine) return std::unexpected(engine.error());
+    engine_ = std::move(*engine);
+    return {};
+  }
+  std::vector<engine::Survivor> survivors;
+  for (std::size_t record = 0; record < shape.sessions_max; ++record) {
+    const engine::SessionRecord& was = catalog_->session(record);
+    if (was.id == 0 || was.ending != 0) continue;
+    if (auto back = take_back(was); !back)
+      spdlog::error("session {} of pid {} is lost: {}", was.id, was.pid, back.error().message);
+    else
+      survivors.push_back({SessionId{was.id}, (*back)->region->table(), (*back)->region->completions_tail()});
+  }
+  auto engine = engine::Engine::restore(node_.options, *catalog_, survivors);
+  if (!engine) return std::unexpected(engine.error());
+  engine_ = std::move(*engine);
+  for (auto& [name, descriptor] : std::exchange(adopted_, {})) drop_kept(name);  // of sessions that have ended
+  spdlog::info("{} sessions go on; their trainers will be back", survivors.size());
+  return {};
+}
+
+Result<void> Host::open_catalog(const engine::CatalogShape& shape) {
+  const std::uint64_t needed = align_up(engine::CatalogMemory::bytes_needed(shape), kPageBytes);
+  auto left = take(adopted_, kCatalogName);
+  if (!left) {
+    auto memory = sealed_memfd("terrace-catalog", needed);
+    if (!memory) return std::unexpected(memory.error());
+    catalog_memory_ = std::move(*memory);
+  } else {
+    catalog_memory_ = std::move(*left);
+  }
+  struct stat there{};
+  if (fstat(catalog_memory_.get(), &there) != 0)
+    return fail(ErrorCode::kInternal, "the catalog cannot be looked at", errno);
+  const auto bytes = static_cast<std::uint64_t>(there.st_size);
+  auto mapped = AddressRange::map(catalog_memory_.get(), bytes, PROT_READ | PROT_WRITE);
+  if (!mapped) return std::unexpected(mapped.error());
+  catalog_range_ = std::move(*mapped);
+  madvise(catalog_range_.data(), bytes, MADV_DONTDUMP);
+  const std::span<std::byte> memory(catalog_range_.data(), bytes);
+  if (left) {
+    auto opened = engine::CatalogMemory::open(memory, shape);
+    if (!opened) return std::unexpected(opened.error());
+    catalog_ = std::move(*opened);
+    auto sums = take(adopted_, kChecksumsName);
+    if (node_.block && !sums)
+      return fail(ErrorCode::kFailedPrecondition, "the checksums of the block tier did not come back with the catalog");
+    return node_.block ? node_.block->adopt_checksums(std::move(*sums)) : Result<void>{};
+  }
+  catalog_ = engine::CatalogMemory::format(memory, shape);
+  Result<void> stored = store_.store(kCatalogName, catalog_memory_.get());
+  if (stored && node_.block) stored = store_.store(kChecksumsName, node_.block->checksums().descriptor());
+  return stored;
+}
+
+// A session's region, doorbell, process and segments; its front part, away until its trainer resumes.
+Result<Session*> Host::take_back(const engine::SessionRecord& was) {
+  const SessionId id{was.id};
+  auto session = std::make_unique<Session>();
+  session->key = ++last_key_;
+  session->id = id;
+  session->state = Session::State::kOpen;
+  session->peer.tenant = {was.tenant_socket, was.uid};
+  session->peer.pid = was.pid;
+  session->token = was.token;
+  session->maps = was.maps_segments != 0;
+  const auto lost = [](const std::string& name) { return fail(ErrorCode::kDataLoss, name + " did not come back"); };
+  for (const auto& [what, into] : {std::pair{kRegion, &session->region_memory}, std::pair{kProcess, &session->process},
+                                   std::pair{kDoorbell, &session->doorbell}}) {
+    if (into == &session->doorbell && !session->maps) continue;
+    auto descriptor = take(adopted_, name_of(id, what));
+    if (!descriptor) return lost(name_of(id, what));
+    session->kept.push_back(name_of(id, what));
+    *into = std::move(*descriptor);
+  }
+  auto region = SessionRegion::adopt(std::move(session->region_memory), config_.limits.tensors_per_session_max);
+  if (!region) return std::unexpected(region.error());
+  session->region.emplace(std::move(*region));
+  for (std::size_t tier = 0; tier < node_.mapped.size(); ++tier) {
+    if (!node_.mapped[tier]) continue;
+    const std::uint64_t unit = node_.options.tiers[tier].segment_bytes;
+    for (std::uint64_t offset = 0; offset < was.mapped_bytes[tier]; offset += unit) {
+      auto segment = take(adopted_, segment_name(id, tier, offset));
+      if (!segment) return lost(segment_name(id, tier, offset));
+      session->kept.push_back(segment_name(id, tier, offset));
+      if (auto installed = node_.mapped[tier]->install(id, {offset, unit}, std::move(*segment)); !installed)
+        return std::unexpected(installed.error());
+    }
+  }
+  return sessions_.emplace(id, std::move(session)).first->second.get();
+}
+
+// Once the ring runs: their processes are watched, and their doorbells.
+Result<void> Host::watch_taken_back() {
+  for (auto& [id, session] : sessions_) {
+    register_token(*session);
+    if (auto watched = watch_end(*session); !watched) return watched;
+    if (!session->maps) continue;
+    if (auto watched = watch_doorbell(*session); !watched) return watched;
+  }
+  return {};
+}
+
+void Host::keep(Session& session, std::string name, int descriptor) {
+  if (!store_.keeps()) return;
+  if (auto stored = store_.store(name, descriptor); !stored)
+    return spdlog::error("{} will not outlive the daemon: {}", name, stored.error().message);
+  session.kept.push_back(std::move(name));
+}
+
+void Host::keep_session(Session& session) {
+  keep(session, name_of(session.id, kRegion), session.region->descriptor());
+  keep(session, name_of(session.id, kProcess), session.process.get());
+  if (session.maps) keep(session, name_of(session.id, kDoorbell), session.doorbell.get());
+}
+
+void Host::keep_segment(Session& session, std::size_t tier, std::uint64_t offset) {
+  keep(session, segment_name(session.id, tier, offset), node_.mapped[tier]->descriptor(session.id, offset));
+}
+
+void Host::drop_kept(const std::string& name) {
+  if (auto forgotten = store_.forget(name); !forgotten)
+    spdlog::warn("{} stays with the supervisor: {}", name, forgotten.error().message);
+}
+
+void Host::drop_kept_segment(SessionId id, std::size_t tier, std::uint64_t offset) {
+  const std::string name = segment_name(id, tier, offset);
+  Session* session = find(id);
+  if (session == nullptr || std::erase(session->kept, name) == 0) return;
+  drop_kept(name);
+}
+
+// `then` runs when the supervisor has what was given to it before this call: at once where nobody keeps anything.
+void Host::when_kept(std::move_only_function<void()> then) {
+  if (!store_.keeps()) return then();
+  after_barrier_.push_back(std::move(then));
+  if (!barrier_watch_) start_barrier();
+}
+
+void Host::start_barrier() {
+  auto barrier = store_.barrier();
+  if (barrier) {
+    barrier_ = std::move(*barrier);
+    auto watch = Watch::create(*ring_, barrier_.get(), POLLIN, [this](unsigned) { barrier_passed(); });
+    if (watch) {
+      barrier_watch_ = std::move(*watch);
+      behind_barrier_ = std::exchange(after_barrier_, {});
+      return;
+    }
+  }
+  // A supervisor that has gone keeps nothing, and holds nobody up.
+  for (auto& then : std::exchange(after_barrier_, {})) then();
+}
+
+void Host::barrier_passed() {
+  spent_watches_.push_back(std::move(barrier_watch_));
+  spent_barriers_.push_back(std::move(barrier_));
+  for (auto& then : std::exchange(behind_barrier_, {})) then();
+  if (!after_barrier_.empty() && !barrier_watch_) start_barrier();
+  pump();
+}
+
+// A trainer is back, on a connection of its own: the session goes on with it.
+void Host::resume(Session& newcomer, const shm::Resume& resume) {
+  Session* session = find(SessionId{resume.session});
+  if (newcomer.state != Session::State::kGreeting)
+    return end(newcomer, {ErrorCode::kInvalidArgument, "a session is resumed on a connection of its own", 0});
+  const bool known = session != nullptr && session->maps && session->state == Session::State::kOpen &&
+                     session->token == resume.token && session->peer.tenant == newcomer.peer.tenant;
+  if (!known)
+    return end(newcomer,
+               {ErrorCode::kNotFound, "there is no such session to resume: it ended, or this daemon is another", 0});
+  if (session->connection)
+    return end(newcomer, {ErrorCode::kUnavailable, "the session's former connection is not closed yet", 0});
+  session->connection = std::move(newcomer.connection);
+  spent_watches_.push_back(std::move(newcomer.connection_watch));
+  spent_watches_.push_back(std::move(newcomer.process_watch));
+  auto node = newcomers_.extract(newcomer.key);
+  node.mapped()->state = Session::State::kEnding;
+  doomed_.push_back(std::move(node.mapped()));
+  auto watch = Watch::create(*ring_, session->connection->descriptor(), POLLIN,
+                             [this, session](unsigned) { read_messages(*session); });
+  if (!watch) return end(*session, watch.error());
+  session->connection_watch = std::move(*watch);
+  session->unanswered = 0;
+  shm::Resumed resumed;
+  resumed.header.type = shm::MessageType::kResumed;
+  resumed.session = resume.session;
+  resumed.epoch = session->region->begin_epoch();
+  send_segments(*session);
+  send(*session, resumed);
+  for (const mover::SegmentOrder& order : session->retiring) send_retire(*session, order);
+  spdlog::info("session {} goes on with pid {}", resume.session, session->peer.pid);
+}
+
+void Host::send_segments(Session& session) {
+  const engine::SessionRecord* record = nullptr;
+  for (std::size_t i = 0; catalog_ && i < catalog_->shape().sessions_max && record == nullptr; ++i)
+    if (catalog_->session(i).id == static_cast<std::uint32_t>(session.id)) record = &catalog_->session(i);
+  for (std::size_t tier = 0; record != nullptr && tier < node_.mapped.size(); ++tier) {
+    if (!node_.mapped[tier]) continue;
+    const std::uint64_t unit = node_.options.tiers[tier].segment_bytes;
+    for (std::uint64_t offset = 0; offset < record->mapped_bytes[tier]; offset += unit)
+      send(session,
+           shm::SegmentMessage{.header = {.type = shm::MessageType::kSegment},
+                               .place = node_.places[tier],
+                               .offset = offset,
+                               .bytes = unit},
+           std::array{node_.mapped[tier]->descriptor(session.id, offset)});
+  }
+}
+
+}  // namespace terrace::front
