@@ -121,6 +121,7 @@ Result<void> Session::unmap_unlisted() {
 }
 
 void Session::say_goodbye() {
+  region_.header->closed.store(1, std::memory_order_release);  // for a daemon that has the session after one that died
   if (link_ == Link::kAway) try_to_resume();  // once more: a daemon that is there, or whose socket is, is told
   if (link_ != Link::kOpen && link_ != Link::kResuming) return;
   shm::Bye bye;

@@ -147,6 +147,10 @@ Result<void> Host::watch_taken_back() {
     register_token(*session);
     if (auto watched = watch_end(*session); !watched) return watched;
     if (!session->maps) continue;
+    if (session->region->closed()) {
+      end(*session, {ErrorCode::kCancelled, "closed by the client, while there was no daemon", 0});
+      continue;
+    }
     if (auto watched = watch_doorbell(*session); !watched) return watched;
   }
   return {};

@@ -113,7 +113,7 @@ inline constexpr std::uint32_t kBlockBytesMin = 512;  // so that an error's text
 inline constexpr std::uint32_t kSetMax = 65536;       // handles in one set
 inline constexpr std::uint32_t kCreateMax = 8192;     // records in one create
 
-// First bytes of the region; offsets are from its start. All but `epoch` and `unlogged` are constant.
+// First bytes of the region; offsets are from its start. All but `epoch`, `unlogged` and `closed` are constant.
 struct RegionHeader {
   std::uint64_t magic;
   std::uint32_t version;
@@ -127,6 +127,7 @@ struct RegionHeader {
   std::uint64_t arena_bytes;
   std::atomic<std::uint64_t> epoch;     // one more at each restart of the daemon
   std::atomic<std::uint64_t> unlogged;  // fast leases by threads that got no log
+  std::atomic<std::uint64_t> closed;    // 1: the client needs the session no more, whatever becomes of its Bye
 };
 
 inline constexpr std::uint64_t kLogBytes = sizeof(LogIndex) + kLogEntries * sizeof(LogEntry);

@@ -21,6 +21,7 @@ TEST(Layout, OfTheRegionIsAsWrittenDown) {
   EXPECT_EQ(offsetof(RegionHeader, arena_bytes), 64u);
   EXPECT_EQ(offsetof(RegionHeader, epoch), 72u);
   EXPECT_EQ(offsetof(RegionHeader, unlogged), 80u);
+  EXPECT_EQ(offsetof(RegionHeader, closed), 88u);
   EXPECT_EQ(offsetof(TableSlot, offset), 8u);
   EXPECT_EQ(offsetof(TableSlot, bytes), 16u);
   EXPECT_EQ(offsetof(TableSlot, place), 24u);
