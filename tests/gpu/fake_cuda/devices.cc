@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fake driver's entry points: the driver itself, devices, contexts, streams and events.
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "gpu/fake_cuda/entry.h"
+
+namespace terrace::fake_cuda {
+namespace {
+
+thread_local std::vector<cuda::Context> stack;
+
+Status event_status(EventState& event) {
+  const int lost = control().lost[static_cast<std::size_t>(event.device)].load();
+  if (lost != 0) return lost;
+  return event.reached < event.recorded ? cuda::kNotReady : event.status;
+}
+
+}  // namespace
+
+cuda::Context current() { return stack.empty() ? nullptr : stack.back(); }
+
+extern "C" {
+
+Status cuInit(unsigned) {
+  if (const Status failed = begin(Call::kInit)) return failed;
+  if (visible_count() == 0) return cuda::kNoDevice;
+  state().initialized = true;
+  return 0;
+}
+
+Status cuGetErrorName(Status status, const char** name) {
+  static const std::map<Status, const char*> kNames = {{0, "CUDA_SUCCESS"},
+                                                       {1, "CUDA_ERROR_INVALID_VALUE"},
+                                                       {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+                                                       {46, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
+                                                       {100, "CUDA_ERROR_NO_DEVICE"},
+                                                       {101, "CUDA_ERROR_INVALID_DEVICE"},
+                                                       {201, "CUDA_ERROR_INVALID_CONTEXT"},
+                                                       {214, "CUDA_ERROR_ECC_UNCORRECTABLE"},
+                                                       {304, "CUDA_ERROR_OPERATING_SYSTEM"},
+                                                       {600, "CUDA_ERROR_NOT_READY"},
+                                                       {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                                                       {719, "CUDA_ERROR_LAUNCH_FAILED"},
+                                                       {801, "CUDA_ERROR_NOT_SUPPORTED"}};
+  const auto found = kNames.find(status);
+  *name = found == kNames.end() ? nullptr : found->second;
+  return found == kNames.end() ? cuda::kInvalidValue : 0;
+}
+
+Status cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return 0;
+}
+
+Status cuDeviceGetCount(int* count) {
+  *count = visible_count();
+  return 0;
+}
+
+Status cuDeviceGet(int* device, int ordinal) {
+  if (ordinal < 0 || ordinal >= visible_count()) return cuda::kInvalidDevice;
+  *device = physical(ordinal);
+  return 0;
+}
+
+Status cuDeviceGetName(char* name, int size, int device) {
+  std::snprintf(name, static_cast<std::size_t>(size), "Fake GPU %d", device);
+  return 0;
+}
+
+Status cuDeviceGetUuid_v2(cuda::Uuid* uuid, int device) {
+  *uuid = {'f', 'a', 'k', 'e', '-', 'g', 'p', 'u', 0, 0, 0, 0, 0, 0, 0, static_cast<unsigned char>(device + 1)};
+  return 0;
+}
+
+Status cuDeviceGetPCIBusId(char* id, int size, int device) {
+  std::snprintf(id, static_cast<std::size_t>(size), "0000:%02x:00.0", device + 1);
+  return 0;
+}
+
+Status cuDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/) {
+  *value = 1;
+  return 0;
+}
+
+Status cuDevicePrimaryCtxRetain(cuda::Context* context, int device) {
+  if (const Status failed = begin(Call::kRetain, device)) return failed;
+  const std::lock_guard lock(state().mutex);
+  ++state().retained[device];
+  *context = context_of(device);
+  return 0;
+}
+
+Status cuDevicePrimaryCtxRelease_v2(int device) {
+  const std::lock_guard lock(state().mutex);
+  if (state().retained[device] <= 0) return cuda::kInvalidContext;
+  --state().retained[device];
+  return 0;
+}
+
+Status cuDevicePrimaryCtxSetFlags_v2(int /*device*/, unsigned) { return 0; }
+
+Status cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  const std::lock_guard lock(state().mutex);
+  *flags = 0;
+  *active = state().retained[device] > 0 ? 1 : 0;
+  return 0;
+}
+
+Status cuCtxPushCurrent_v2(cuda::Context context) {
+  if (context == nullptr) return cuda::kInvalidContext;
+  stack.push_back(context);
+  return 0;
+}
+
+Status cuCtxPopCurrent_v2(cuda::Context* context) {
+  if (stack.empty()) return cuda::kInvalidContext;
+  *context = stack.back();
+  stack.pop_back();
+  return 0;
+}
+
+Status cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return 0;
+}
+
+Status cuStreamCreateWithPriority(cuda::Stream* stream, unsigned, int) {
+  if (current() == nullptr) return cuda::kInvalidContext;
+  if (const Status failed = begin(Call::kStreamCreate, device_of(current()))) return failed;
+  *stream = reinterpret_cast<cuda::Stream>(new StreamState(current()));
+  return 0;
+}
+
+Status cuStreamDestroy_v2(cuda::Stream stream) {
+  delete reinterpret_cast<StreamState*>(stream);
+  return 0;
+}
+
+Status cuStreamSynchronize(cuda::Stream stream) {
+  StreamState* found = stream_of(stream);
+  if (found == nullptr) return cuda::kInvalidContext;
+  found->drain();
+  return control().lost[static_cast<std::size_t>(device_of(found->context()))].load();
+}
+
+Status cuStreamGetCtx(cuda::Stream stream, cuda::Context* context) {
+  *context = stream == nullptr ? current() : reinterpret_cast<StreamState*>(stream)->context();
+  return *context == nullptr ? cuda::kInvalidContext : 0;
+}
+
+// An event is held by whoever it is recorded in, too.
+Status cuEventCreate(cuda::Event* event, unsigned) {
+  if (current() == nullptr) return cuda::kInvalidContext;
+  auto* made = new std::shared_ptr<EventState>(std::make_shared<EventState>());
+  (*made)->device = device_of(current());
+  *event = reinterpret_cast<cuda::Event>(made);
+  return 0;
+}
+
+Status cuEventDestroy_v2(cuda::Event event) {
+  delete reinterpret_cast<std::shared_ptr<EventState>*>(event);
+  return 0;
+}
+
+Status cuEventRecord(cuda::Event event, cuda::Stream stream) {
+  const auto recorded = *reinterpret_cast<std::shared_ptr<EventState>*>(event);
+  if (const Status failed = begin(Call::kEventRecord, recorded->device)) return failed;
+  StreamState* found = stream_of(stream);
+  if (found == nullptr || device_of(found->context()) != recorded->device) return cuda::kInvalidHandle;
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(recorded->mutex);
+    number = ++recorded->recorded;
+  }
+  found->push([recorded, number](Status before) {
+    {
+      const std::lock_guard lock(recorded->mutex);
+      recorded->reached = number;
+      recorded->status = before;
+    }
+    recorded->changed.notify_all();
+    return 0;
+  });
+  return 0;
+}
+
+Status cuEventSynchronize(cuda::Event event) {
+  const auto awaited = *reinterpret_cast<std::shared_ptr<EventState>*>(event);
+  if (const Status failed = begin(Call::kEventSynchronize, awaited->device)) return failed;
+  std::unique_lock lock(awaited->mutex);
+  while (event_status(*awaited) == cuda::kNotReady) awaited->changed.wait_for(lock, std::chrono::milliseconds(20));
+  return event_status(*awaited);
+}
+
+Status cuEventQuery(cuda::Event event) {
+  const auto asked = *reinterpret_cast<std::shared_ptr<EventState>*>(event);
+  const std::lock_guard lock(asked->mutex);
+  return event_status(*asked);
+}
+
+}  // extern "C"
+
+}  // namespace terrace::fake_cuda
+
+extern "C" terrace::fake_cuda::Control* terrace_fake_cuda_control() { return &terrace::fake_cuda::control(); }

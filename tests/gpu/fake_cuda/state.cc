@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/fake_cuda/state.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace terrace::fake_cuda {
+namespace {
+
+// What fresh memory of a device holds: never zeros, so that nobody takes them for granted.
+constexpr int kGarbage = 0xA5;
+
+Control* map_control() {
+  const char* path = std::getenv("TERRACE_FAKE_CUDA_CONTROL");
+  const int fd = path != nullptr ? ::open(path, O_RDWR | O_CLOEXEC) : -1;
+  const int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* memory = ::mmap(nullptr, sizeof(Control), PROT_READ | PROT_WRITE, flags, fd, 0);
+  if (memory == MAP_FAILED || (path != nullptr && fd < 0)) {
+    std::perror("the fake CUDA driver's control file");
+    std::abort();
+  }
+  return static_cast<Control*>(memory);
+}
+
+bool& creates() {
+  static bool value = false;
+  return value;
+}
+
+}  // namespace
+
+Control& control() {
+  static Control* const the = map_control();
+  return *the;
+}
+
+bool strikes(Fault& fault, cuda::Status& status) {
+  const int wanted = fault.status.load();
+  if (wanted == 0) return false;
+  if (fault.after.load() > 0 && fault.after.fetch_sub(1) > 0) return false;
+  if (fault.times.fetch_sub(1) <= 0) {
+    fault.status = 0;
+    return false;
+  }
+  status = wanted;
+  return true;
+}
+
+cuda::Status begin(Call call) {
+  const auto index = static_cast<std::size_t>(call);
+  control().calls[index].fetch_add(1);
+  cuda::Status status = cuda::kSuccess;
+  strikes(control().faults[index], status);
+  return status;
+}
+
+std::shared_ptr<Memory> Memory::create(int device, std::size_t bytes) {
+  const std::string name = "fake-cuda-" + std::to_string(device);  // an importer finds the device there
+  auto memory = import(::memfd_create(name.c_str(), MFD_CLOEXEC));
+  if (::ftruncate(memory->fd, static_cast<off_t>(bytes)) != 0) return nullptr;
+  memory->device = device;
+  memory->bytes = bytes;
+  memory->counted = true;
+  void* shadow = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+  if (shadow == MAP_FAILED) return nullptr;
+  memory->shadow = static_cast<std::byte*>(shadow);
+  std::memset(shadow, kGarbage, bytes);
+  control().used_bytes[static_cast<std::size_t>(device)].fetch_add(bytes);
+  creates() = true;
+  return memory;
+}
+
+std::shared_ptr<Memory> Memory::import(int fd) {
+  auto memory = std::make_shared<Memory>();
+  memory->fd = fd;
+  struct stat status{};
+  if (fd < 0 || ::fstat(fd, &status) != 0) return nullptr;
+  memory->bytes = static_cast<std::size_t>(status.st_size);
+  if (memory->bytes == 0) return memory;
+  void* shadow = ::mmap(nullptr, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (shadow == MAP_FAILED) return nullptr;
+  memory->shadow = static_cast<std::byte*>(shadow);
+  std::array<char, 64> link{};
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  if (::readlink(path.c_str(), link.data(), link.size() - 1) <= 0) return nullptr;
+  const char* number = std::strstr(link.data(), "fake-cuda-");
+  if (number == nullptr) return nullptr;
+  memory->device = number[std::strlen("fake-cuda-")] - '0';
+  // Who makes memory is who pays for it, also where it holds what it made by a descriptor.
+  memory->counted = creates();
+  if (memory->counted) control().used_bytes[static_cast<std::size_t>(memory->device)].fetch_add(memory->bytes);
+  return memory;
+}
+
+Memory::~Memory() {
+  if (counted) control().used_bytes[static_cast<std::size_t>(device)].fetch_sub(bytes);
+  if (shadow != nullptr) ::munmap(shadow, bytes);
+  if (fd >= 0) ::close(fd);
+}
+
+StreamState::StreamState(cuda::Context context) : context_(context), thread_([this] { work(); }) {
+  control().streams.fetch_add(1);
+}
+
+StreamState::~StreamState() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  control().streams.fetch_sub(1);
+}
+
+void StreamState::push(std::function<cuda::Status(cuda::Status)> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  changed_.notify_all();
+}
+
+void StreamState::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return tasks_.empty() && !busy_; });
+}
+
+void StreamState::work() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+    if (tasks_.empty()) return;
+    auto task = std::move(tasks_.front());
+    tasks_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    const auto device = static_cast<std::size_t>(device_of(context_));
+    // A lost device lets nobody wait.
+    while (control().hold.load() != 0 && control().lost[device].load() == 0) {
+      const timespec patience{.tv_sec = 0, .tv_nsec = 5'000'000};
+      ::syscall(SYS_futex, &control().hold, FUTEX_WAIT, control().hold.load(), &patience, nullptr, 0);
+    }
+    const int lost = control().lost[device].load();
+    const cuda::Status after = task(lost != 0 ? lost : status_);
+    lock.lock();
+    status_ = after;
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+State& state() {
+  static auto* const the = new State;
+  return *the;
+}
+
+namespace {
+
+std::vector<int> visible() {
+  const std::uint32_t asked = control().device_count.load();
+  const int there = asked == 0 ? 1 : asked > kDevicesMax ? 0 : static_cast<int>(asked);
+  std::vector<int> devices;
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (text == nullptr) {
+    for (int device = 0; device < there; ++device) devices.push_back(device);
+    return devices;
+  }
+  for (const char* at = text; *at != '\0'; ++at) {
+    const int device = *at - '0';
+    if (device >= 0 && device < there) devices.push_back(device);
+  }
+  return devices;
+}
+
+}  // namespace
+
+int visible_count() { return static_cast<int>(visible().size()); }
+int physical(int ordinal) { return visible().at(static_cast<std::size_t>(ordinal)); }
+
+cuda::Context context_of(int device) {
+  return reinterpret_cast<cuda::Context>(static_cast<std::uintptr_t>(0x1000 + device));
+}
+int device_of(cuda::Context context) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(context) - 0x1000); }
+
+StreamState* stream_of(cuda::Stream stream) {
+  if (stream != nullptr) return reinterpret_cast<StreamState*>(stream);
+  const cuda::Context context = current();
+  if (context == nullptr) return nullptr;
+  const std::lock_guard lock(state().mutex);
+  auto& found = state().default_streams[device_of(context)];
+  if (found == nullptr) found = std::make_unique<StreamState>(context);
+  return found.get();
+}
+
+bool pieces(cuda::Pointer address, std::size_t bytes, const std::function<void(std::byte*, std::size_t)>& visit) {
+  const std::lock_guard lock(state().mutex);
+  while (bytes > 0) {
+    auto found = state().mappings.upper_bound(address);
+    if (found == state().mappings.begin()) return false;
+    --found;
+    const std::size_t into = address - found->first;
+    if (into >= found->second.bytes || !found->second.accessible) return false;
+    const std::size_t here = std::min(bytes, found->second.bytes - into);
+    visit(found->second.memory->shadow + into, here);
+    address += here;
+    bytes -= here;
+  }
+  return true;
+}
+
+Pinning pinning(const void* address, std::size_t bytes) {
+  const auto* first = static_cast<const std::byte*>(address);
+  const std::lock_guard lock(state().mutex);
+  auto next = state().registered.upper_bound(first);
+  if (next != state().registered.begin()) {
+    const auto before = std::prev(next);
+    if (first < before->first + before->second) {
+      return first + bytes <= before->first + before->second ? Pinning::kWhole : Pinning::kBroken;
+    }
+  }
+  return next != state().registered.end() && next->first < first + bytes ? Pinning::kBroken : Pinning::kNone;
+}
+
+}  // namespace terrace::fake_cuda

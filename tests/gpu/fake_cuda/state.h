@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the fake driver keeps in a process: contexts, memory and its mappings, streams with a thread each, events.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "cuda/abi.h"
+#include "gpu/fake_cuda/control.h"
+
+namespace terrace::fake_cuda {
+
+Control& control();
+
+// Counts the call; the status with which it is to fail, if it is.
+cuda::Status begin(Call call);
+bool strikes(Fault& fault, cuda::Status& status);
+
+// Memory of a device: a memfd, reachable by the CPU through `shadow` alone, which only the fake knows.
+struct Memory {
+  int fd = -1;
+  int device = 0;
+  std::size_t bytes = 0;
+  bool counted = false;
+  std::byte* shadow = nullptr;
+
+  static std::shared_ptr<Memory> create(int device, std::size_t bytes);
+  static std::shared_ptr<Memory> import(int fd);
+  Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory();
+};
+
+struct EventState {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::uint64_t recorded = 0;
+  std::uint64_t reached = 0;
+  cuda::Status status = cuda::kSuccess;
+  int device = 0;
+};
+
+// Tasks in order, each on the stream's thread.
+class StreamState {
+ public:
+  explicit StreamState(cuda::Context context);
+  ~StreamState();
+  StreamState(const StreamState&) = delete;
+  StreamState& operator=(const StreamState&) = delete;
+
+  // `task` is given whether it runs at all; what it returns sticks to the stream until the next event has it.
+  void push(std::function<cuda::Status(cuda::Status before)> task);
+  void drain();
+  cuda::Context context() const { return context_; }
+
+ private:
+  void work();
+
+  cuda::Context context_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<cuda::Status(cuda::Status)>> tasks_;
+  bool busy_ = false;
+  bool stop_ = false;
+  cuda::Status status_ = cuda::kSuccess;
+  std::thread thread_;
+};
+
+struct Mapping {
+  std::shared_ptr<Memory> memory;
+  std::size_t bytes = 0;
+  bool accessible = false;
+};
+
+struct State {
+  std::mutex mutex;  // guards all below
+  bool initialized = false;
+  std::map<int, int> retained;  // by device
+  std::map<cuda::Allocation, std::shared_ptr<Memory>> handles;
+  cuda::Allocation last_handle = 0;
+  std::map<cuda::Pointer, std::size_t> ranges;
+  std::map<cuda::Pointer, Mapping> mappings;
+  std::map<cuda::Pointer, std::size_t> allocations;             // of cuMemAlloc
+  std::map<const std::byte*, std::size_t> registered;           // host memory
+  std::map<int, std::unique_ptr<StreamState>> default_streams;  // by device
+};
+State& state();
+
+// The devices that this process may see ($CUDA_VISIBLE_DEVICES), by their numbers on the machine.
+int visible_count();
+int physical(int ordinal);
+
+// Contexts are numbers that no pointer has.
+cuda::Context context_of(int device);
+int device_of(cuda::Context context);
+cuda::Context current();
+StreamState* stream_of(cuda::Stream stream);
+
+// The memory behind `bytes` at `address`, in pieces. False where not all of it is mapped and accessible.
+bool pieces(cuda::Pointer address, std::size_t bytes, const std::function<void(std::byte*, std::size_t)>& visit);
+
+enum class Pinning { kNone, kWhole, kBroken };
+// Whether host memory lies in one registration; kBroken: in part.
+Pinning pinning(const void* address, std::size_t bytes);
+
+}  // namespace terrace::fake_cuda
