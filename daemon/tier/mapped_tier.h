@@ -13,6 +13,8 @@
 
 namespace terrace::tier {
 
+class CudaContext;
+
 class MappedTier {
  public:
   virtual ~MappedTier() = default;
@@ -33,6 +35,8 @@ class MappedTier {
   virtual void leave_bytes() = 0;
   // The daemon's own address of `offset`; valid for installed segments only, until they are removed.
   virtual std::byte* address(SessionId session, std::uint64_t offset) const = 0;
+  // The GPU whose memory this is, and which alone can reach its addresses; null: the CPU can.
+  virtual CudaContext* cuda() const { return nullptr; }
 };
 
 }  // namespace terrace::tier

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tier/device/cuda_context.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <utility>
+
+namespace terrace::tier {
+
+Result<std::shared_ptr<CudaContext>> CudaContext::open(const cuda::Api& api, int ordinal) {
+  std::shared_ptr<CudaContext> made(new CudaContext(api, ordinal));
+  Result<void> done = made->look();
+  // Set before the context is made: a thread that waits for the device then sleeps.
+  if (done) done = api.primary_set_flags(made->device_, cuda::kContextBlockingSync);
+  if (done) done = api.primary_retain(&made->context_, made->device_);
+  if (!done) return fail(done.error().code, fmt::format("cuda:{}: {}", ordinal, done.error().message));
+  return made;
+}
+
+CudaContext::~CudaContext() {
+  if (context_ != nullptr) static_cast<void>(api_.primary_release.status(device_));
+}
+
+Result<void> CudaContext::require(int attribute, const char* what) const {
+  int has = 0;
+  if (auto asked = api_.device_attribute(&has, attribute, device_); !asked) return asked;
+  if (has == 0)
+    return fail(ErrorCode::kFailedPrecondition, fmt::format("{} cannot {}, which the device tier needs", name_, what));
+  return {};
+}
+
+Result<void> CudaContext::look() {
+  std::array<char, 256> text{};
+  constexpr int kTextSize = static_cast<int>(text.size());
+  if (auto done = api_.device(&device_, ordinal_); !done) return done;
+  if (auto done = api_.device_name(text.data(), kTextSize, device_); !done) return done;
+  name_ = text.data();
+  if (auto done = api_.device_pci_bus_id(text.data(), kTextSize, device_); !done) return done;
+  pci_bus_id_ = text.data();
+  if (auto done = api_.device_uuid(&uuid_, device_); !done) return done;
+  if (auto done = require(cuda::kAttributeVirtualMemory, "map memory at chosen addresses"); !done) return done;
+  return require(cuda::kAttributePosixDescriptors, "export memory as descriptors");
+}
+
+Result<CudaContext::Room> CudaContext::room() const {
+  const cuda::Current current(api_, context_);
+  if (!current.result()) return std::unexpected(current.result().error());
+  std::size_t free = 0;
+  std::size_t total = 0;
+  if (auto asked = api_.memory_info(&free, &total); !asked) return std::unexpected(std::move(asked.error()));
+  return Room{.free_bytes = free, .total_bytes = total};
+}
+
+Result<void> CudaContext::noted(Result<void> result) {
+  if (result || result.error().code != ErrorCode::kUnavailable) return result;
+  Error error{ErrorCode::kUnavailable, fmt::format("cuda:{} ({}) is lost: {}", ordinal_, name_, result.error().message),
+              0};
+  const std::lock_guard lock(mutex_);
+  if (!why_lost_) why_lost_ = error;
+  is_lost_ = true;
+  return std::unexpected(std::move(error));
+}
+
+std::optional<Error> CudaContext::lost() const {
+  if (!is_lost_) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  return why_lost_;
+}
+
+}  // namespace terrace::tier
