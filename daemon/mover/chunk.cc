@@ -24,20 +24,117 @@ bool is_passing(int error) { return error == EINTR || error == EAGAIN; }
 
 void Chunk::start(const ChunkWork& work) {
   TERRACE_CHECK(step_ == Step::kIdle);
-  TERRACE_CHECK(work.bytes > 0 && work.bytes <= work.padded_bytes && work.padded_bytes <= tier::kChunkBytes);
+  TERRACE_CHECK(work.bytes > 0 && work.bytes <= work.padded_bytes);
+  TERRACE_CHECK(work.padded_bytes <= (work.pinned ? kGpuChunkBytes : tier::kChunkBytes));
   work_ = work;
   retries_ = 0;
+  gpu_failed_ = false;
+  source_ = work_.from_gpu != nullptr ? spare_ : work_.from;
   switch (work_.path) {
     case Path::kCopy:
-    case Path::kZero:
-      compute(Step::kCopy);
+      start_copy();
       break;
+    case Path::kZero:
+      if (work_.to_gpu != nullptr) {
+        begin_gpu(Step::kUp);
+      } else {
+        compute(Step::kCopy);
+      }
+      break;
+    // Between a GPU and a disk, bytes go through the spare. (GPUDirect Storage would be a path of its own: see
+    // route().)
     case Path::kToBlock:
-      compute(Step::kSum);
+      if (work_.from_gpu != nullptr) {
+        begin_gpu(Step::kDown);
+      } else {
+        compute(Step::kSum);
+      }
       break;
     case Path::kFromBlock:
-      begin_io(Step::kRead, work_.to);
+      begin_io(Step::kRead, work_.to_gpu != nullptr ? spare_ : work_.to);
       break;
+  }
+}
+
+void Chunk::start_copy() {
+  if (work_.from_gpu != nullptr && work_.to_gpu != nullptr) {
+    TERRACE_CHECK(work_.from_gpu == work_.to_gpu);
+    begin_gpu(Step::kWithin);
+  } else if (work_.from_gpu != nullptr) {
+    begin_gpu(Step::kDown);
+  } else if (work_.to_gpu == nullptr) {
+    compute(Step::kCopy);
+  } else if (work_.pinned) {
+    begin_gpu(Step::kUp);
+  } else {
+    compute(Step::kStage);
+  }
+}
+
+// What was begun is awaited though something after it was refused: its memory must not go before.
+void Chunk::begin_gpu(Step step) {
+  step_ = step;
+  CudaLink& link = *(work_.to_gpu != nullptr ? work_.to_gpu : work_.from_gpu);
+  const CudaLink::Way way = step == Step::kUp     ? CudaLink::Way::kUp
+                            : step == Step::kDown ? CudaLink::Way::kDown
+                                                  : CudaLink::Way::kWithin;
+  CudaLane& lane = link.lane(way, work_.urgency);
+  gpu_begun_ = begin_gpu_copies(lane);
+  lane.await(*this);
+}
+
+Result<void> Chunk::begin_gpu_copies(CudaLane& lane) {
+  if (work_.path == Path::kZero) return lane.zero(work_.to, work_.padded_bytes);
+  if (step_ == Step::kWithin) return work_.to_gpu->move(lane, work_.to, work_.from, work_.bytes);
+  if (!work_.pinned) {
+    return step_ == Step::kUp ? lane.up(work_.to, spare_, work_.bytes) : lane.down(spare_, work_.from, work_.bytes);
+  }
+  Result<void> begun;
+  for (std::uint64_t at = 0; begun && at < work_.bytes;) {
+    const std::byte* host = step_ == Step::kUp ? work_.from + at : work_.to + at;
+    const std::uint64_t run = surroundings_.pinned.run_bytes(host, work_.bytes - at);
+    TERRACE_CHECK(run > 0);
+    begun = step_ == Step::kUp ? lane.up(work_.to + at, host, run) : lane.down(work_.to + at, work_.from + at, run);
+    at += run;
+  }
+  return begun;
+}
+
+void Chunk::copied(Result<void> result) {
+  if (!gpu_begun_) result = std::move(gpu_begun_);
+  gpu_begun_ = {};
+  if (!result) {
+    gpu_failed_ = true;
+    finish(std::move(result));
+    return;
+  }
+  if (step_ == Step::kDown) {
+    down_done();
+    return;
+  }
+  surroundings_.counts.copied_bytes += work_.path == Path::kFromBlock ? 0 : work_.bytes;
+  finish({});
+}
+
+void Chunk::down_done() {
+  if (work_.path == Path::kToBlock) {
+    // The last one in the spare may have been somebody else's.
+    std::memset(spare_ + work_.bytes, 0, work_.padded_bytes - work_.bytes);
+    compute(Step::kSum);
+  } else if (work_.pinned) {
+    surroundings_.counts.copied_bytes += work_.bytes;
+    finish({});
+  } else {
+    compute(Step::kUnstage);
+  }
+}
+
+// What was read is what was written.
+void Chunk::checked() {
+  if (work_.to_gpu != nullptr) {
+    begin_gpu(Step::kUp);
+  } else {
+    finish({});
   }
 }
 
@@ -61,14 +158,20 @@ void Chunk::run() {
         std::memmove(work_.to, work_.from, work_.bytes);
       }
       break;
+    case Step::kStage:
+      std::memcpy(spare_, work_.from, work_.bytes);
+      break;
+    case Step::kUnstage:
+      std::memcpy(work_.to, spare_, work_.bytes);
+      break;
     case Step::kSum:
-      sum_ = tier::checksum(work_.name, {work_.from, work_.bytes});
+      sum_ = tier::checksum(work_.name, {source_, work_.bytes});
       break;
     case Step::kCheck:
     case Step::kCheckAgain:
       sum_ = tier::checksum(work_.name, {target_, work_.bytes});
       // Only what was checked where nobody else can write is handed on.
-      if (step_ == Step::kCheckAgain) std::memcpy(work_.to, target_, work_.bytes);
+      if (step_ == Step::kCheckAgain && work_.to_gpu == nullptr) std::memcpy(work_.to, target_, work_.bytes);
       break;
     default:
       TERRACE_CHECK(false);
@@ -78,15 +181,19 @@ void Chunk::run() {
 void Chunk::done() {
   switch (step_) {
     case Step::kCopy:
+    case Step::kUnstage:
       surroundings_.counts.copied_bytes += work_.bytes;
       finish({});
+      return;
+    case Step::kStage:
+      begin_gpu(Step::kUp);
       return;
     case Step::kSum:
       begin_io(Step::kWrite, nullptr);
       return;
     case Step::kCheck:
       if (sum_ == surroundings_.block->checksums().get(work_.entry)) {
-        finish({});
+        checked();
         return;
       }
       // The client can write where this was read to, and the way from the disk may have failed once.
@@ -94,9 +201,10 @@ void Chunk::done() {
       begin_io(Step::kReadAgain, spare_);
       return;
     case Step::kCheckAgain:
-      (void)madvise(spare_, tier::kChunkBytes, MADV_DONTNEED);
+      // Where the spare is pinned, the GPUs know its pages, and these must stay.
+      if (!surroundings_.spare_is_pinned) (void)madvise(spare_, tier::kChunkBytes, MADV_DONTNEED);
       if (sum_ == surroundings_.block->checksums().get(work_.entry)) {
-        finish({});
+        checked();
         return;
       }
       ++surroundings_.counts.mismatched_chunks;
@@ -135,7 +243,7 @@ void Chunk::continue_io() {
   asked_bytes_ = piece.bytes;
   Ring& ring = surroundings_.ring;
   if (step_ == Step::kWrite) {
-    const std::span<const std::byte> bytes(work_.from + io_bytes_, piece.bytes);
+    const std::span<const std::byte> bytes(source_ + io_bytes_, piece.bytes);
     ring.write(piece.file, bytes, piece.offset, *this, surroundings_.buffers.find(bytes));
   } else {
     const std::span<std::byte> bytes(target_ + io_bytes_, piece.bytes);

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// One chunk of a transfer on its way: copied, or checksummed and written, or read and checked.
+// One chunk of a transfer on its way: copied, or checksummed and written, or read and checked; a GPU's end of it by the
+// GPU's own streams.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "mover/cuda_links.h"
 #include "mover/mover.h"
+#include "mover/pinned_memory.h"
 #include "mover/registered_buffers.h"
 #include "mover/ring.h"
 #include "mover/workers.h"
@@ -34,7 +37,14 @@ struct ChunkWork {
   const tier::Pieces* pieces = nullptr;
   std::uint64_t entry = 0;  // in the checksum table
   tier::ChunkName name;
+  CudaLink* from_gpu = nullptr;  // whose memory `from` is; null: the CPU's (so for `to`)
+  CudaLink* to_gpu = nullptr;
+  bool pinned = false;  // the CPU's end is: the GPU reads and writes it itself
+  Class urgency{};
 };
+
+// The largest chunk that nothing but a GPU copies. All others have at most tier::kChunkBytes.
+inline constexpr std::uint64_t kGpuChunkBytes = CudaLink::kOverlapBytesMax;
 
 class Chunk;
 
@@ -47,33 +57,58 @@ class ChunkOwner {
 };
 
 // A place in the mover's queue depth: one of a fixed number, used again and again. The reactor's, except run().
-class Chunk final : public Completion, public Job {
+class Chunk final : public Completion, public Job, public CudaWaiter {
  public:
   struct Surroundings {
     Ring& ring;
     Workers& workers;
     RegisteredBuffers& buffers;
+    const PinnedMemory& pinned;
     tier::BlockFile* block;
     MoverCounts& counts;
     ChunkOwner& owner;
     std::uint64_t inline_bytes_max;
+    bool spare_is_pinned;
   };
   // `index`: whatever the owner knows it by. `spare`: kChunkBytes of the daemon's own memory, page-aligned, for what
-  // must be read again where no client can write.
+  // must be read again where no client can write, and for what is on its way between a GPU and a disk, or memory that
+  // is not pinned. Where there are GPUs it is pinned.
   Chunk(const Surroundings& surroundings, std::size_t index, std::byte* spare)
       : surroundings_(surroundings), index_(index), spare_(spare) {}
 
   std::size_t index() const { return index_; }
+  // Whether what failed last was a GPU.
+  bool gpu_failed() const { return gpu_failed_; }
 
   void start(const ChunkWork& work);
 
   void completed(int result, bool more) override;
   void run() override;
   void done() override;
+  void copied(Result<void> result) override;
 
  private:
-  enum class Step : std::uint8_t { kIdle, kCopy, kSum, kWrite, kRead, kCheck, kReadAgain, kCheckAgain };
+  enum class Step : std::uint8_t {
+    kIdle,
+    kCopy,
+    kStage,    // into the spare, for a GPU to read
+    kUp,       // the GPU's copies
+    kDown,     //
+    kWithin,   //
+    kUnstage,  // out of the spare, where a GPU has written
+    kSum,
+    kWrite,
+    kRead,
+    kCheck,
+    kReadAgain,
+    kCheckAgain
+  };
 
+  void start_copy();
+  void begin_gpu(Step step);
+  Result<void> begin_gpu_copies(CudaLane& lane);
+  void down_done();
+  void checked();
   void compute(Step step);
   void begin_io(Step step, std::byte* target);
   void continue_io();
@@ -88,6 +123,9 @@ class Chunk final : public Completion, public Job {
   std::byte* spare_;
   ChunkWork work_;
   Step step_ = Step::kIdle;
+  const std::byte* source_ = nullptr;  // of what is summed and written
+  Result<void> gpu_begun_;             // of the copies that are awaited
+  bool gpu_failed_ = false;
   std::byte* target_ = nullptr;    // of the read in progress
   std::uint64_t io_bytes_ = 0;     // read or written so far
   std::uint64_t asked_bytes_ = 0;  // of the operation in flight

@@ -8,9 +8,9 @@
 
 namespace terrace::mover {
 
-// What a GPU needs comes in here: its own streams instead of kCopy, and between device and block either straight
-// (GPUDirect Storage) or through a pinned buffer. Today's device is emulated: it has an address as memory has, and
-// takes memory's paths.
+// A GPU takes the same paths as memory, and its chunks know that its end of them is copied by its own streams: between
+// a GPU and the block tier through pinned memory of the daemon's. GPUDirect Storage (cuFile) would be one more path,
+// chosen here.
 Path route(const Transfer& transfer, TierId block) {
   if (transfer.zero_fill) return transfer.to.tier == block ? Path::kToBlock : Path::kZero;
   TERRACE_CHECK(transfer.from.tier != block || transfer.to.tier != block);
@@ -18,15 +18,20 @@ Path route(const Transfer& transfer, TierId block) {
   return transfer.from.tier == block ? Path::kFromBlock : Path::kCopy;
 }
 
-void Flow::prepare(const Transfer& new_transfer, Path new_path, const std::byte* new_from, std::byte* new_to) {
+void Flow::prepare(const Transfer& new_transfer, Path new_path, const Ends& new_ends, const std::byte* new_from,
+                   std::byte* new_to) {
   transfer = new_transfer;
   path = new_path;
+  ends = new_ends;
   from = new_from;
   to = new_to;
-  chunks = tier::chunk_count(transfer.bytes);
+  // What a GPU copies by itself goes in larger pieces: each costs the same to begin.
+  chunk_bytes = ends.pinned ? kGpuChunkBytes : tier::kChunkBytes;
+  chunks = (transfer.bytes + chunk_bytes - 1) / chunk_bytes;
   begun = 0;
   in_flight = 0;
   result = {};
+  gpu_failed = false;
   // Overlapping ranges are copied away from the end towards which they move, as memmove does.
   const auto source = reinterpret_cast<std::uintptr_t>(from);
   const auto target = reinterpret_cast<std::uintptr_t>(to);
@@ -38,12 +43,16 @@ ChunkWork Flow::begin_chunk(const std::byte* zeros) {
   const std::uint64_t index = backwards ? chunks - 1 - begun : begun;
   ++begun;
   ++in_flight;
-  const std::uint64_t offset = index * tier::kChunkBytes;
-  const std::uint64_t bytes = std::min(tier::kChunkBytes, transfer.bytes - offset);
+  const std::uint64_t offset = index * chunk_bytes;
+  const std::uint64_t bytes = std::min(chunk_bytes, transfer.bytes - offset);
   ChunkWork work{.path = path,
                  .bytes = bytes,
                  .padded_bytes = align_up(bytes, kPageBytes),
-                 .name = {.tensor = transfer.tensor, .version = transfer.version, .chunk = index}};
+                 .name = {.tensor = transfer.tensor, .version = transfer.version, .chunk = index},
+                 .from_gpu = ends.from_gpu,
+                 .to_gpu = ends.to_gpu,
+                 .pinned = ends.pinned,
+                 .urgency = transfer.urgency};
   if (from != nullptr) work.from = from + offset;
   if (to != nullptr) work.to = to + offset;
   if (path == Path::kToBlock) {

@@ -14,24 +14,39 @@ namespace terrace::mover {
 // The one choice of how bytes travel. `block`: the block tier's id; one that no tier has where there is none.
 Path route(const Transfer& transfer, TierId block);
 
+// Between addresses: whose they are.
+struct Ends {
+  CudaLink* from_gpu = nullptr;  // as ChunkWork's
+  CudaLink* to_gpu = nullptr;
+  bool pinned = false;
+};
+
 struct Flow {
+  // Enough to keep a GPU's stream busy, and few enough that what comes after need not wait long.
+  static constexpr std::uint64_t kGpuChunksMax = 8;
+
   Transfer transfer;
   Path path{};
+  Ends ends;
   const std::byte* from = nullptr;  // of the whole tensor; null on the block tier
   std::byte* to = nullptr;
+  std::uint64_t chunk_bytes = 0;
   std::uint64_t chunks = 0;
   std::uint64_t begun = 0;
   std::uint64_t in_flight = 0;
   bool one_by_one = false;  // source and target overlap: each chunk waits for the one before it
   bool backwards = false;   // from the last chunk to the first
   Result<void> result;      // of the first chunk that failed
+  bool gpu_failed = false;  // what failed it was a GPU
 
   // Nothing of it is left to begin: all is under way, or it has failed.
   bool is_begun() const { return begun == chunks || !result; }
-  bool can_begin() const { return !is_begun() && (!one_by_one || in_flight == 0); }
+  bool can_begin() const { return !is_begun() && in_flight < in_flight_max(); }
+  std::uint64_t in_flight_max() const { return one_by_one ? 1 : ends.pinned ? kGpuChunksMax : UINT64_MAX; }
 
   // Starts it afresh: everything above from these.
-  void prepare(const Transfer& new_transfer, Path new_path, const std::byte* new_from, std::byte* new_to);
+  void prepare(const Transfer& new_transfer, Path new_path, const Ends& new_ends, const std::byte* new_from,
+               std::byte* new_to);
   // The next chunk's work; counts it as begun. `zeros`: a chunk of zeros, what zero-filling the block tier writes.
   ChunkWork begin_chunk(const std::byte* zeros);
 };

@@ -18,7 +18,9 @@
 #include "base/check.h"
 #include "base/mapping.h"
 #include "mover/chunk.h"
+#include "mover/cuda_links.h"
 #include "mover/flow.h"
+#include "mover/pinned_memory.h"
 #include "mover/registered_buffers.h"
 #include "mover/segment_jobs.h"
 
@@ -67,7 +69,18 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
     Flow* flow;
   };
 
+  // The GPUs' streams have something to collect.
+  struct GpuWake final : Completion {
+    CudaLinks* links = nullptr;
+    void completed(int result, bool /*more*/) override {
+      TERRACE_CHECK(result >= 0);
+      links->collect();
+    }
+  };
+
+  Result<void> set_up_gpus();
   void completed(int result, bool more) override;
+  Ends ends_of(const Transfer& transfer, const std::byte* from, const std::byte* to) const;
   std::byte* address(const tier::Location& location, std::uint64_t bytes) const;
   Flow& free_flow();
   std::deque<Flow*>& queue_of(const Flow& flow) { return waiting_[static_cast<std::size_t>(flow.transfer.urgency)]; }
@@ -75,6 +88,8 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   void pump();
   void begin_chunk(Flow& flow);
   void end(Flow& flow);
+  // Which tier failed it, if it failed.
+  TierId at_fault(const Flow& flow) const;
 
   Ring& ring_;
   Workers& workers_;
@@ -83,9 +98,13 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   MoverFacts facts_;
   MoverCounts counts_;
   PollId wake_ = PollId::kNone;
-  AddressRange spare_;  // a chunk for each place; backed only while something is read again
+  CudaLinks gpus_;
+  GpuWake gpu_wake_;
+  PollId gpu_poll_ = PollId::kNone;
+  AddressRange spare_;  // a chunk for each place; backed only while something is read again, or pinned for the GPUs
   AddressRange zeros_;  // one chunk
   std::optional<RegisteredBuffers> buffers_;
+  std::optional<PinnedMemory> pinned_;
   std::vector<std::unique_ptr<Place>> places_;
   std::vector<Place*> free_places_;
   std::vector<std::unique_ptr<Flow>> flows_;  // as many as were ever in flight at once
@@ -118,13 +137,16 @@ Result<void> ChunkMover::set_up(const Options& options) {
   }
   buffers_.emplace(ring_, std::span(spare_.data(), spare_.size()));
   (void)madvise(spare_.data(), spare_.size(), MADV_DONTNEED);
+  if (auto done = set_up_gpus(); !done) return done;
   const Chunk::Surroundings surroundings{.ring = ring_,
                                          .workers = workers_,
                                          .buffers = *buffers_,
+                                         .pinned = *pinned_,
                                          .block = tiers_.block,
                                          .counts = counts_,
                                          .owner = *this,
-                                         .inline_bytes_max = options.inline_bytes_max};
+                                         .inline_bytes_max = options.inline_bytes_max,
+                                         .spare_is_pinned = gpus_.any() != nullptr};
   for (unsigned index = 0; index < options.queue_depth; ++index) {
     std::byte* spare_chunk = spare_.data() + index * tier::kChunkBytes;
     places_.push_back(
@@ -139,18 +161,50 @@ Result<void> ChunkMover::set_up(const Options& options) {
   return {};
 }
 
+// The spare is how bytes come from a disk to a GPU, and from memory that is not pinned: it must be pinned itself.
+Result<void> ChunkMover::set_up_gpus() {
+  auto gpus = CudaLinks::create(tiers_.mapped);
+  if (!gpus) return std::unexpected(std::move(gpus.error()));
+  gpus_ = std::move(*gpus);
+  tier::CudaContext* const context = gpus_.any();
+  pinned_.emplace(workers_, context);
+  if (context == nullptr) return {};
+  const cuda::Current current(context->api(), context->context());
+  auto pinned = current.result();
+  if (pinned) pinned = context->api().host_register(spare_.data(), spare_.size(), cuda::kHostRegisterPortable);
+  if (!pinned) {
+    gpus_ = {};
+    return fail(pinned.error().code, fmt::format("pinning {} of buffers for the GPUs: {}", format_bytes(spare_.size()),
+                                                 pinned.error().message));
+  }
+  buffers_->add(SessionId{}, TierId{255}, {0, spare_.size()}, spare_.data());
+  gpu_wake_.links = &gpus_;
+  auto poll = ring_.poll(gpus_.descriptor(), POLLIN, gpu_wake_);
+  if (!poll) return std::unexpected(std::move(poll.error()));
+  gpu_poll_ = *poll;
+  return {};
+}
+
 MoverFacts ChunkMover::facts() const {
   MoverFacts facts = facts_;
+  facts.pinned_bytes = pinned_->pinned_bytes();
+  facts.refused_bytes = pinned_->refused_bytes();
   facts.registered_bytes = buffers_->registered_bytes();
   return facts;
 }
 
 ChunkMover::~ChunkMover() {
   stopping_ = true;
-  while (free_places_.size() < places_.size() || segments_.in_flight() > 0) {
+  while (free_places_.size() < places_.size() || segments_.in_flight() > 0 || (pinned_ && pinned_->in_flight() > 0)) {
     TERRACE_CHECK(ring_.run_once(Duration::max()).has_value());
   }
   ring_.unpoll(wake_);
+  ring_.unpoll(gpu_poll_);
+  pinned_.reset();
+  if (tier::CudaContext* const context = gpus_.any(); context != nullptr) {
+    const cuda::Current current(context->api(), context->context());
+    static_cast<void>(context->api().host_unregister.status(spare_.data()));
+  }
 }
 
 // A worker has finished something.
@@ -163,6 +217,17 @@ std::byte* ChunkMover::address(const tier::Location& location, std::uint64_t byt
   TERRACE_CHECK(index(location.tier) < tiers_.mapped.size() && location.pieces.size() == 1);
   TERRACE_CHECK(bytes <= location.pieces[0].bytes);
   return tiers_.mapped[index(location.tier)]->address(location.session, location.pieces[0].offset);
+}
+
+Ends ChunkMover::ends_of(const Transfer& transfer, const std::byte* from, const std::byte* to) const {
+  Ends ends;
+  if (from != nullptr) ends.from_gpu = gpus_.of(transfer.from.tier);
+  if (to != nullptr) ends.to_gpu = gpus_.of(transfer.to.tier);
+  if (ends.from_gpu == nullptr && ends.to_gpu == nullptr) return ends;
+  const std::byte* const host = ends.from_gpu == nullptr ? from : ends.to_gpu == nullptr ? to : nullptr;
+  const bool within_memory = transfer.from.tier != block_ && transfer.to.tier != block_;
+  ends.pinned = within_memory && (host == nullptr || pinned_->covers(host, transfer.bytes));
+  return ends;
 }
 
 Flow& ChunkMover::free_flow() {
@@ -191,7 +256,7 @@ void ChunkMover::start(const Transfer& transfer) {
   }
   Flow& flow = free_flow();
   ++flows_in_flight_;
-  flow.prepare(transfer, path, from, to);
+  flow.prepare(transfer, path, ends_of(transfer, from, to), from, to);
   if (flow.chunks == 0) {
     end(flow);
     return;
@@ -202,12 +267,16 @@ void ChunkMover::start(const Transfer& transfer) {
 
 void ChunkMover::start(const SegmentOrder& order) {
   TERRACE_CHECK(index(order.tier) < tiers_.mapped.size() && tiers_.mapped[index(order.tier)] != nullptr);
-  if (order.kind == SegmentOrder::Kind::kRemove) buffers_->remove(order.session, order.tier, order.extent);
+  if (order.kind == SegmentOrder::Kind::kRemove) {
+    buffers_->remove(order.session, order.tier, order.extent);
+    pinned_->remove(order.session, order.tier, order.extent);
+  }
   segments_.start(*tiers_.mapped[index(order.tier)], order);
 }
 
 void ChunkMover::drop(SessionId session) {
   buffers_->drop(session);
+  pinned_->drop(session);
   segments_.drop(tiers_.mapped, session);
 }
 
@@ -216,9 +285,10 @@ std::vector<SegmentDone> ChunkMover::take_segments() {
   auto done = segments_.take_done();
   for (const SegmentDone& each : done) {
     const SegmentOrder& order = each.order;
-    if (!each.result || order.kind != SegmentOrder::Kind::kAdd) continue;
+    if (!each.result || order.kind != SegmentOrder::Kind::kAdd || gpus_.of(order.tier) != nullptr) continue;
     std::byte* const memory = tiers_.mapped[index(order.tier)]->address(order.session, order.extent.offset);
     buffers_->add(order.session, order.tier, order.extent, memory);
+    pinned_->add(order.session, order.tier, order.extent, memory);
   }
   return done;
 }
@@ -260,16 +330,19 @@ void ChunkMover::chunk_done(Chunk& chunk, Result<void> result) {
   if (!result && flow.result) {
     if (!flow.is_begun()) std::erase(queue_of(flow), &flow);
     flow.result = std::move(result);
+    flow.gpu_failed = chunk.gpu_failed();
   }
   if (flow.in_flight == 0 && flow.is_begun()) end(flow);
   pump();
 }
 
+TierId ChunkMover::at_fault(const Flow& flow) const {
+  if (flow.gpu_failed) return flow.ends.to_gpu != nullptr ? flow.transfer.to.tier : flow.transfer.from.tier;
+  return flow.path == Path::kToBlock || flow.path == Path::kFromBlock ? block_ : flow.transfer.to.tier;
+}
+
 void ChunkMover::end(Flow& flow) {
-  const bool block_failed = !flow.result && (flow.path == Path::kToBlock || flow.path == Path::kFromBlock);
-  done_.push_back({.id = flow.transfer.id,
-                   .result = std::move(flow.result),
-                   .failed = block_failed ? block_ : flow.transfer.to.tier});
+  done_.push_back({.id = flow.transfer.id, .result = std::move(flow.result), .failed = at_fault(flow)});
   --flows_in_flight_;
   free_flows_.push_back(&flow);
 }

@@ -31,6 +31,8 @@ struct MoverFacts {
   bool registered_buffers = false;     // slices of 64 MiB may be registered; else every I/O pins its pages anew
   std::uint64_t registered_bytes = 0;  // by now: each slice is registered when it is first used
   bool deferred_completions = false;   // see Ring::deferred()
+  std::uint64_t pinned_bytes = 0;      // of the sessions' DRAM, for the GPUs' copy engines; by now
+  std::uint64_t refused_bytes = 0;     // of it that could not be pinned, since the start
 };
 
 // What it has done since it began.
@@ -44,15 +46,16 @@ struct MoverCounts {
   std::uint64_t mismatched_chunks = 0;  // nor the second time
 };
 
-// Everything here is the reactor's. Transfers are taken in chunks of 1 MiB, the most urgent transfer's first; what one
-// class asks first is begun first.
+// Everything here is the reactor's. Transfers are taken in chunks of 1 MiB (4 MiB where only a GPU copies), the most
+// urgent transfer's first; what one class asks first is begun first. Where a tier is a GPU's, DRAM that comes is pinned
+// for it, and copies to and from it run on its streams.
 class Mover {
  public:
   struct Options {
     unsigned queue_depth = 64;                   // chunks in flight, of all transfers together; at most 1024
     std::uint64_t inline_bytes_max = 64 * 1024;  // chunks so small are copied and checked on the reactor itself
   };
-  // Gives the ring its files and watches the workers; both outlive the mover.
+  // Gives the ring its files and watches the workers; both outlive the mover. Errors: the system's, or a GPU's.
   static Result<std::unique_ptr<Mover>> create(Ring& ring, Workers& workers, Tiers tiers, const Options& options);
   // Waits for what is in flight (running the ring); what has not begun is dropped.
   virtual ~Mover() = default;

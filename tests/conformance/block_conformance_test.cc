@@ -194,7 +194,7 @@ TEST_F(BlockConformance, ARegistrationGoesWithItsSegment) {
   const auto target = rig.place(kMemory, kSegmentBytes);
   for (int round = 0; round < 3; ++round) {
     ASSERT_TRUE(rig.order(Kind::kAdd, kDevice, segment));
-    const auto bytes = rig.bytes(source, kSegmentBytes);  // at the same address each time
+    const std::span<std::byte> bytes(rig.device.address(kSession, 0), kSegmentBytes);  // the same each time
     rig.fill(bytes);
     ASSERT_TRUE(rig.run(copy(source, home, kSegmentBytes)).result);
     ASSERT_TRUE(rig.run(copy(home, target, kSegmentBytes)).result);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -18,9 +19,9 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "conformance/rig_device.h"
 #include "mover/mover.h"
 #include "tier/block/block_file.h"
-#include "tier/device/emulated_device.h"
 #include "tier/memory/memory_tier.h"
 
 namespace terrace::conformance {
@@ -70,7 +71,8 @@ class Rig {
   };
   Rig() : Rig(Options{}) {}
   explicit Rig(const Options& options)
-      : device({.capacity_bytes = options.mapped_bytes, .numa_node = {}, .huge_pages = tier::HugePages::kNever}),
+      : rig_device(make_rig_device(options.mapped_bytes)),
+        device(rig_device->tier()),
         memory({.capacity_bytes = options.mapped_bytes, .numa_node = {}, .huge_pages = tier::HugePages::kAuto}) {
     tier::BlockOptions block_options{.paths = {}, .capacity_bytes = options.block_bytes};
     for (std::size_t index = 0; index < options.block_files; ++index) {
@@ -124,9 +126,39 @@ class Rig {
     if (tier == kBlock) next_checksum_ += tier::chunk_count(bytes);
     return location;
   }
-  tier::MappedTier& mapped(TierId tier) { return tier == kDevice ? static_cast<tier::MappedTier&>(device) : memory; }
+  tier::MappedTier& mapped(TierId tier) { return tier == kDevice ? device : memory; }
+  // Of memory, where it lies; of a device, see content() and put().
   std::span<std::byte> bytes(const tier::Location& location, std::uint64_t count) {
-    return {mapped(location.tier).address(kSession, location.pieces[0].offset), count};
+    EXPECT_EQ(location.tier, kMemory);
+    return {memory.address(kSession, location.pieces[0].offset), count};
+  }
+  std::vector<std::byte> content(const tier::Location& location, std::uint64_t count) {
+    std::vector<std::byte> found(count);
+    const std::byte* from = mapped(location.tier).address(kSession, location.pieces[0].offset);
+    if (location.tier == kDevice) {
+      rig_device->read(from, found);
+    } else {
+      std::memcpy(found.data(), from, count);
+    }
+    return found;
+  }
+  void put(const tier::Location& location, std::span<const std::byte> content) {
+    std::byte* to = mapped(location.tier).address(kSession, location.pieces[0].offset);
+    if (location.tier == kDevice) {
+      rig_device->write(to, content);
+    } else {
+      std::memcpy(to, content.data(), content.size());
+    }
+  }
+  // Random bytes, put there.
+  std::vector<std::byte> put_random(const tier::Location& location, std::uint64_t count) {
+    std::vector<std::byte> made(count);
+    fill(made);
+    put(location, made);
+    return made;
+  }
+  tier::Location segment(TierId tier) const {
+    return {.tier = tier, .session = kSession, .pieces = tier::Pieces({0, kSegmentBytes})};
   }
   // Memory that holds `count` random bytes.
   tier::Location random_source(std::uint64_t count) {
@@ -140,7 +172,8 @@ class Rig {
   TransferId next_id() { return TransferId{++last_id_}; }
 
   Folder folder;
-  tier::EmulatedDevice device;
+  std::unique_ptr<RigDevice> rig_device;
+  tier::MappedTier& device;
   tier::MemoryTier memory;
   std::unique_ptr<tier::BlockFile> block;
   std::unique_ptr<mover::Ring> ring;
@@ -154,6 +187,10 @@ class Rig {
   std::uint64_t next_checksum_ = 0;
   std::uint64_t last_id_ = 0;
 };
+
+inline bool all_zeros(std::span<const std::byte> bytes) {
+  return std::ranges::all_of(bytes, [](std::byte each) { return each == std::byte{0}; });
+}
 
 inline bool equal(std::span<const std::byte> left, std::span<const std::byte> right) {
   return left.size() == right.size() && std::memcmp(left.data(), right.data(), left.size()) == 0;

@@ -63,12 +63,12 @@ TYPED_TEST(TierConformance, TalksToTheDevice) {
   Rig rig;
   constexpr std::uint64_t kBytes = 3 * kMiB + 123;
   const auto source = rig.place(kDevice, kBytes);
-  rig.fill(rig.bytes(source, kBytes));
+  const auto expected = rig.put_random(source, kBytes);
   const auto subject = rig.place(this->kTier, kBytes);
   const auto target = rig.place(kDevice, kBytes);
   ASSERT_TRUE(rig.run(this->copy(source, subject, kBytes)).result);
   ASSERT_TRUE(rig.run(this->copy(subject, target, kBytes)).result);
-  EXPECT_TRUE(equal(rig.bytes(source, kBytes), rig.bytes(target, kBytes)));
+  EXPECT_TRUE(equal(expected, rig.content(target, kBytes)));
 }
 
 TYPED_TEST(TierConformance, KeepsManyInFlightApart) {
@@ -125,8 +125,7 @@ TYPED_TEST(TierConformance, ZeroFills) {
   back.tensor = 12;
   back.version = 1;
   ASSERT_TRUE(rig.run(back).result);
-  const auto bytes = rig.bytes(source, kBytes);
-  EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](std::byte each) { return each == std::byte{0}; }));
+  EXPECT_TRUE(all_zeros(rig.bytes(source, kBytes)));
 }
 
 TYPED_TEST(TierConformance, TakesTensorsWithoutBytes) {
@@ -160,9 +159,8 @@ TYPED_TEST(MappedConformance, FreshMemoryReadsAsZeros) {
   // Twice: what a session wrote is not in the memory that comes after it.
   for (int round = 0; round < 2; ++round) {
     ASSERT_TRUE(rig.order(Kind::kAdd, this->kTier, {0, kSegmentBytes}));
-    const std::span<std::byte> bytes(rig.mapped(this->kTier).address(kSession, 0), kSegmentBytes);
-    EXPECT_TRUE(std::all_of(bytes.begin(), bytes.end(), [](std::byte each) { return each == std::byte{0}; }));
-    rig.fill(bytes);
+    EXPECT_TRUE(all_zeros(rig.content(rig.segment(this->kTier), kSegmentBytes)));
+    rig.put_random(rig.segment(this->kTier), kSegmentBytes);
     ASSERT_TRUE(rig.order(Kind::kRemove, this->kTier, {0, kSegmentBytes}));
   }
 }
@@ -173,14 +171,14 @@ TYPED_TEST(MappedConformance, SegmentsComeAndGoAndAddressesStay) {
   tier::MappedTier& tier = rig.mapped(this->kTier);
   ASSERT_TRUE(rig.order(Kind::kAdd, this->kTier, {0, kSegmentBytes}));
   std::byte* const base = tier.address(kSession, 0);
-  std::memset(base, 0x5A, kSegmentBytes);
+  const auto expected = rig.put_random(rig.segment(this->kTier), kSegmentBytes);
   ASSERT_TRUE(rig.order(Kind::kAdd, this->kTier, {kSegmentBytes, kSegmentBytes}));
   EXPECT_EQ(tier.address(kSession, 0), base);
   EXPECT_EQ(tier.address(kSession, kSegmentBytes), base + kSegmentBytes);
   EXPECT_NE(tier.descriptor(kSession, 0), tier.descriptor(kSession, kSegmentBytes));
   ASSERT_TRUE(rig.order(Kind::kRemove, this->kTier, {kSegmentBytes, kSegmentBytes}));
   EXPECT_EQ(tier.address(kSession, 0), base);
-  EXPECT_EQ(base[kSegmentBytes - 1], std::byte{0x5A});
+  EXPECT_TRUE(equal(expected, rig.content(rig.segment(this->kTier), kSegmentBytes)));
   const auto missing = rig.order(Kind::kRemove, this->kTier, {kSegmentBytes, kSegmentBytes});
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
@@ -192,7 +190,7 @@ TYPED_TEST(MappedConformance, ATensorMayStraddleSegments) {
   const auto subject = rig.place(this->kTier, 2 * kMiB);
   const auto source = rig.random_source(2 * kMiB);
   ASSERT_TRUE(rig.run(this->copy(source, subject, 2 * kMiB)).result);
-  EXPECT_TRUE(equal(rig.bytes(source, 2 * kMiB), rig.bytes(subject, 2 * kMiB)));
+  EXPECT_TRUE(equal(rig.bytes(source, 2 * kMiB), rig.content(subject, 2 * kMiB)));
 }
 
 TYPED_TEST(MappedConformance, MovesWithinItselfThoughTheRangesOverlap) {
@@ -207,11 +205,9 @@ TYPED_TEST(MappedConformance, MovesWithinItselfThoughTheRangesOverlap) {
       auto to = span;
       from.pieces = tier::Pieces({up ? start : start + shift, align_up(kBytes, kPageBytes)});
       to.pieces = tier::Pieces({up ? start + shift : start, align_up(kBytes, kPageBytes)});
-      rig.fill(rig.bytes(from, kBytes));
-      const auto before = rig.bytes(from, kBytes);
-      const std::vector<std::byte> expected(before.begin(), before.end());
+      const auto expected = rig.put_random(from, kBytes);
       ASSERT_TRUE(rig.run(this->copy(from, to, kBytes)).result);
-      EXPECT_TRUE(equal(expected, rig.bytes(to, kBytes)));
+      EXPECT_TRUE(equal(expected, rig.content(to, kBytes)));
     }
   }
 }
@@ -237,7 +233,7 @@ TYPED_TEST(MappedConformance, DroppedSessionsLeaveNothing) {
   rig.mover->drop(kSession);
   // What is ordered later comes later.
   ASSERT_TRUE(rig.order(mover::SegmentOrder::Kind::kAdd, this->kTier, {0, kSegmentBytes}));
-  EXPECT_EQ(*tier.address(kSession, 0), std::byte{0});
+  EXPECT_TRUE(all_zeros(rig.content(rig.segment(this->kTier), kSegmentBytes)));
 }
 
 }  // namespace

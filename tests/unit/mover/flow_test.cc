@@ -43,7 +43,7 @@ TEST(RouteDeathTest, NothingGoesFromBlockToBlock) {
 TEST(FlowTest, CutsIntoMebibytesAndPadsTheLastToAPage) {
   std::vector<std::byte> memory(3 * kMiB);
   Flow flow;
-  flow.prepare(between(kMemory, kBlock, 2 * kMiB + 5000), Path::kToBlock, memory.data(), nullptr);
+  flow.prepare(between(kMemory, kBlock, 2 * kMiB + 5000), Path::kToBlock, {}, memory.data(), nullptr);
   ASSERT_EQ(flow.chunks, 3U);
   for (std::uint64_t index = 0; index < 3; ++index) {
     EXPECT_FALSE(flow.is_begun());
@@ -64,23 +64,23 @@ TEST(FlowTest, CutsIntoMebibytesAndPadsTheLastToAPage) {
 TEST(FlowTest, OverlappingRangesGoOneByOneAwayFromWhereTheyMove) {
   std::vector<std::byte> memory(8 * kMiB);
   Flow flow;
-  flow.prepare(between(kMemory, kMemory, 3 * kMiB), Path::kCopy, memory.data(), memory.data() + kMiB);
+  flow.prepare(between(kMemory, kMemory, 3 * kMiB), Path::kCopy, {}, memory.data(), memory.data() + kMiB);
   EXPECT_TRUE(flow.one_by_one);
   EXPECT_EQ(flow.begin_chunk(nullptr).name.chunk, 2U);
   EXPECT_FALSE(flow.can_begin());
   flow.in_flight = 0;
   EXPECT_TRUE(flow.can_begin());
-  flow.prepare(between(kMemory, kMemory, 3 * kMiB), Path::kCopy, memory.data() + kMiB, memory.data());
+  flow.prepare(between(kMemory, kMemory, 3 * kMiB), Path::kCopy, {}, memory.data() + kMiB, memory.data());
   EXPECT_TRUE(flow.one_by_one);
   EXPECT_EQ(flow.begin_chunk(nullptr).name.chunk, 0U);
-  flow.prepare(between(kMemory, kMemory, 3 * kMiB), Path::kCopy, memory.data(), memory.data() + 3 * kMiB);
+  flow.prepare(between(kMemory, kMemory, 3 * kMiB), Path::kCopy, {}, memory.data(), memory.data() + 3 * kMiB);
   EXPECT_FALSE(flow.one_by_one);
 }
 
 TEST(FlowTest, BeginsNothingMoreOnceItFailed) {
   std::vector<std::byte> memory(4 * kMiB);
   Flow flow;
-  flow.prepare(between(kBlock, kMemory, 4 * kMiB), Path::kFromBlock, nullptr, memory.data());
+  flow.prepare(between(kBlock, kMemory, 4 * kMiB), Path::kFromBlock, {}, nullptr, memory.data());
   const ChunkWork work = flow.begin_chunk(nullptr);
   EXPECT_EQ(work.entry, 100U);
   flow.result = fail(ErrorCode::kDataLoss, "lost");
