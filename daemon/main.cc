@@ -55,6 +55,7 @@ Result<Plan> make_plan(const Arguments& arguments) {
   auto machine = topology::discover();
   if (!machine) return std::unexpected(machine.error());
   auto config = arguments.config_path.empty() ? config::defaults(*machine) : config::load(arguments.config_path);
+  if (config && config::asks_for_gpus(*config)) machine->cuda = topology::probe_cuda();
   if (config) config = config::resolve(*config, *machine);
   if (!config) return std::unexpected(config.error());
   const auto taken = config::taken(*config);

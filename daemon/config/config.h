@@ -38,9 +38,10 @@ struct TierConfig {
   double high_mark = 0.9;                   // share of the capacity above which pressure is reported, in (0, 1]
   std::optional<unsigned> numa_node;        // device (emulated) and memory: os index; none: the daemon chooses ("auto")
   HugePages huge_pages = HugePages::kAuto;  // device (emulated) and memory
-  std::string device;                       // device: "emulated" or "cuda:N"
-  std::vector<std::string> paths;           // block: the files, absolute; several stripe in equal parts
-  std::uint32_t line = 0;                   // where the tier begins in the file, for messages; 0: not from a file
+  std::string device;       // device: "auto", "cuda:all", "cuda:N" or "emulated"; after resolve() one of the last two
+  std::string device_name;  // "cuda:N" after resolve(): the GPU, for people
+  std::vector<std::string> paths;  // block: the files, absolute; several stripe in equal parts
+  std::uint32_t line = 0;          // where the tier begins in the file, for messages; 0: not from a file
 };
 
 // Where the daemon listens when a tenant has no sockets of its own. Absolute paths, at most 107 bytes.

@@ -20,6 +20,8 @@ namespace {
 constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 // Without a configuration, the daemon takes this part of the memory at most.
 constexpr std::uint64_t kDefaultMemoryPart = 4;
+// As many as there are places for.
+constexpr std::size_t kDevicesMax = 8;
 
 // Both figures, so that two that round alike can be told apart.
 std::string exact(std::uint64_t bytes) { return fmt::format("{} ({} bytes)", format_bytes(bytes), bytes); }
@@ -36,6 +38,7 @@ class Resolver {
 
   Result<Config> run() {
     if (config_.tiers.empty()) add_default_tier();
+    name_devices();
     for (std::size_t i = 0; i < config_.tiers.size(); ++i) resolve_tier(i);
     check_memory();
     check_sockets();
@@ -62,7 +65,7 @@ class Resolver {
     TierConfig& tier = config_.tiers[index];
     const std::string prefix = fmt::format("tier[{}].", index);
     if (tier.kind == TierKind::kBlock) return resolve_block(tier, prefix);
-    if (tier.device.starts_with("cuda:")) return check_gpu(tier, prefix);
+    if (tier.device.starts_with("cuda:")) return resolve_gpu(tier, prefix);
     if (tier.capacity.percent) {
       tier.capacity.bytes = align_down(part_of(node_or_machine_bytes(tier), *tier.capacity.percent), kHugePageBytes);
     }
@@ -117,15 +120,88 @@ class Resolver {
                     node != nullptr ? fmt::format(" (on node {}: {})", node->os_index, node->huge_pages_free) : ""));
   }
 
-  void check_gpu(const TierConfig& tier, const std::string& prefix) {
+  // What "auto" and "cuda:all" stand for: as many tiers as there are GPUs, all alike.
+  void name_devices() {
+    const auto gpus = machine_.cuda.devices.size();
+    std::vector<TierConfig> tiers;
+    for (TierConfig& tier : config_.tiers) {
+      const bool every = tier.device == "cuda:all" || (tier.device == "auto" && gpus > 0);
+      if (tier.device == "auto" && gpus == 0) {
+        tier.device = "emulated";
+        warn_of_unused_gpus();
+      }
+      if (!every) {
+        tiers.push_back(tier);
+        continue;
+      }
+      if (gpus == 0) complain(tier, "tier.device", fmt::format("is \"cuda:all\": {}", machine_.cuda.why_not));
+      for (std::size_t ordinal = 0; ordinal < gpus; ++ordinal) {
+        tiers.push_back(tier);
+        tiers.back().device = fmt::format("cuda:{}", ordinal);
+      }
+    }
+    config_.tiers = std::move(tiers);
+    check_devices();
+  }
+
+  void warn_of_unused_gpus() {
+    if (machine_.gpus.empty()) return;
+    config_.warnings.push_back(
+        fmt::format("the device tier is emulated in host memory, though there is {}: {}", machine_.gpus.front().name,
+                    machine_.cuda.why_not.empty() ? "the CUDA driver was not asked" : machine_.cuda.why_not));
+  }
+
+  void check_devices() {
+    std::size_t devices = 0;
+    for (std::size_t i = 0; i < config_.tiers.size(); ++i) {
+      const TierConfig& tier = config_.tiers[i];
+      if (tier.kind != TierKind::kDevice) continue;
+      if (++devices == kDevicesMax + 1)
+        complain(tier, "tier", fmt::format("there are more than {} device tiers", kDevicesMax));
+      for (std::size_t j = 0; j < i; ++j) {
+        if (tier.device.starts_with("cuda:") && tier.device == config_.tiers[j].device)
+          complain(tier, fmt::format("tier[{}].device", i),
+                   fmt::format("is {} again; each GPU is one tier", tier.device));
+      }
+    }
+  }
+
+  void resolve_gpu(TierConfig& tier, const std::string& prefix) {
+    if (tier.device == "cuda:all") return;  // complained of
     std::size_t ordinal = 0;
     const std::string_view number = std::string_view(tier.device).substr(5);
     std::from_chars(number.data(), number.data() + number.size(), ordinal);
-    const std::string there =
-        ordinal < machine_.gpus.size()
-            ? fmt::format("{} is there, but this version drives emulated devices only", machine_.gpus[ordinal].name)
-            : fmt::format("this machine has {} NVIDIA GPUs", machine_.gpus.size());
-    complain(tier, prefix + "device", fmt::format("is \"{}\": {}; write \"emulated\"", tier.device, there));
+    const auto& gpus = machine_.cuda.devices;
+    if (ordinal >= gpus.size()) {
+      const std::string there = gpus.empty()
+                                    ? machine_.cuda.why_not.empty() ? "no CUDA device was found" : machine_.cuda.why_not
+                                    : fmt::format("the CUDA driver gives this process {}", gpus.size());
+      return complain(tier, prefix + "device",
+                      fmt::format("is \"{}\": {}; write \"auto\" for what is there", tier.device, there));
+    }
+    for (const auto& [set, key] : {std::pair(tier.numa_node.has_value(), "numa_node"),
+                                   std::pair(tier.huge_pages != HugePages::kAuto, "huge_pages")})
+      if (set) complain(tier, prefix + key, "is a key of emulated devices and of memory; remove it here");
+    const topology::CudaDevice& gpu = gpus[ordinal];
+    tier.device_name = fmt::format("{} at {}", gpu.name, gpu.pci_bus_id);
+    if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu.free_bytes, *tier.capacity.percent);
+    tier.capacity.bytes = align_down(tier.capacity.bytes, kHugePageBytes);
+    if (tier.capacity.bytes == 0)
+      return complain(tier, prefix + "capacity", "comes to less than 2 MiB here; write a larger part");
+    if (tier.capacity.bytes > gpu.free_bytes) {
+      return complain(tier, prefix + "capacity",
+                      fmt::format("is {}, and {} has {} free of {}; write less, or a part such as \"50%\"",
+                                  exact(tier.capacity.bytes), tier.device_name, exact(gpu.free_bytes),
+                                  format_bytes(gpu.total_bytes)));
+    }
+    if (gpu.free_bytes - tier.capacity.bytes < gpu.total_bytes / 10) {
+      config_.warnings.push_back(fmt::format(
+          "{} takes {} of {} that are free of {} on {}: what is left, {}, is all that trainers have there for "
+          "contexts, "
+          "libraries and PyTorch's own allocator",
+          tier.device, format_bytes(tier.capacity.bytes), format_bytes(gpu.free_bytes), format_bytes(gpu.total_bytes),
+          tier.device_name, format_bytes(gpu.free_bytes - tier.capacity.bytes)));
+    }
   }
 
   // Stripes are equal parts, so every file must find its part; files on one file system share its room.
@@ -226,6 +302,7 @@ std::string tier_text(const TierConfig& tier) {
       return fmt::format("block, {}, {}", size, fmt::join(tier.paths, ", "));
     case TierKind::kDevice:
     case TierKind::kMemory:
+      if (!tier.device_name.empty()) return fmt::format("device ({}, {}), {}", tier.device, tier.device_name, size);
       return fmt::format("{}{}, {}, {}, huge pages {}", name(tier.kind),
                          tier.device.empty() ? "" : fmt::format(" ({})", tier.device), size,
                          tier.numa_node ? fmt::format("node {}", *tier.numa_node) : "any node", name(tier.huge_pages));
@@ -234,6 +311,11 @@ std::string tier_text(const TierConfig& tier) {
 }
 
 }  // namespace
+
+bool asks_for_gpus(const Config& config) {
+  return std::ranges::any_of(
+      config.tiers, [](const TierConfig& tier) { return tier.kind == TierKind::kDevice && tier.device != "emulated"; });
+}
 
 Result<Config> resolve(const Config& config, const topology::Machine& machine) {
   return Resolver(config, machine).run();
@@ -256,7 +338,7 @@ Result<topology::Taken> taken(const Config& config, const topology::Sources& sou
       if (!block) return std::unexpected(block.error());
       result.block_paths.push_back(std::move(*block));
     }
-    if (tier.kind == TierKind::kBlock) continue;
+    if (tier.kind == TierKind::kBlock || tier.device.starts_with("cuda:")) continue;
     memory_bytes += tier.capacity.bytes;
     if (tier.huge_pages != HugePages::kNever) result.huge_page_bytes += tier.capacity.bytes;
   }

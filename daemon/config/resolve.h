@@ -12,10 +12,14 @@
 
 namespace terrace::config {
 
+// Whether resolve() needs to know which GPUs the driver gives (Machine::cuda).
+bool asks_for_gpus(const Config& config);
+
 // `config` with every capacity in bytes (a part is rounded down to 2 MiB, a size to whole pages), one memory tier of a
-// quarter of the memory where no tier is configured, and warnings for what is allowed but hardly meant. InvalidArgument
-// with a line for everything that this machine cannot give (more memory than there is or than the cgroup allows, a NUMA
-// node or GPU that is not there, more room than the file systems have), with both numbers.
+// quarter of the memory where no tier is configured, a tier for each GPU where they are asked for, and warnings for
+// what is allowed but hardly meant. InvalidArgument with a line for everything that this machine cannot give (more
+// memory than there is or than the cgroup allows, a NUMA node or GPU that is not there, more room than the file systems
+// have), with both numbers.
 Result<Config> resolve(const Config& config, const topology::Machine& machine);
 
 // What the daemon does without a configuration: sockets in `runtime_dir`, one memory tier of a quarter of the memory

@@ -55,13 +55,14 @@ void read_numa_node(Section& section, std::optional<unsigned>& numa_node) {
 }
 
 void read_device(Section& section, std::string& device) {
-  device = section.text("device").value_or("emulated");
+  device = section.text("device").value_or("auto");
   unsigned ordinal = 0;
   const char* end = device.data() + device.size();
   const bool cuda =
       device.starts_with("cuda:") && std::from_chars(device.data() + 5, end, ordinal).ptr == end && device.size() > 5;
-  if (!cuda && device != "emulated") {
-    section.complain("device", fmt::format("is \"{}\"; it must be \"emulated\" or \"cuda:N\"", device));
+  if (!cuda && device != "emulated" && device != "auto" && device != "cuda:all") {
+    section.complain("device",
+                     fmt::format("is \"{}\"; it must be \"auto\", \"cuda:all\", \"cuda:N\" or \"emulated\"", device));
   }
 }
 

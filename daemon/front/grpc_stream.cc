@@ -61,7 +61,11 @@ void StreamLease::acquire(std::uint32_t place, Time deadline, std::uint64_t offs
 
 Result<std::byte*> StreamLease::next() {
   std::byte* start = gateway_.address(session_, placement_);
-  if (start == nullptr) return fail(ErrorCode::kAborted, "the session ended while the call was under way");
+  if (start == nullptr) {
+    return fail(ErrorCode::kAborted,
+                "the session ended while the call was under way, or its bytes are a GPU's: only a place of the host's "
+                "memory is read and written here");
+  }
   return start + offset_ + done_bytes_;
 }
 

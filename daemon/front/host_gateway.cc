@@ -147,7 +147,8 @@ bool Host::run(std::move_only_function<void()> job) {
 std::byte* Host::address(SessionId session, const engine::Placement& placement) {
   const tier::MappedTier* tier = node_.at_place(placement.place);
   const Session* owner = find(session);
-  if (tier == nullptr || owner == nullptr || owner->state != Session::State::kOpen) return nullptr;
+  if (tier == nullptr || tier->cuda() != nullptr || owner == nullptr || owner->state != Session::State::kOpen)
+    return nullptr;
   return tier->address(session, placement.offset);
 }
 

@@ -5,11 +5,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "base/bytes.h"
+#include "cuda/driver.h"
 #include "shm/layout.h"
+#include "tier/device/cuda_device.h"
 #include "tier/device/emulated_device.h"
 #include "tier/memory/memory_tier.h"
 
@@ -41,6 +46,19 @@ tier::MemfdOptions memfd_options(const config::TierConfig& config, std::uint64_t
   return {.capacity_bytes = capacity, .numa_node = config.numa_node, .huge_pages = huge_pages};
 }
 
+Result<std::unique_ptr<tier::MappedTier>> open_gpu(const std::string& device, std::uint64_t capacity) {
+  int ordinal = 0;
+  const std::string_view number = std::string_view(device).substr(std::string_view("cuda:").size());
+  std::from_chars(number.data(), number.data() + number.size(), ordinal);
+  const auto api = cuda::load();
+  if (!api) return std::unexpected(api.error());
+  auto context = tier::CudaContext::open(**api, ordinal);
+  if (!context) return std::unexpected(std::move(context.error()));
+  auto tier = tier::CudaDevice::create(std::move(*context), capacity);
+  if (!tier) return std::unexpected(std::move(tier.error()));
+  return tier;
+}
+
 Result<void> add_mapped(Node& node, const config::TierConfig& config, engine::TierOptions& options) {
   options.segment_bytes = segment_bytes(config.capacity.bytes);
   options.capacity_bytes = config.capacity.bytes / options.segment_bytes * options.segment_bytes;
@@ -48,6 +66,12 @@ Result<void> add_mapped(Node& node, const config::TierConfig& config, engine::Ti
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("tier {}: capacity {} is less than one segment of {}", options.name,
                             format_bytes(config.capacity.bytes), format_bytes(options.segment_bytes)));
+  if (config.device.starts_with("cuda:")) {
+    auto gpu = open_gpu(config.device, options.capacity_bytes);
+    if (!gpu) return fail(gpu.error().code, fmt::format("tier {}: {}", options.name, gpu.error().message));
+    node.mapped.push_back(std::move(*gpu));
+    return {};
+  }
   const tier::MemfdOptions memfd = memfd_options(config, options.capacity_bytes);
   if (options.kind == tier::Kind::kDevice) {
     node.mapped.push_back(std::make_unique<tier::EmulatedDevice>(memfd));
@@ -84,6 +108,11 @@ mover::Tiers Node::borrowed() const {
 tier::MappedTier* Node::at_place(std::uint32_t place) const {
   const auto found = std::ranges::find(places, place);
   return found == places.end() ? nullptr : mapped[static_cast<std::size_t>(found - places.begin())].get();
+}
+
+std::array<std::uint8_t, 16> Node::gpu_at(std::uint32_t place) const {
+  const tier::MappedTier* tier = at_place(place);
+  return tier != nullptr && tier->cuda() != nullptr ? tier->cuda()->uuid() : std::array<std::uint8_t, 16>{};
 }
 
 Result<Node> make_node(const config::Config& config, Duration patience) {

@@ -2,6 +2,7 @@
 // The tiers of a configuration, made; and the engine's view of them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -25,6 +26,8 @@ struct Node {
   mover::Tiers borrowed() const;
   // The tier of a place that clients map; none for places that are not there.
   tier::MappedTier* at_place(std::uint32_t place) const;
+  // The uuid of the GPU whose memory a place is; zeros where it is none's.
+  std::array<std::uint8_t, 16> gpu_at(std::uint32_t place) const;
 };
 
 // Makes what a resolved configuration asks for; takes the block files' locks, for which it waits up to

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "terrace/error.h"
+#include "topology/cuda_probe.h"
 
 namespace terrace::topology {
 
@@ -52,6 +53,7 @@ inline constexpr std::uint64_t kRegisteredSliceBytes = std::uint64_t{64} << 20;
 struct Machine {
   std::vector<NumaNode> numa_nodes;  // by os_index; at least one
   std::vector<Gpu> gpus;             // by pci_bus_id
+  Cuda cuda;                         // empty until the driver was asked: discover() does not
   std::vector<BlockDevice> block_devices;
   // What may be used: what hwloc or /proc/meminfo sees, the larger, but no more than the cgroup's limit. hwloc alone
   // sees a quarter of the memory on some virtual machines.

@@ -137,10 +137,62 @@ TEST(Resolve, HugePagesThatMustBeAreThere) {
   EXPECT_THAT(error_of(memory_tier("62MiB", "huge_pages = \"2MiB\"")), HasSubstr("31 huge pages, and 30 are free"));
 }
 
-TEST(Resolve, RealGpusAreNamedAndNotPretended) {
-  const std::string gpu = "[[tier]]\nkind = \"device\"\ncapacity = \"80%\"\ndevice = \"cuda:";
-  EXPECT_THAT(error_of(gpu + "0\"\n"), AllOf(HasSubstr("H100"), HasSubstr("\"emulated\"")));
-  EXPECT_THAT(error_of(gpu + "1\"\n"), HasSubstr("has 1 NVIDIA GPU"));
+std::string device_tier(const std::string& device, const std::string& capacity, const std::string& more = "") {
+  return "[[tier]]\nkind = \"device\"\ncapacity = \"" + capacity + "\"\ndevice = \"" + device + "\"\n" + more + "\n";
+}
+
+topology::Machine gpu_machine() {
+  topology::Machine machine = limited_machine();
+  machine.cuda.devices = {{"Fast", "0000:12:00.0", 80 * kGiB, 60 * kGiB},
+                          {"Faster", "0000:13:00.0", 80 * kGiB, 79 * kGiB}};
+  return machine;
+}
+
+std::string gpu_error_of(const std::string& text) {
+  const Result<Config> config = resolve(config_of(text), gpu_machine());
+  return config ? "" : config.error().message;
+}
+
+TEST(Resolve, RealGpusAreNotPretended) {
+  topology::Machine machine = limited_machine();
+  machine.cuda.why_not = "no CUDA driver: libcuda.so.1";
+  for (const char* device : {"cuda:0", "cuda:all"}) {
+    const Result<Config> config = resolve(config_of(device_tier(device, "80%")), machine);
+    ASSERT_FALSE(config);
+    EXPECT_THAT(config.error().message, AllOf(HasSubstr(device), HasSubstr("no CUDA driver: libcuda.so.1")));
+  }
+  const Result<Config> config = resolve(config_of(device_tier("auto", "1GiB")), machine);
+  ASSERT_TRUE(config);
+  EXPECT_EQ(config->tiers[0].device, "emulated");
+  ASSERT_THAT(config->warnings, SizeIs(1)) << "there is a GPU, and it is not used";
+  EXPECT_THAT(config->warnings[0], AllOf(HasSubstr("H100"), HasSubstr("no CUDA driver")));
+  EXPECT_FALSE(asks_for_gpus(config_of(device_tier("emulated", "1GiB") + memory_tier("1GiB"))));
+  EXPECT_TRUE(asks_for_gpus(config_of(device_tier("auto", "1GiB"))));
+}
+
+TEST(Resolve, AutoAndAllAreATierForEachGpu) {
+  for (const char* device : {"auto", "cuda:all"}) {
+    const Result<Config> config = resolve(config_of(device_tier(device, "50%") + memory_tier("1GiB")), gpu_machine());
+    ASSERT_TRUE(config) << config.error().message;
+    ASSERT_THAT(config->tiers, SizeIs(3));
+    EXPECT_EQ(config->tiers[0].device, "cuda:0");
+    EXPECT_EQ(config->tiers[0].capacity.bytes, 30 * kGiB) << "of what is free";
+    EXPECT_EQ(config->tiers[1].device, "cuda:1");
+    EXPECT_EQ(config->tiers[1].device_name, "Faster at 0000:13:00.0");
+  }
+}
+
+TEST(Resolve, AGpusCapacityIsOfWhatIsFreeThere) {
+  EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "61GiB")), AllOf(HasSubstr("61 GiB"), HasSubstr("60 GiB")));
+  EXPECT_THAT(gpu_error_of(device_tier("cuda:2", "1GiB")),
+              AllOf(HasSubstr("cuda:2"), HasSubstr("gives this process 2")));
+  EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "1GiB", "numa_node = 0")), HasSubstr("numa_node"));
+  EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "1GiB") + device_tier("cuda:all", "1GiB")), HasSubstr("cuda:0 again"));
+  const Result<Config> tight = resolve(config_of(device_tier("cuda:0", "55GiB") + memory_tier("90GiB")), gpu_machine());
+  ASSERT_TRUE(tight) << tight.error().message << ": a GPU's memory is not the machine's";
+  ASSERT_FALSE(tight->warnings.empty());
+  EXPECT_THAT(tight->warnings[0], AllOf(HasSubstr("5 GiB"), HasSubstr("PyTorch")));
+  EXPECT_THAT(taken(*tight)->tiers[0], AllOf(HasSubstr("cuda:0"), HasSubstr("Fast at 0000:12:00.0")));
 }
 
 TEST(Resolve, ABlockTierNeedsRoom) {
