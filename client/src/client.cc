@@ -209,6 +209,11 @@ std::uint64_t Client::reconnects() const {
   const Use session = use();
   return session ? session->reconnects() : 0;
 }
+std::uint64_t Client::pinned_bytes() const {
+  const Use session = use();
+  return !session ? 0 : session->pinned_bytes();
+}
+
 std::uint64_t Client::held() const {
   const Use session = use();
   return session ? session->references() - 1 : 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "session.h"
+#include "stream_releases.h"
 
 namespace terrace {
 namespace {
@@ -25,13 +26,21 @@ void release_token(LeaseToken token) noexcept {
   end_lease(token);
 }
 
+void release_token(LeaseToken token, Place place, void* cuda_stream) noexcept {
+  if (token.session == nullptr || token.session->forked()) return;
+  const cuda::Context context = token.session->gpu_context(place.number());
+  if (context == nullptr) return release_token(token);
+  client::release_past_soon(context, static_cast<cuda::Stream>(cuda_stream), token);
+}
+
 Lease::Lease(Lease&& other) noexcept
     : tensor_(other.tensor_),
       token_(std::exchange(other.token_, {})),
       place_(other.place_),
       writable_(std::exchange(other.writable_, false)),
       address_(std::exchange(other.address_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
+      bytes_(std::exchange(other.bytes_, 0)),
+      cuda_device_(std::exchange(other.cuda_device_, {})) {}
 
 Lease& Lease::operator=(Lease&& other) noexcept {
   if (this == &other) return *this;
@@ -42,21 +51,35 @@ Lease& Lease::operator=(Lease&& other) noexcept {
   writable_ = std::exchange(other.writable_, false);
   address_ = std::exchange(other.address_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
+  cuda_device_ = std::exchange(other.cuda_device_, {});
   return *this;
 }
 
 Lease::~Lease() { release_token(token_); }
 
-Result<void> Lease::release() {
-  const LeaseToken token = detach();
-  if (token.session == nullptr) {
+Result<void> Lease::releasable() const {
+  if (token_.session == nullptr) {
     return fail(ErrorCode::kFailedPrecondition, "the lease on \"" + tensor_.name() + "\" was released already");
   }
-  if (token.session->forked()) {
+  if (token_.session->forked()) {
     return fail(
         ErrorCode::kFailedPrecondition,
         "the lease on \"" + tensor_.name() + "\" is of the process that this one was forked from: it stays there");
   }
+  return {};
+}
+
+Result<void> Lease::release(void* cuda_stream) {
+  if (Result<void> can = releasable(); !can) return can;
+  if (Result<void> done = client::release_past(static_cast<cuda::Stream>(cuda_stream), token_); !done) return done;
+  detach();
+  return {};
+}
+
+Result<void> Lease::release() {
+  const Result<void> can = releasable();
+  const LeaseToken token = detach();
+  if (!can) return can;
   switch (end_lease(token)) {
     case shm::Outcome::kStale:
     case shm::Outcome::kDone:  // of a tensor that was destroyed meanwhile, too: it is over either way
@@ -68,6 +91,7 @@ Result<void> Lease::release() {
 }
 
 LeaseToken Lease::detach() noexcept {
+  cuda_device_.reset();
   writable_ = false;
   address_ = nullptr;
   bytes_ = 0;

@@ -173,16 +173,29 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
   lease.place_ = options.place;
   lease.writable_ = options.mode != Mode::kRead || options.writable_view;
   lease.address_ = place->address(offset, lease.writable_);
+  lease.cuda_device_ = place->gpu_ordinal();
   lease.bytes_ = tensor.bytes();
   reference();
   return lease;
 }
 
+std::uint64_t Session::pinned_bytes() const {
+  const PlaceRange* host = range(shm::kPlaceHost);
+  return host == nullptr ? 0 : host->pinned_bytes();
+}
+
+cuda::Context Session::gpu_context(std::uint32_t place) const {
+  const PlaceRange* found = range(place);
+  return found == nullptr || !found->gpu_ordinal() ? nullptr : found->gpu()->context();
+}
+
 Result<void> Session::wait_mapped(const PlaceRange& place, std::uint64_t offset, std::uint64_t bytes) {
   std::unique_lock lock(mutex_);
-  const auto known = [&] { return gone_.has_value() || place.mapped(offset, bytes); };
+  const auto refused = [&] { return unmappable_.contains(place.record().place); };
+  const auto known = [&] { return gone_.has_value() || refused() || place.mapped(offset, bytes); };
   changed_.wait_until(lock, deadline_after(kMappingTimeout), known);
   if (place.mapped(offset, bytes)) return {};
+  if (refused()) return std::unexpected(unmappable_.at(place.record().place));
   if (gone_) return std::unexpected(*gone_);
   return fail(ErrorCode::kDeadlineExceeded, "terraced granted a lease, but not passed the memory behind it in time");
 }

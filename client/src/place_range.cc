@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace terrace::client {
 namespace {
@@ -57,10 +58,12 @@ constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 PlaceRange::PlaceRange(const shm::PlaceRecord& record)
     : record_(record),
       reserved_bytes_(granules_up(record.range_bytes) * kGranuleBytes),
-      granules_((granules_up(record.range_bytes) + 63) / 64) {}
+      granules_((granules_up(record.range_bytes) + 63) / 64),
+      is_gpu_(record.gpu != std::array<std::uint8_t, 16>{}) {}
 
 Result<std::unique_ptr<PlaceRange>> PlaceRange::reserve(const shm::PlaceRecord& record) {
   std::unique_ptr<PlaceRange> range(new PlaceRange(record));
+  if (range->is_gpu_) return range;  // a trainer that leases nothing there need not have the GPU
   range->writable_ = reserve_aligned(range->reserved_bytes_);
   if (record.writable_only == 0 && range->writable_ != nullptr) {
     range->readable_ = reserve_aligned(range->reserved_bytes_);
@@ -75,6 +78,14 @@ Result<std::unique_ptr<PlaceRange>> PlaceRange::reserve(const shm::PlaceRecord& 
 }
 
 PlaceRange::~PlaceRange() {
+  if (is_gpu_) {
+    if (writable_ == nullptr) return;
+    for (const auto& [offset, segment] : segments_) static_cast<void>(gpu_->unmap(writable_ + offset, segment.bytes));
+    gpu_->give_back(writable_, reserved_bytes_);
+    return;
+  }
+  writable_pins_.clear();
+  readable_pins_.clear();
   if (readable_ != nullptr) ::munmap(readable_, reserved_bytes_);
   if (writable_ != nullptr) ::munmap(writable_, reserved_bytes_);
 }
@@ -91,7 +102,7 @@ Result<void> PlaceRange::check(std::uint64_t offset, std::uint64_t bytes) const 
 
 bool PlaceRange::has(std::uint64_t offset, std::uint64_t bytes, int fd) const {
   const auto found = segments_.find(offset);
-  return found != segments_.end() && found->second.bytes == bytes && found->second.inode == inode_of(fd);
+  return found != segments_.end() && found->second.bytes == bytes && (is_gpu_ || found->second.inode == inode_of(fd));
 }
 
 Result<void> PlaceRange::keep_only(const std::set<std::uint64_t>& offsets) {
@@ -101,32 +112,86 @@ Result<void> PlaceRange::keep_only(const std::set<std::uint64_t>& offsets) {
   return {};
 }
 
-void PlaceRange::strike_out(std::uint64_t offset, std::uint64_t bytes) {
-  std::erase_if(segments_, [=](const auto& segment) {
-    return segment.first < offset + bytes && offset < segment.first + segment.second.bytes;
-  });
+Result<void> PlaceRange::strike_out(std::uint64_t offset, std::uint64_t bytes) {
+  for (auto at = segments_.begin(); at != segments_.end();) {
+    const auto& [start, segment] = *at;
+    if (start >= offset + bytes || offset >= start + segment.bytes) {
+      ++at;
+      continue;
+    }
+    if (is_gpu_) {
+      const Result<void> gone = gpu_->unmap(writable_ + start, segment.bytes);
+      if (!gone && gone.error().code != ErrorCode::kUnavailable) return gone;  // a lost GPU has nothing mapped
+    } else {
+      writable_pins_.remove(writable_ + start, segment.bytes);
+      if (readable_ != nullptr) readable_pins_.remove(readable_ + start, segment.bytes);
+      pinned_bytes_ = writable_pins_.pinned_bytes();
+    }
+    at = segments_.erase(at);
+  }
+  return {};
 }
 
 Result<void> PlaceRange::map(std::uint64_t offset, std::uint64_t bytes, int fd) {
   if (Result<void> fits = check(offset, bytes); !fits) return fits;
-  strike_out(offset, bytes);
+  if (Result<void> gone = strike_out(offset, bytes); !gone) return gone;
+  if (is_gpu_) return map_gpu(offset, bytes, fd);
   if (readable_ != nullptr) {
     if (Result<void> done = map_at(readable_ + offset, bytes, PROT_READ, MAP_SHARED, fd); !done) return done;
   }
   if (Result<void> done = map_at(writable_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd); !done) return done;
   segments_.emplace(offset, Segment{bytes, inode_of(fd)});
+  if (pin_gpu_ != nullptr) pin_segment(offset, bytes);  // before anybody copies from it
   set_mapped(offset, bytes, true);
   return {};
 }
 
 Result<void> PlaceRange::unmap(std::uint64_t offset, std::uint64_t bytes) {
   if (Result<void> fits = check(offset, bytes); !fits) return fits;
-  strike_out(offset, bytes);
   set_mapped(offset, bytes, false);
+  if (Result<void> gone = strike_out(offset, bytes); !gone || is_gpu_) return gone;
   if (readable_ != nullptr) {
     if (Result<void> done = map_at(readable_ + offset, bytes, PROT_NONE, kNothing, -1); !done) return done;
   }
   return map_at(writable_ + offset, bytes, PROT_NONE, kNothing, -1);
+}
+
+Result<void> PlaceRange::map_gpu(std::uint64_t offset, std::uint64_t bytes, int fd) {
+  if (gpu_ == nullptr) {
+    auto found = Gpu::find(record_.gpu);
+    if (!found) return std::unexpected(found.error());
+    auto reserved = (*found)->reserve(reserved_bytes_);
+    if (!reserved) return std::unexpected(reserved.error());
+    gpu_ = std::move(*found);
+    writable_ = *reserved;
+  }
+  if (Result<void> done = gpu_->map(writable_ + offset, bytes, fd); !done) return done;
+  segments_.emplace(offset, Segment{bytes, 0});
+  set_mapped(offset, bytes, true);
+  return {};
+}
+
+void PlaceRange::pin(const std::shared_ptr<Gpu>& gpu) {
+  if (is_gpu_ || pin_gpu_ != nullptr || pin_refused_) return;
+  pin_gpu_ = gpu;
+  // Where memory that may not be written cannot be pinned, read leases use the range that is.
+  if (readable_ != nullptr && !gpu->pins_read_only()) reads_writable_ = true;
+  for (const auto& [offset, segment] : segments_) {
+    if (pin_gpu_ != nullptr) pin_segment(offset, segment.bytes);
+  }
+}
+
+void PlaceRange::pin_segment(std::uint64_t offset, std::uint64_t bytes) {
+  const bool two_ranges = readable_ != nullptr && !reads_writable_;
+  const bool pinned = writable_pins_.add(pin_gpu_, writable_ + offset, bytes, false) &&
+                      (!two_ranges || readable_pins_.add(pin_gpu_, readable_ + offset, bytes, true));
+  if (!pinned) {
+    writable_pins_.clear();
+    readable_pins_.clear();
+    pin_gpu_ = nullptr;
+    pin_refused_ = true;
+  }
+  pinned_bytes_ = writable_pins_.pinned_bytes();
 }
 
 bool PlaceRange::mapped(std::uint64_t offset, std::uint64_t bytes) const {

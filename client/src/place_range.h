@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The address space of one place: a reserved range into which the daemon's segments are mapped as they come, once
-// read-only and once writable (a device's once, writable).
+// read-only and once writable (a device's once, writable). A GPU's range is one of its own addresses.
 #pragma once
 
 #include <atomic>
@@ -8,9 +8,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
+#include "gpu.h"
+#include "host_pins.h"
 #include "shm/message.h"
 #include "terrace/error.h"
 
@@ -35,6 +38,15 @@ class PlaceRange {
   Result<void> unmap(std::uint64_t offset, std::uint64_t bytes);
   // Unmaps every segment that does not begin at one of these offsets.
   Result<void> keep_only(const std::set<std::uint64_t>& offsets);
+  // Pins host memory for this process's own copies: what is mapped, and from now on what comes. All of it, or nothing
+  // for good. The same thread's.
+  void pin(const std::shared_ptr<Gpu>& gpu);
+  std::uint64_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_relaxed); }
+  // The GPU whose memory this is, once a segment was mapped; null: not a GPU's. The same thread's; gpu_ordinal() and
+  // gpu_context() also whoever's that has found memory mapped().
+  const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
+  bool is_gpu() const { return is_gpu_; }
+  std::optional<int> gpu_ordinal() const { return is_gpu_ ? std::optional(gpu_->ordinal()) : std::nullopt; }
 
   // Whether [offset, offset + bytes) lies in the range. Thread-safe, as all below.
   bool holds(std::uint64_t offset, std::uint64_t bytes) const {
@@ -43,19 +55,22 @@ class PlaceRange {
   // Whether every byte of it is mapped.
   bool mapped(std::uint64_t offset, std::uint64_t bytes) const;
   std::byte* address(std::uint64_t offset, bool writable) const {
-    return (writable || record_.writable_only != 0 ? writable_ : readable_) + offset;
+    const bool one_range = record_.writable_only != 0 || reads_writable_.load(std::memory_order_relaxed);
+    return (writable || one_range ? writable_ : readable_) + offset;
   }
 
  private:
   struct Segment {
     std::uint64_t bytes = 0;
-    std::uint64_t inode = 0;  // memfds have one each
+    std::uint64_t inode = 0;  // memfds have one each; a GPU's segments do not, and are told apart by where they lie
   };
   explicit PlaceRange(const shm::PlaceRecord& record);
   Result<void> check(std::uint64_t offset, std::uint64_t bytes) const;
-  // Forgets the segments that touch this range.
-  void strike_out(std::uint64_t offset, std::uint64_t bytes);
+  // Forgets the segments that touch this range: a GPU's are unmapped, the CPU's are pinned no more.
+  Result<void> strike_out(std::uint64_t offset, std::uint64_t bytes);
   void set_mapped(std::uint64_t offset, std::uint64_t bytes, bool mapped);
+  Result<void> map_gpu(std::uint64_t offset, std::uint64_t bytes, int fd);
+  void pin_segment(std::uint64_t offset, std::uint64_t bytes);
 
   shm::PlaceRecord record_;
   std::uint64_t reserved_bytes_ = 0;  // the range, in whole granules
@@ -63,6 +78,14 @@ class PlaceRange {
   std::byte* writable_ = nullptr;
   std::map<std::uint64_t, Segment> segments_;         // by offset
   std::vector<std::atomic<std::uint64_t>> granules_;  // one bit each: mapped
+  const bool is_gpu_;
+  std::shared_ptr<Gpu> gpu_;
+  std::shared_ptr<Gpu> pin_gpu_;  // null: nothing is pinned
+  bool pin_refused_ = false;
+  HostPins readable_pins_;
+  HostPins writable_pins_;
+  std::atomic<std::uint64_t> pinned_bytes_ = 0;
+  std::atomic<bool> reads_writable_ = false;  // read leases use the writable range: that is the one that is pinned
 };
 
 }  // namespace terrace::client

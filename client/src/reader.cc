@@ -11,6 +11,7 @@
 #include <string>
 
 #include "session.h"
+#include "stream_releases.h"
 
 namespace terrace::client {
 namespace {
@@ -97,14 +98,32 @@ Result<void> Session::handle_segment(const Message& message) {
   if (link_ == Link::kResuming) listed_.emplace(segment.place, segment.offset);
   // A daemon that goes on passes them all again.
   if (place->has(segment.offset, segment.bytes, message.descriptors[0].get())) return {};
+  if (!place->is_gpu()) pin_host();  // before it is mapped
   Result<void> mapped = place->map(segment.offset, segment.bytes, message.descriptors[0].get());
-  if (mapped) {
-    {
-      const std::lock_guard lock(mutex_);
-    }  // so that nobody is between looking and waiting
-    changed_.notify_all();
+  if (!mapped && !place->is_gpu()) return mapped;
+  {
+    const std::lock_guard lock(mutex_);  // so that nobody is between looking and waiting
+    if (!mapped) {
+      unmappable_[segment.place] = mapped.error();  // that place's leases fail; the others' do not
+    } else {
+      unmappable_.erase(segment.place);
+    }
   }
-  return mapped;
+  changed_.notify_all();
+  if (place->is_gpu()) pin_host();
+  return {};
+}
+
+void Session::pin_host() {
+  PlaceRange* const host = range(shm::kPlaceHost);
+  const auto serves_gpu = [](const auto& each) { return each != nullptr && each->is_gpu(); };
+  if (host == nullptr || std::ranges::none_of(ranges_, serves_gpu)) return;
+  const auto mapped = std::ranges::find_if(
+      ranges_, [](const auto& each) { return each != nullptr && each->is_gpu() && each->gpu() != nullptr; });
+  const std::shared_ptr<Gpu> gpu = mapped != ranges_.end() ? (*mapped)->gpu() : Gpu::in_use();
+  if (gpu == nullptr) return;  // so far; no context is made for this
+  if (mapped != ranges_.end()) start_stream_releases(gpu->api());
+  host->pin(gpu);
 }
 
 void Session::lose_daemon(const Error& why) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -54,6 +55,9 @@ class Session {
   std::vector<PlaceOffer> offers() const;
   // How often a daemon has gone on with the session.
   std::uint64_t reconnects() const { return reconnects_.load(std::memory_order_relaxed); }
+  std::uint64_t pinned_bytes() const;
+  // Of the GPU whose memory a place is, where memory of it is mapped: what release_past_soon() needs.
+  cuda::Context gpu_context(std::uint32_t place) const;
   // Whether this process is a forked child of the one that opened the session.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
 
@@ -166,6 +170,8 @@ class Session {
   // The lease that is counted already: gives it back if it cannot be used.
   Result<Lease> make_lease(const Tensor& tensor, const LeaseOptions& options);
   Result<std::vector<Lease>> make_leases(std::span<const Tensor> tensors, const LeaseOptions& options);
+  // Has host memory pinned, from now on, if this process computes on a GPU.
+  void pin_host();
   Result<void> wait_mapped(const PlaceRange& range, std::uint64_t offset, std::uint64_t bytes);
 
   std::set<std::pair<std::uint32_t, std::uint64_t>> listed_;  // place and offset of each segment that was passed again
@@ -191,8 +197,9 @@ class Session {
   std::atomic<std::uint64_t> reconnects_{0};
 
   std::mutex mutex_;
-  std::condition_variable changed_;  // a segment was mapped, or the daemon is gone
-  std::optional<Error> gone_;        // why no segment comes any more
+  std::condition_variable changed_;            // a segment was mapped, or the daemon is gone
+  std::optional<Error> gone_;                  // why no segment comes any more
+  std::map<std::uint32_t, Error> unmappable_;  // by place: why a GPU's segments cannot be mapped here
 };
 
 }  // namespace terrace::client

@@ -132,7 +132,8 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
     welcome.places[welcome.place_count++] = {.place = place.place,
                                              .writable_only = place.place == shm::kPlaceHost ? 0u : 1u,
                                              .range_bytes = place.range_bytes,
-                                             .guarantee_bytes = place.guarantee_bytes};
+                                             .guarantee_bytes = place.guarantee_bytes,
+                                             .gpu = node_.gpu_at(place.place)};
   when_kept([this, id = session.id, welcome] {
     Session* open = find(id);
     if (open == nullptr || open->state != Session::State::kOpen || !open->connection) return;

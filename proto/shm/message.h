@@ -52,6 +52,7 @@ struct PlaceRecord {
   std::uint32_t writable_only = 0;  // 1: map once, writable (device); 0: map twice (host)
   std::uint64_t range_bytes = 0;    // address space to reserve for it
   std::uint64_t guarantee_bytes = 0;
+  std::array<std::uint8_t, 16> gpu{};  // its uuid: segments are that GPU's memory; zeros: segments are memfds
 };
 
 struct Welcome {
@@ -102,8 +103,8 @@ struct Resumed {
   std::uint64_t epoch = 0;
 };
 
-static_assert(sizeof(MessageHeader) == 16 && sizeof(GuaranteeRecord) == 16 && sizeof(PlaceRecord) == 24);
-static_assert(sizeof(Hello) == 16 + 16 + 16 * kPlacesMax + 64 && sizeof(Welcome) == 48 + 24 * kPlacesMax);
+static_assert(sizeof(MessageHeader) == 16 && sizeof(GuaranteeRecord) == 16 && sizeof(PlaceRecord) == 40);
+static_assert(sizeof(Hello) == 16 + 16 + 16 * kPlacesMax + 64 && sizeof(Welcome) == 48 + 40 * kPlacesMax);
 static_assert(sizeof(Refused) == 520 && sizeof(SegmentMessage) == 40);
 static_assert(sizeof(Resume) == 48 && sizeof(Resumed) == 32);
 

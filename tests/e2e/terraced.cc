@@ -67,6 +67,7 @@ std::byte expected(std::uint64_t seed, std::size_t at) {
 Terraced::Terraced(const TerracedOptions& options)
     : options_(options), folder_(make_folder(std::filesystem::temp_directory_path())), disk_(make_folder(TEST_DISK)) {
   std::ofstream(folder_ / "terraced.toml") << configuration(folder_, disk_ / "block");
+  if (!options_.serves) return;
   pid_ = start(folder_ / "terraced.toml", folder_ / "log", options.supervised);
   const bool up = eventually([this] {
     int status = 0;
@@ -95,7 +96,7 @@ std::string Terraced::configuration(const std::filesystem::path& sockets, const 
     if (mib == 0) return;
     text += "[[tier]]\nkind = \"" + std::string(kind) + "\"\ncapacity = \"" + std::to_string(mib) + "MiB\"\n" + more;
   };
-  tier("device", options_.device_mib, "device = \"emulated\"\n");
+  tier("device", options_.device_mib, "device = \"" + options_.device + "\"\n");
   tier("memory", options_.memory_mib, "");
   tier("block", options_.block_mib, "paths = [\"" + block.string() + "\"]\n");
   return text;

@@ -20,6 +20,8 @@ struct TerracedOptions {
   std::uint64_t memory_mib = 16;
   std::uint64_t block_mib = 64;
   bool supervised = false;  // by `terraced supervise`, which starts it again whenever it ends
+  std::string device = "emulated";
+  bool serves = true;  // false: no daemon but those of run_second()
 };
 
 class Terraced {

@@ -50,7 +50,7 @@ TEST_F(CudaMover, PinnedMemoryIsCopiedStraightInLargePieces) {
   EXPECT_TRUE(equal(rig.bytes(source, kBytes), rig.content(target, kBytes)));
 }
 
-// Registrations side by side are not one: the driver refuses a copy that lies in two.
+// The driver promises nothing about one copy of two registrations.
 TEST_F(CudaMover, ACopyThatStraddlesRegistrationsIsCutAtTheirEdge) {
   Rig rig;
   rig.place(kMemory, kSegmentBytes - kMiB);

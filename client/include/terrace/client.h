@@ -154,6 +154,9 @@ class Client {
   std::uint64_t reconnects() const;
   // Leases and tokens not yet released, and calls not yet answered.
   std::uint64_t held() const;
+  // Host memory of this session that is pinned for the process's own copies to and from its GPU. It comes to be once
+  // the process computes on a GPU that the daemon has a place of; what cannot be pinned works as well, and slower.
+  std::uint64_t pinned_bytes() const;
 
  private:
   struct State;

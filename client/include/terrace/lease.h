@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <type_traits>
 
@@ -24,6 +25,11 @@ static_assert(std::is_trivially_copyable_v<LeaseToken>);
 // Ends the lease. From any thread, at any time: also after the Client is gone, at interpreter exit, and in a forked
 // child (where it does nothing). Takes no lock and never blocks.
 void release_token(LeaseToken token) noexcept;
+// The same for a lease of a GPU's memory, once the GPU has passed what lies in `cuda_stream` (a CUstream of the lease's
+// device, or null for its default stream) about now: for deleters of what a stream may still be using. Takes no lock,
+// never blocks and calls no CUDA; a thread of the library's own does. The stream must outlive this by a moment. For
+// host memory it is release_token(token).
+void release_token(LeaseToken token, Place place, void* cuda_stream) noexcept;
 
 // Move-only. While it lives the bytes stay where they are, and the memory stays mapped, also after the Client is gone.
 // The destructor releases. Different threads may use different leases; one lease is one thread's at a time.
@@ -36,7 +42,8 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
   ~Lease();
 
-  // The tensor's bytes to read; empty once released.
+  // The tensor's bytes to read; empty once released. Where cuda_device() says so the addresses are a GPU's: for its
+  // kernels and copies, and not for the CPU.
   std::span<const std::byte> bytes() const { return {address_, bytes_}; }
   // The same to write; empty unless the mode is a writing one, or the lease asked for a writable view.
   std::span<std::byte> writable_bytes() const { return {writable_ ? address_ : nullptr, writable_ ? bytes_ : 0}; }
@@ -55,23 +62,32 @@ class Lease {
   Place place() const { return place_; }
   // Whether writable_bytes() has them.
   bool writable() const { return writable_; }
+  // The number that this process's CUDA knows the GPU by whose memory it is; none: the CPU's memory.
+  std::optional<int> cuda_device() const { return cuda_device_; }
   explicit operator bool() const { return token_.session != nullptr; }
 
   // Gives the lease back now. kFailedPrecondition if that was done already, or in a forked child; kInternal if the
   // shared table says that nothing was leased (somebody wrote there).
   Result<void> release();
 
+  // Gives the lease back once the GPU has passed what was put into `cuda_stream` (a CUstream or cudaStream_t; null: the
+  // default stream) before this call; does not wait for that. Also for host memory that the stream copies from or to.
+  // kFailedPrecondition where no CUDA driver is loaded; the driver's own error; then the lease is still held.
+  Result<void> release(void* cuda_stream);
+
   // Lets go without releasing: the caller owes one release_token(). Address and bytes are to be read before.
   LeaseToken detach() noexcept;
 
  private:
   friend class client::Session;
+  Result<void> releasable() const;
   Tensor tensor_;
   LeaseToken token_;
   Place place_ = Place::host();
   bool writable_ = false;
   std::byte* address_ = nullptr;
   std::size_t bytes_ = 0;
+  std::optional<int> cuda_device_;
 };
 
 }  // namespace terrace

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -218,17 +219,18 @@ bool pieces(cuda::Pointer address, std::size_t bytes, const std::function<void(s
   return true;
 }
 
+// Registrations side by side are as good as one; what lies partly in none is refused.
 Pinning pinning(const void* address, std::size_t bytes) {
   const auto* first = static_cast<const std::byte*>(address);
+  const std::byte* const end = first + bytes;
+  std::size_t covered = 0;
   const std::lock_guard lock(state().mutex);
-  auto next = state().registered.upper_bound(first);
-  if (next != state().registered.begin()) {
-    const auto before = std::prev(next);
-    if (first < before->first + before->second) {
-      return first + bytes <= before->first + before->second ? Pinning::kWhole : Pinning::kBroken;
-    }
+  for (const auto& [memory, size] : state().registered) {
+    const std::byte* const from = std::max(first, memory);
+    const std::byte* const to = std::min(end, memory + size);
+    if (from < to) covered += static_cast<std::size_t>(to - from);
   }
-  return next != state().registered.end() && next->first < first + bytes ? Pinning::kBroken : Pinning::kNone;
+  return covered == 0 ? Pinning::kNone : covered == bytes ? Pinning::kWhole : Pinning::kBroken;
 }
 
 }  // namespace terrace::fake_cuda

@@ -61,7 +61,7 @@ TEST(Layout, OfMessagesIsAsWrittenDown) {
   EXPECT_EQ(offsetof(Hello, guarantee_count), 28u);
   EXPECT_EQ(offsetof(Hello, guarantees), 32u);
   EXPECT_EQ(offsetof(Hello, label), 176u);
-  EXPECT_EQ(sizeof(Welcome), 264u);
+  EXPECT_EQ(sizeof(Welcome), 408u);
   EXPECT_EQ(offsetof(Welcome, place_count), 20u);
   EXPECT_EQ(offsetof(Welcome, token), 24u);
   EXPECT_EQ(offsetof(Welcome, region_bytes), 40u);

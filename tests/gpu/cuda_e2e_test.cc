@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows HBM end to end, on the fake driver: the real daemon and the real library in processes of their own pass memory
+// of a GPU between them, bytes come back from every tier, leases end when a stream has passed them, and a GPU that is
+// full, fails or is lost costs its own tensors and nothing else.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "cuda/driver.h"
+#include "e2e/terraced.h"
+#include "gpu/on_fake.h"
+
+namespace terrace::e2e {
+namespace {
+
+using fake_cuda::Call;
+using fake_cuda::count;
+using fake_cuda::set_fault;
+
+constexpr std::uint64_t kBytes = 3 * kMiB + 500;
+
+// One control for all processes: made before any of them loads the driver.
+class SharedControl {
+ public:
+  SharedControl() {
+    path_ = (std::filesystem::temp_directory_path() / "fake-cuda-XXXXXX").string();
+    const int fd = ::mkstemp(path_.data());
+    if (fd < 0 || ::ftruncate(fd, sizeof(fake_cuda::Control)) != 0) std::abort();
+    ::close(fd);
+    ::setenv("TERRACE_FAKE_CUDA_CONTROL", path_.c_str(), 1);
+    ::setenv("TERRACE_CUDA_LIBRARY", FAKE_CUDA, 1);
+    ::unsetenv("CUDA_VISIBLE_DEVICES");
+    owner_ = ::getpid();
+  }
+  ~SharedControl() {
+    if (::getpid() == owner_) std::filesystem::remove(path_);
+  }
+  SharedControl(const SharedControl&) = delete;
+  SharedControl& operator=(const SharedControl&) = delete;
+
+ private:
+  std::string path_;
+  pid_t owner_ = 0;
+};
+const SharedControl kShared;
+
+class CudaEnd : public fake_cuda::OnFake {
+ protected:
+  inline static const TerracedOptions kOnGpu{.device_mib = 8, .memory_mib = 16, .block_mib = 64, .device = "cuda:0"};
+
+  // What a kernel would do to a lease of a GPU's memory, and what it would see there.
+  static void write(const Lease& lease, std::uint64_t version, cuda::Stream stream = nullptr) {
+    std::vector<std::byte> content(lease.bytes().size());
+    fill(content, 1, version);
+    const auto to = reinterpret_cast<std::uintptr_t>(lease.bytes().data());
+    ASSERT_TRUE(api().copy_up(to, content.data(), content.size(), stream));
+    if (stream != nullptr) return;
+    ASSERT_TRUE(api().stream_synchronize(nullptr));
+  }
+  static bool holds(const Lease& lease, std::uint64_t version) {
+    std::vector<std::byte> content(lease.bytes().size());
+    const auto from = reinterpret_cast<std::uintptr_t>(lease.bytes().data());
+    if (!api().copy_down(content.data(), from, content.size(), nullptr)) return false;
+    if (!api().stream_synchronize(nullptr)) return false;
+    return first_difference(content, 1, version) == content.size();
+  }
+  static Tensor make(Client& client, const std::string& name = "a", std::uint64_t bytes = kBytes) {
+    const Result<Tensor> made = client.create({.name = name, .bytes = bytes});
+    EXPECT_TRUE(made) << made.error().message;
+    return made.value_or(Tensor());
+  }
+  static Result<Lease> lease(Client& client, const Tensor& tensor, Mode mode, Place place = Place::device(0)) {
+    return client.acquire(tensor, {.place = place, .mode = mode});
+  }
+
+  // As a training process has it: CUDA in use before Terrace is.
+  cuda::Context context_ = [] {
+    cuda::Context made = nullptr;
+    if (!api().primary_retain(&made, 0)) std::abort();
+    return made;
+  }();
+  cuda::Current current_{api(), context_};
+};
+
+TEST_F(CudaEnd, BytesWrittenInHbmComeBackFromEveryTier) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  {
+    Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+    ASSERT_TRUE(written) << written.error().message;
+    EXPECT_EQ(written->cuda_device(), 0);
+    EXPECT_EQ(written->place(), Place::device(0));
+    write(*written, 7);
+  }
+  for (const Place place : {Place::block(), Place::host(), Place::block(), Place::device(0)}) {
+    SCOPED_TRACE(place.name());
+    ASSERT_TRUE(place == Place::device(0) ? client.swap_in({&tensor, 1}, place) : client.swap_out({&tensor, 1}, place));
+    const Result<Lease> read = lease(client, tensor, Mode::kRead);
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_TRUE(holds(*read, 7));
+  }
+  const Result<Lease> host = lease(client, tensor, Mode::kRead, Place::host());
+  ASSERT_TRUE(host) << host.error().message;
+  EXPECT_EQ(host->cuda_device(), std::nullopt);
+  EXPECT_EQ(first_difference(host->bytes(), 1, 7), kBytes);
+  EXPECT_GE(count(control, Call::kExport), 1U);
+  EXPECT_GE(count(control, Call::kImport), 2U);
+}
+
+TEST_F(CudaEnd, MoreTensorsThanHbmHoldsAllKeepTheirBytes) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  std::vector<Tensor> tensors;
+  for (std::uint64_t each = 0; each < 6; ++each) {
+    tensors.push_back(make(client, "t" + std::to_string(each)));
+    Result<Lease> written = lease(client, tensors.back(), Mode::kOverwrite);
+    ASSERT_TRUE(written) << written.error().message;
+    write(*written, 10 + each);
+  }
+  for (std::uint64_t each = 0; each < 6; ++each) {
+    const Result<Lease> read = lease(client, tensors[each], Mode::kRead);
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_TRUE(holds(*read, 10 + each)) << each;
+  }
+}
+
+TEST_F(CudaEnd, AResidentTensorIsLeasedWithoutADriverCall) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  ASSERT_TRUE(lease(client, tensor, Mode::kOverwrite));
+  const auto before = fake_cuda::calls(control);
+  for (int each = 0; each < 100; ++each) ASSERT_TRUE(lease(client, tensor, Mode::kRead));
+  EXPECT_EQ(fake_cuda::calls(control), before);
+}
+
+TEST_F(CudaEnd, ALeaseEndsWhenTheStreamHasPassedItsRelease) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+  ASSERT_TRUE(written) << written.error().message;
+  cuda::Stream stream = nullptr;
+  ASSERT_TRUE(api().stream_create(&stream, cuda::kStreamNonBlocking, 0));
+  control.hold = 1;
+  write(*written, 3, stream);
+  ASSERT_TRUE(written->release(static_cast<void*>(stream)));
+  EXPECT_FALSE(*written);
+  EXPECT_FALSE(written->release(static_cast<void*>(stream)));
+  EXPECT_EQ(client.held(), 1U);
+  control.hold = 0;
+  EXPECT_TRUE(eventually([&] { return client.held() == 0; }));
+  const Result<Lease> read = lease(client, tensor, Mode::kRead);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_TRUE(holds(*read, 3));
+  ASSERT_TRUE(api().stream_destroy(stream));
+}
+
+TEST_F(CudaEnd, ADeletersReleaseWaitsForTheStreamToo) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+  ASSERT_TRUE(written) << written.error().message;
+  const auto place = written->place();
+  control.hold = 1;
+  cuda::Stream stream = nullptr;
+  ASSERT_TRUE(api().stream_create(&stream, cuda::kStreamNonBlocking, 0));
+  write(*written, 4, stream);
+  const auto recorded = count(control, Call::kEventRecord);
+  release_token(written->detach(), place, stream);
+  EXPECT_TRUE(eventually([&] { return count(control, Call::kEventRecord) > recorded; }));
+  EXPECT_EQ(client.held(), 1U);
+  control.hold = 0;
+  EXPECT_TRUE(eventually([&] { return client.held() == 0; }));
+  ASSERT_TRUE(api().stream_destroy(stream));
+}
+
+TEST_F(CudaEnd, HostMemoryIsPinnedForTheTrainersOwnCopies) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  Result<Lease> host = lease(client, tensor, Mode::kOverwrite, Place::host());
+  ASSERT_TRUE(host) << host.error().message;
+  ASSERT_TRUE(eventually([&] { return client.pinned_bytes() > 0; }));
+  const auto pageable = control.pageable_copies.load();
+  cuda::Pointer device = 0;
+  ASSERT_TRUE(api().memory_allocate(&device, kBytes));
+  ASSERT_TRUE(api().copy_up(device, host->bytes().data(), kBytes, nullptr));
+  ASSERT_TRUE(host->release());
+  const Result<Lease> read = lease(client, tensor, Mode::kRead, Place::host());  // of the range that is read-only
+  ASSERT_TRUE(read) << read.error().message;
+  ASSERT_TRUE(api().copy_up(device, read->bytes().data(), kBytes, nullptr));
+  ASSERT_TRUE(api().stream_synchronize(nullptr));
+  EXPECT_EQ(control.pageable_copies.load(), pageable);
+  ASSERT_TRUE(api().memory_free(device));
+}
+
+// The driver refuses to copy what is pinned in part, and tensors straddle segments.
+TEST_F(CudaEnd, HostMemoryIsPinnedWholeOrNotAtAll) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  // The daemon pins each segment once, and so does the trainer, twice: one of those is refused.
+  set_fault(control, Call::kHostRegister, cuda::kOutOfMemory, 1, 3);
+  Result<Lease> host = lease(client, tensor, Mode::kOverwrite, Place::host());
+  ASSERT_TRUE(host) << host.error().message;
+  cuda::Pointer device = 0;
+  ASSERT_TRUE(api().memory_allocate(&device, kBytes));
+  EXPECT_TRUE(api().copy_up(device, host->bytes().data(), kBytes, nullptr));
+  ASSERT_TRUE(api().stream_synchronize(nullptr));
+  ASSERT_TRUE(api().memory_free(device));
+}
+
+TEST_F(CudaEnd, ATrainerKnowsTheGpuByANumberOfItsOwn) {
+  control.device_count = 2;
+  const Terraced daemon({.device_mib = 8, .memory_mib = 16, .block_mib = 64, .device = "cuda:1"});
+  Process trainer([&] {
+    ::setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    Client client = daemon.connect();
+    const Tensor tensor = make(client);
+    const Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+    if (!written) return 1;
+    return written->cuda_device() == 0 ? 0 : 2;
+  });
+  EXPECT_EQ(trainer.wait(), 0);
+}
+
+TEST_F(CudaEnd, ATrainerWithoutTheGpuLeasesElsewhere) {
+  const Terraced daemon(kOnGpu);
+  Process trainer([&] {
+    ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+    Client client = daemon.connect();
+    const Tensor tensor = make(client);
+    const Result<Lease> refused = lease(client, tensor, Mode::kOverwrite);
+    if (refused || refused.error().code != ErrorCode::kFailedPrecondition) return 1;
+    if (refused.error().message.find("CUDA_VISIBLE_DEVICES") == std::string::npos) return 2;
+    return lease(client, tensor, Mode::kOverwrite, Place::host()) ? 0 : 3;
+  });
+  EXPECT_EQ(trainer.wait(), 0);
+}
+
+TEST_F(CudaEnd, AFullGpuIsSaidAndTriedAgain) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  set_fault(control, Call::kCreate, cuda::kOutOfMemory, 100);
+  const Result<Lease> refused = lease(client, tensor, Mode::kOverwrite);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_NE(refused.error().message.find("CUDA_ERROR_OUT_OF_MEMORY (2)"), std::string::npos) << refused.error().message;
+  set_fault(control, Call::kCreate, 0);
+  const Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+  EXPECT_TRUE(written) << written.error().message;
+}
+
+TEST_F(CudaEnd, AFailedCopyIsAnErrorAndCostsNoBytes) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  {
+    Result<Lease> written = lease(client, tensor, Mode::kOverwrite, Place::host());
+    ASSERT_TRUE(written) << written.error().message;
+    fill(written->writable_bytes(), 1, 5);
+  }
+  fake_cuda::set(control.copies, cuda::kOperatingSystem, 1000);
+  const Result<Lease> refused = lease(client, tensor, Mode::kRead);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("CUDA_ERROR_OPERATING_SYSTEM (304)"), std::string::npos)
+      << refused.error().message;
+  control.copies.status = 0;
+  const Result<Lease> read = lease(client, tensor, Mode::kRead);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_TRUE(holds(*read, 5));
+}
+
+TEST_F(CudaEnd, TheDaemonServesOnWithoutALostGpu) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor safe = make(client, "safe");
+  const Tensor there = make(client, "there");
+  {
+    Result<Lease> written = lease(client, safe, Mode::kOverwrite, Place::host());
+    ASSERT_TRUE(written) << written.error().message;
+    fill(written->writable_bytes(), 1, 6);
+    ASSERT_TRUE(lease(client, there, Mode::kOverwrite));
+  }
+  control.lost[0] = cuda::kEccUncorrectable;
+  const Result<Lease> refused = lease(client, safe, Mode::kRead);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("CUDA_ERROR_ECC_UNCORRECTABLE (214)"), std::string::npos)
+      << refused.error().message;
+  EXPECT_FALSE(lease(client, there, Mode::kRead, Place::host()));
+  ASSERT_TRUE(client.swap_out({&safe, 1}));
+  const Result<Lease> read = lease(client, safe, Mode::kRead, Place::host());
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(first_difference(read->bytes(), 1, 6), kBytes);
+  EXPECT_TRUE(daemon.serves_on());
+}
+
+TEST_F(CudaEnd, WhatAKilledTrainerHadIsFreeAgain) {
+  const Terraced daemon(kOnGpu);
+  const auto used = control.used_bytes[0].load();
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_CLOEXEC), 0);
+  Process trainer([&] {
+    Client client = daemon.connect();
+    const Tensor tensor = make(client, "t", 7 * kMiB);
+    const Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+    const char ready = written ? 1 : 0;
+    static_cast<void>(::write(pipe[1], &ready, 1));
+    ::pause();
+    return 0;
+  });
+  char ready = 0;
+  ASSERT_EQ(::read(pipe[0], &ready, 1), 1);
+  ASSERT_EQ(ready, 1);
+  EXPECT_GT(control.used_bytes[0].load(), used);
+  trainer.kill();
+  trainer.wait();
+  EXPECT_TRUE(eventually([&] { return control.used_bytes[0].load() == used; }));
+  Client client = daemon.connect();
+  const Tensor tensor = make(client, "t", 7 * kMiB);
+  EXPECT_TRUE(lease(client, tensor, Mode::kOverwrite));
+  ::close(pipe[0]);
+  ::close(pipe[1]);
+}
+
+// The trainer's import keeps the memory: what the driver documents, and what the fake does.
+TEST_F(CudaEnd, ALeaseStaysValidWhenTheDaemonIsKilled) {
+  auto daemon = std::make_unique<Terraced>(kOnGpu);
+  Client client = daemon->connect();
+  const Tensor tensor = make(client);
+  const Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+  ASSERT_TRUE(written) << written.error().message;
+  write(*written, 8);
+  ::kill(daemon->pid(), SIGKILL);
+  EXPECT_TRUE(eventually([&] { return !Client::connect({.socket = daemon->data_socket()}).has_value(); }));
+  EXPECT_TRUE(holds(*written, 8));
+}
+
+TEST_F(CudaEnd, AConfigurationThatDoesNotFitTheGpuIsRefused) {
+  control.device_bytes = 4 * kMiB;
+  TerracedOptions too_large = kOnGpu;
+  too_large.serves = false;
+  const Terraced daemon(too_large);
+  const Terraced::Ended ended = daemon.run_second(true, true);
+  EXPECT_EQ(ended.status, 1);
+  EXPECT_NE(ended.said.find("8 MiB"), std::string::npos) << ended.said;
+  EXPECT_NE(ended.said.find("4 MiB"), std::string::npos) << ended.said;
+}
+
+}  // namespace
+}  // namespace terrace::e2e
