@@ -69,9 +69,14 @@ Result<void> Lease::releasable() const {
   return {};
 }
 
+Result<void> release_token(LeaseToken token, void* cuda_stream) {
+  if (token.session == nullptr || token.session->forked()) return {};
+  return client::release_past(static_cast<cuda::Stream>(cuda_stream), token);
+}
+
 Result<void> Lease::release(void* cuda_stream) {
   if (Result<void> can = releasable(); !can) return can;
-  if (Result<void> done = client::release_past(static_cast<cuda::Stream>(cuda_stream), token_); !done) return done;
+  if (Result<void> done = release_token(token_, cuda_stream); !done) return done;
   detach();
   return {};
 }

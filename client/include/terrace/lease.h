@@ -31,6 +31,10 @@ void release_token(LeaseToken token) noexcept;
 // host memory it is release_token(token).
 void release_token(LeaseToken token, Place place, void* cuda_stream) noexcept;
 
+// The same for any lease, once the GPU has passed what was put into `cuda_stream` before this call: as
+// Lease::release(cuda_stream), whose errors it has; then the token is still owed.
+Result<void> release_token(LeaseToken token, void* cuda_stream);
+
 // Move-only. While it lives the bytes stay where they are, and the memory stays mapped, also after the Client is gone.
 // The destructor releases. Different threads may use different leases; one lease is one thread's at a time.
 class Lease {

@@ -260,6 +260,7 @@ void bind_client(nb::module_& module) {
           .def_prop_ro("session", [](const Session& self) { return self.connection->client.session(); })
           .def_prop_ro("socket", [](const Session& self) { return self.connection->client.socket(); })
           .def_prop_ro("reconnects", [](const Session& self) { return self.connection->client.reconnects(); })
+          .def_prop_ro("pinned_bytes", [](const Session& self) { return self.connection->client.pinned_bytes(); })
           .def_prop_ro("held", [](const Session& self) { return self.connection->client.held(); })
           .def_prop_ro("leased_bytes", [](const Session& self) { return self.connection->leased->now(); })
           .def_prop_ro("leased_bytes_max", [](const Session& self) { return self.connection->leased->max(); })

@@ -2,6 +2,7 @@
 #include "dlpack.h"
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace terrace::python {
@@ -44,6 +45,12 @@ struct DlManagedTensorVersioned {
 };
 static_assert(sizeof(DlTensor) == 48 && sizeof(DlManagedTensor) == 64 && sizeof(DlManagedTensorVersioned) == 80);
 constexpr std::uint64_t kFlagReadOnly = 1;
+
+DlDevice dl_device(const Hold& hold) {
+  constexpr std::int32_t kCuda = 2;
+  const std::optional<int> gpu = hold.cuda_device();
+  return gpu ? DlDevice{.type = kCuda, .index = *gpu} : DlDevice{};
+}
 
 DlDataType dl_type(DType dtype) {
   enum Code : std::uint8_t { kInt, kUint, kFloat, kBfloat = 4, kComplex = 5, kBool = 6, kE4m3 = 10, kE5m2 = 12 };
@@ -111,7 +118,7 @@ nb::object make_capsule(std::shared_ptr<const Hold> hold) {
   made->shape = tensor.shape();
   made->strides = tensor.strides();
   made->managed.tensor = {.data = const_cast<std::byte*>(hold->address()),
-                          .device = {},
+                          .device = dl_device(*hold),
                           .rank = static_cast<std::int32_t>(made->shape.size()),
                           .dtype = dl_type(tensor.dtype()),
                           .shape = made->shape.data(),
@@ -134,6 +141,9 @@ nb::object dlpack_capsule(std::shared_ptr<const Hold> hold, bool versioned) {
   return make_capsule<DlManagedTensor, kUnversionedName>(std::move(hold));
 }
 
-nb::object dlpack_device() { return nb::make_tuple(DlDevice{}.type, DlDevice{}.index); }
+nb::object dlpack_device(const Hold& hold) {
+  const DlDevice device = dl_device(hold);
+  return nb::make_tuple(device.type, device.index);
+}
 
 }  // namespace terrace::python

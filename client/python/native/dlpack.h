@@ -15,7 +15,8 @@ namespace terrace::python {
 // without the GIL. The caller holds the GIL.
 nanobind::object dlpack_capsule(std::shared_ptr<const Hold> hold, bool versioned);
 
-// The pair that __dlpack_device__ returns: host memory, for emulated devices too.
-nanobind::object dlpack_device();
+// The pair that __dlpack_device__ returns: a GPU by this process's number for it, or host memory, for emulated devices
+// too.
+nanobind::object dlpack_device(const Hold& hold);
 
 }  // namespace terrace::python

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lease.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -16,14 +17,43 @@ namespace terrace::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace {
+
+void* as_stream(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
+
+}  // namespace
+
+Result<void> Hold::release_past(std::uintptr_t stream) const {
+  if (Result<void> done = release_token(token_, as_stream(stream)); !done) return done;
+  token_ = {};
+  return {};
+}
+
+void HeldLease::release_past(std::uintptr_t stream) {
+  if (hold_ == nullptr) return;
+  hold_->used_on(stream);
+  // With exports left, the last of them releases it.
+  if (hold_.use_count() == 1) value_or_raise(hold_->release_past(stream));
+  hold_.reset();
+}
+
 Hold::Hold(Lease lease, std::shared_ptr<LeasedBytes> leased)
-    : tensor_(lease.tensor()), place_(lease.place()), address_(lease.bytes().data()), leased_(std::move(leased)) {
+    : tensor_(lease.tensor()),
+      place_(lease.place()),
+      address_(lease.bytes().data()),
+      leased_(std::move(leased)),
+      cuda_device_(lease.cuda_device()) {
   token_ = lease.detach();
   leased_->add(tensor_.bytes());
 }
 
 Hold::~Hold() {
-  release_token(token_);
+  const std::uintptr_t stream = stream_.load(std::memory_order_relaxed);
+  if (cuda_device_ && stream != kUnused) {
+    release_token(token_, place_, as_stream(stream));
+  } else {
+    release_token(token_);
+  }
   leased_->subtract(tensor_.bytes());
 }
 
@@ -38,9 +68,26 @@ namespace {
 // Whether a consumer that can read DLPack up to `max_version` knows versioned capsules (1.0 and later).
 bool wants_versioned(nb::handle max_version) { return !max_version.is_none() && nb::cast<int>(max_version[0]) >= 1; }
 
-nb::object dlpack(const HeldLease& lease, nb::handle, nb::handle max_version, nb::handle device, nb::handle copy) {
-  if (!device.is_none() && !device.equal(dlpack_device()))
-    throw nb::buffer_error("leased memory is host memory; ask for no other device, and copy afterwards");
+// A stream as callers have it: a number, or an object with one (torch.cuda.Stream).
+std::uintptr_t stream_number(nb::handle stream) {
+  if (nb::hasattr(stream, "cuda_stream")) return nb::cast<std::uintptr_t>(stream.attr("cuda_stream"));
+  return nb::cast<std::uintptr_t>(stream);
+}
+
+// The bytes are there when the lease is granted: a consumer's stream has nothing to wait for. What it does with them is
+// waited for when the lease ends. A consumer that names no stream, or says that there is nothing to wait for (-1),
+// works on the default one.
+void note_stream(const Hold& hold, nb::handle stream) {
+  if (!hold.cuda_device()) return;
+  const auto number = stream.is_none() ? std::intptr_t{0} : nb::cast<std::intptr_t>(stream);
+  hold.used_on(static_cast<std::uintptr_t>(number < 0 ? 0 : number));
+}
+
+nb::object dlpack(const HeldLease& lease, nb::handle stream, nb::handle max_version, nb::handle device,
+                  nb::handle copy) {
+  if (!device.is_none() && !device.equal(dlpack_device(*lease.hold())))
+    throw nb::buffer_error("leased memory is exported where it is; ask for no other device, and copy afterwards");
+  note_stream(*lease.hold(), stream);
   if (!copy.is_none() && nb::cast<bool>(copy))
     throw nb::buffer_error("a lease is exported without a copy; make the copy from what it gives");
   return dlpack_capsule(lease.hold(), wants_versioned(max_version));
@@ -52,7 +99,8 @@ bool numpy_knows(DType dtype) {
 
 nb::object to_numpy(nb::handle self) {
   const auto& lease = nb::cast<const HeldLease&>(self);
-  static_cast<void>(lease.hold());
+  if (lease.hold()->cuda_device())
+    throw nb::buffer_error("the bytes are in a GPU's memory, which numpy cannot read; use torch.from_dlpack(lease)");
   if (!numpy_knows(lease.tensor().dtype()))
     throw nb::type_error("numpy has no such element type; use torch.from_dlpack(lease)");
   return nb::module_::import_("numpy").attr("from_dlpack")(self);
@@ -81,8 +129,14 @@ void bind_lease(nb::module_& module) {
           "dtype"_a = nb::none(), "copy"_a = nb::none())
       .def("__dlpack__", dlpack, nb::kw_only(), "stream"_a = nb::none(), "max_version"_a = nb::none(),
            "dl_device"_a = nb::none(), "copy"_a = nb::none())
-      .def("__dlpack_device__", [](const HeldLease&) { return dlpack_device(); })
-      .def("release", &HeldLease::release)
+      .def("__dlpack_device__", [](const HeldLease& self) { return dlpack_device(*self.hold()); })
+      .def(
+          "release",
+          [](HeldLease& self, nb::handle stream) {
+            if (stream.is_none()) return self.release();
+            self.release_past(stream_number(stream));
+          },
+          "stream"_a = nb::none())
       .def("__repr__",
            [](const HeldLease& self) {
              return nb::str("<terrace.Lease of {!r}{}>")
@@ -95,6 +149,7 @@ void bind_lease(nb::module_& module) {
       .def_prop_ro("released", &HeldLease::released)
       .def_prop_ro("address",
                    [](const HeldLease& self) { return reinterpret_cast<std::uintptr_t>(self.hold()->address()); })
+      .def_prop_ro("cuda_device", [](const HeldLease& self) { return self.hold()->cuda_device(); })
       .def_prop_ro("mode", [](const HeldLease& self) { return mode_name(self.hold()->mode()); })
       .def_prop_ro("place", [](const HeldLease& self) { return self.hold()->place().name(); })
       .def_prop_ro("name", [](const HeldLease& self) { return self.tensor().name(); })

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "terrace/client.h"
 
@@ -31,7 +32,8 @@ class LeasedBytes {
   std::atomic<std::uint64_t> max_ = 0;
 };
 
-// The right itself. Its end releases the lease, on whatever thread and without the GIL.
+// The right itself. Its end releases the lease, on whatever thread and without the GIL; of a GPU's memory that was
+// exported, once the GPU has passed the stream that it was exported to last.
 class Hold {
  public:
   Hold(Lease lease, std::shared_ptr<LeasedBytes> leased);
@@ -43,13 +45,23 @@ class Hold {
   Mode mode() const { return token_.mode; }
   Place place() const { return place_; }
   const std::byte* address() const { return address_; }
+  // The GPU whose memory it is, by this process's number; none: the CPU's memory.
+  std::optional<int> cuda_device() const { return cuda_device_; }
+
+  // The stream that works on the memory, as DLPack has it: 1 and 2 are the default ones.
+  void used_on(std::uintptr_t stream) const { stream_.store(stream, std::memory_order_relaxed); }
+  // Releases it now, once the GPU has passed the stream; nobody else has a part of it.
+  Result<void> release_past(std::uintptr_t stream) const;
 
  private:
   Tensor tensor_;
   Place place_;
   const std::byte* address_;
   std::shared_ptr<LeasedBytes> leased_;
-  LeaseToken token_;
+  std::optional<int> cuda_device_;
+  static constexpr std::uintptr_t kUnused = UINTPTR_MAX;
+  mutable std::atomic<std::uintptr_t> stream_ = kUnused;
+  mutable LeaseToken token_;
 };
 
 // The Python object `terrace.Lease`.
@@ -63,6 +75,8 @@ class HeldLease {
   const std::shared_ptr<const Hold>& hold() const;
   // Gives up this object's part: the lease ends with the last export.
   void release() { hold_.reset(); }
+  // The same, once the GPU has passed the stream.
+  void release_past(std::uintptr_t stream);
 
  private:
   Tensor tensor_;

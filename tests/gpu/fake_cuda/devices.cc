@@ -149,7 +149,8 @@ Status cuStreamSynchronize(cuda::Stream stream) {
 }
 
 Status cuStreamGetCtx(cuda::Stream stream, cuda::Context* context) {
-  *context = stream == nullptr ? current() : reinterpret_cast<StreamState*>(stream)->context();
+  const bool is_default = reinterpret_cast<std::uintptr_t>(stream) <= 2;
+  *context = is_default ? current() : reinterpret_cast<StreamState*>(stream)->context();
   return *context == nullptr ? cuda::kInvalidContext : 0;
 }
 

@@ -194,7 +194,8 @@ cuda::Context context_of(int device) {
 int device_of(cuda::Context context) { return static_cast<int>(reinterpret_cast<std::uintptr_t>(context) - 0x1000); }
 
 StreamState* stream_of(cuda::Stream stream) {
-  if (stream != nullptr) return reinterpret_cast<StreamState*>(stream);
+  // 1 and 2 are the default streams by the names that they have beside null.
+  if (reinterpret_cast<std::uintptr_t>(stream) > 2) return reinterpret_cast<StreamState*>(stream);
   const cuda::Context context = current();
   if (context == nullptr) return nullptr;
   const std::lock_guard lock(state().mutex);

@@ -56,10 +56,10 @@ class LeaseSet(Sequence[Lease]):
                  trace: TracebackType | None) -> None:
         self.release()
 
-    def release(self) -> None:
-        """Gives every lease back; what was exported from one keeps that one until it is gone."""
+    def release(self, stream: Any = None) -> None:
+        """Gives every lease back; what was exported from one keeps that one until it is gone. stream: as Lease.release."""
         for lease in self._leases:
-            lease.release()
+            lease.release(stream)
 
 
 class Client(Session):

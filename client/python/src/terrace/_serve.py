@@ -152,15 +152,16 @@ def _as_soon_as(attempt: Callable[[], T], daemon: _Daemon, deadline: float) -> T
 
 
 @contextlib.contextmanager
-def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block: str | None = None,
-          metrics: bool | int = True, terraced: str | os.PathLike[str] | None = None,
+def serve(memory: str | int = "4GiB", *, device: str | int | None = None, gpu: str = "emulated",
+          block: str | None = None, metrics: bool | int = True, terraced: str | os.PathLike[str] | None = None,
           guarantees: Mapping[str, int] | None = None, label: str = "",
           timeout: float = 60.0) -> Iterator[ServedClient]:
     """Starts a daemon of one's own, without root or systemd, and gives a client of it; at the end of the `with` the
     daemon stops and everything that it made is removed. So it is, too, if this process is killed.
 
     memory: DRAM for the memory tier, as "4GiB", "25%" or bytes.
-    device: an emulated device tier of that size (ordinary memory, managed as HBM is); None: none.
+    device: a device tier of that size; None: none.
+    gpu: what the device tier is: "emulated" (ordinary memory, managed as HBM is), "cuda:N", "cuda:all", or "auto".
     block: "FOLDER:SIZE": a block file of that size in the folder, on a disk that can do O_DIRECT; None: none.
     metrics: a port on the loopback for Prometheus; True: a free one; False: none.
     terraced: the daemon's binary; None: $TERRACED, else the PATH's, else the one in the source tree.
@@ -174,7 +175,7 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, block:
         made.callback(shutil.rmtree, folders[0], ignore_errors=True)
         tiers: list[dict[str, Any]] = [{"kind": "memory", "capacity": memory}]
         if device is not None:
-            tiers.insert(0, {"kind": "device", "device": "emulated", "capacity": device})
+            tiers.insert(0, {"kind": "device", "device": gpu, "capacity": device})
         if block is not None:
             folder, size = _block_file(block)
             made.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -18,14 +18,22 @@ class Lease:
     """
 
     def numpy(self) -> NDArray[Any]:
-        """The leased memory as a numpy array, read-only under a read lease. TypeError for types numpy lacks."""
+        """The leased memory as a numpy array, read-only under a read lease.
+
+        TypeError for types numpy lacks; BufferError for a GPU's memory, which torch.from_dlpack takes.
+        """
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]: ...
     def __dlpack__(self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         """The leased memory for torch.from_dlpack and others: no copy, and the consumer owns a part of the lease."""
     def __dlpack_device__(self) -> tuple[int, int]: ...
-    def release(self) -> None:
-        """Gives the lease back; it ends when nothing made from it is left. Once released, nothing more is made."""
+    def release(self, stream: Any = None) -> None:
+        """Gives the lease back; it ends when nothing made from it is left. Once released, nothing more is made.
+
+        stream: a torch.cuda.Stream, or the number of one (0: the default stream). The lease ends once the GPU has
+        passed what was put into it before; the call does not wait. Without one, it ends now; but memory of a GPU that
+        was exported ends once the GPU has passed the stream that it was exported to.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None: ...
@@ -33,7 +41,10 @@ class Lease:
     def released(self) -> bool: ...
     @property
     def address(self) -> int:
-        """Where the bytes are in this process."""
+        """Where the bytes are in this process: of a GPU's memory, the GPU's address."""
+    @property
+    def cuda_device(self) -> int | None:
+        """The number that this process knows the GPU by whose memory it is; None for host memory."""
     @property
     def mode(self) -> str:
         """"read", "write" or "overwrite"."""
@@ -109,6 +120,9 @@ class Session:
     @property
     def held(self) -> int:
         """Leases not yet given back, those of exports included, and calls not yet answered."""
+    @property
+    def pinned_bytes(self) -> int:
+        """Host memory of the session that is pinned for this process's own copies to and from its GPU."""
     @property
     def leased_bytes(self) -> int:
         """Bytes that are leased now, exports included."""

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows HBM from Python on the fake driver: leases of it are DLPack CUDA tensors of the right device, numpy refuses
+them, what is written there comes back in host memory, and a release waits for its stream."""
+
+import ctypes
+import mmap
+import os
+import pathlib
+import tempfile
+
+import pytest
+from python_fixtures import wait_until
+
+import terrace
+
+BYTES = 3 * (1 << 20) + 500
+FAKE = os.environ["FAKE_CUDA"]
+
+
+class Control:
+    """The fake's control block, shared with the daemon: its layout is tests/gpu/fake_cuda/control.h."""
+
+    CALLS_OFFSET = 16
+    CALLS = 19
+    EVENT_RECORD = 17
+
+    def __init__(self, memory: mmap.mmap):
+        self.memory = memory
+        self.calls = (ctypes.c_uint64 * self.CALLS).from_buffer(memory, self.CALLS_OFFSET)
+        faults_bytes = 12 * self.CALLS + 12
+        self.hold = ctypes.c_uint32.from_buffer(memory, self.CALLS_OFFSET + 8 * self.CALLS + faults_bytes)
+
+
+@pytest.fixture(scope="module")
+def control():
+    """One control for this process and the daemons it starts, before any of them loads the driver."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "control"
+        path.write_bytes(bytes(4096))
+        os.environ["TERRACE_FAKE_CUDA_CONTROL"] = str(path)
+        os.environ["TERRACE_CUDA_LIBRARY"] = FAKE
+        with path.open("r+b") as file:
+            yield Control(mmap.mmap(file.fileno(), 0))
+
+
+@pytest.fixture
+def client(control):
+    before = sum(control.calls)
+    with terrace.serve("32MiB", device="16MiB", gpu="cuda:0", metrics=False) as served:
+        yield served
+    assert sum(control.calls) > before, "the fake driver was not called"
+
+
+@pytest.fixture(scope="module")
+def driver(control):
+    """The fake, as the trainer's own CUDA code has it, with a current context."""
+    library = ctypes.CDLL(FAKE)
+    context = ctypes.c_void_p()
+    assert library.cuInit(0) == 0
+    assert library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert library.cuCtxPushCurrent_v2(context) == 0
+    return library
+
+
+def copy_up(driver, lease, content: bytes, stream=None) -> None:
+    source = (ctypes.c_char * len(content)).from_buffer_copy(content)
+    assert driver.cuMemcpyHtoDAsync_v2(ctypes.c_uint64(lease.address), source, ctypes.c_size_t(len(content)), stream) == 0
+    if stream is None:
+        assert driver.cuStreamSynchronize(None) == 0
+
+
+def test_a_lease_of_hbm_is_a_cuda_tensor_of_dlpack(client, driver):
+    tensor = client.create("a", (BYTES,), "uint8")
+    with tensor.overwrite(place="device:0") as lease:
+        assert lease.cuda_device == 0
+        assert lease.__dlpack_device__() == (2, 0)
+        capsule = lease.__dlpack__(stream=1, max_version=(1, 0))
+        assert '"dltensor_versioned"' in repr(capsule)
+        for refused in (lease.numpy, lambda: memoryview(lease.__array__())):
+            with pytest.raises(BufferError, match="torch.from_dlpack"):
+                refused()
+        with pytest.raises(BufferError):
+            lease.__dlpack__(dl_device=(1, 0))
+        del capsule
+    wait_until(lambda: client.held == 0, "the lease to end")
+
+
+def test_what_is_written_in_hbm_is_read_on_the_host(client, driver):
+    tensor = client.create("a", (BYTES,), "uint8")
+    content = bytes(range(256)) * (BYTES // 256) + bytes(BYTES % 256)
+    with tensor.overwrite(place="device:0") as lease:
+        copy_up(driver, lease, content)
+    with tensor.read() as lease:
+        assert lease.cuda_device is None
+        assert lease.__dlpack_device__() == (1, 0)
+        assert lease.numpy().tobytes() == content
+    assert client.pinned_bytes > 0
+
+
+def test_a_release_waits_for_its_stream(client, driver, control):
+    tensor = client.create("a", (BYTES,), "uint8")
+    lease = tensor.overwrite(place="device:0")
+    stream = ctypes.c_void_p()
+    assert driver.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
+    control.hold.value = 1
+    try:
+        copy_up(driver, lease, bytes(BYTES), stream)
+        recorded = control.calls[control.EVENT_RECORD]
+        lease.release(stream.value)
+        assert lease.released
+        assert control.calls[control.EVENT_RECORD] > recorded
+        assert client.held == 1
+    finally:
+        control.hold.value = 0
+    wait_until(lambda: client.held == 0, "the lease to end")
+
+
+def test_an_export_keeps_the_lease_until_its_stream_has_passed(client, driver, control):
+    tensor = client.create("a", (BYTES,), "uint8")
+    lease = tensor.overwrite(place="device:0")
+    stream = ctypes.c_void_p()
+    assert driver.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
+    capsule = lease.__dlpack__(stream=stream.value)
+    lease.release()
+    assert client.held == 1
+    control.hold.value = 1
+    try:
+        recorded = control.calls[control.EVENT_RECORD]
+        del capsule
+        wait_until(lambda: control.calls[control.EVENT_RECORD] > recorded, "the stream to be marked")
+        assert client.held == 1
+    finally:
+        control.hold.value = 0
+    wait_until(lambda: client.held == 0, "the lease to end")
+
