@@ -47,6 +47,13 @@ function(terrace_layer name)
   endif()
 endfunction()
 
+# terrace_bundled(TARGET)
+# A program that deploy/bundle takes elsewhere: it, and what it loads, look for libraries in ../lib of where it lies.
+function(terrace_bundled name)
+  set_target_properties(${name} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../lib")
+  target_link_options(${name} PRIVATE -Wl,--disable-new-dtags)
+endfunction()
+
 # terrace_test(NAME SOURCES a_test.cc ... LINKS layer ... [PREFIX before.])
 # A GoogleTest binary whose cases are ctest tests of their own, each bounded at 60 s unless TIMEOUT says otherwise.
 function(terrace_test name)

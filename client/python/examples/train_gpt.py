@@ -41,7 +41,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep the daemon afterwards, until Ctrl-C")
     parser.add_argument("--block", type=pathlib.Path, help="folder for the block file, on a real disk (default: beside "
                         "--json, else the source tree's build folder, else /var/tmp)")
-    parser.add_argument("--device", default="64MiB", help="size of the emulated device (%(default)s)")
+    parser.add_argument("--device", default="64MiB", help="size of the device tier (%(default)s)")
+    parser.add_argument("--gpu", default="emulated", help='what the device tier is: "emulated", or "cuda:0" for a '
+                        "GPU's own memory (%(default)s)")
     parser.add_argument("--memory", default="128MiB", help="size of the memory tier (%(default)s)")
     parser.add_argument("--block-size", default="2GiB", help="size of the block tier (%(default)s)")
     parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
@@ -176,7 +178,7 @@ def main() -> int:
     print(f"a GPT of {shape.blocks} blocks on {device}, {len(text.bytes):,} bytes of text, {arguments.threads} "
           f"threads; block file of {arguments.block_size} in {folder}", flush=True)
     with contextlib.ExitStack() as kept:
-        client = kept.enter_context(terrace.serve(arguments.memory, device=arguments.device,
+        client = kept.enter_context(terrace.serve(arguments.memory, device=arguments.device, gpu=arguments.gpu,
                                                   block=f"{folder}:{arguments.block_size}",
                                                   terraced=arguments.terraced, label="train_gpt"))
         run = run_leased(arguments, client, shape, recipe, text, device)
