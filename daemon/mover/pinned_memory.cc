@@ -19,11 +19,11 @@ class PinnedMemory::Pin final : public Job {
     const cuda::Current current(context.api(), context.context());
     const auto pinned =
         context.noted(context.api().host_register(slice_->memory, slice_->bytes, cuda::kHostRegisterPortable));
-    slice_->registered = pinned.has_value();
+    slice_->registered = pinned_ = pinned.has_value();
   }
 
   void done() override {
-    if (!slice_->registered) {
+    if (!pinned_) {
       owner_.refused_bytes_ += slice_->bytes;
     } else if (!slice_->leaving) {
       slice_->usable = true;
@@ -35,6 +35,7 @@ class PinnedMemory::Pin final : public Job {
  private:
   PinnedMemory& owner_;
   std::shared_ptr<Slice> slice_;
+  bool pinned_ = false;  // by run(); the slice's own may be undone already when done() is called
 };
 
 class PinnedMemory::Unpin final : public Job {

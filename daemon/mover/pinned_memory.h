@@ -50,7 +50,7 @@ class PinnedMemory {
     SessionId session{};
     TierId tier{};
     std::uint64_t offset = 0;
-    bool registered = false;  // the lane's thread's, while a job is in flight
+    bool registered = false;  // the lane's thread's, while any job is in flight
     bool usable = false;
     bool leaving = false;
   };
