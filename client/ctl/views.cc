@@ -34,7 +34,10 @@ std::string tiers_text(const v1::NodeStatus& status) {
                format_bytes(tier.largest_free_bytes()), fmt::format("{:.2f}", tier.fragmentation_ratio()),
                format_bytes(tier.retired_bytes()), number(tier.checksum_failures()), number(tier.io_errors())});
   }
-  return table.text();
+  std::string text = table.text();
+  for (const auto& tier : status.tiers())
+    if (!tier.failure().empty()) text += fmt::format("{} NOT SERVING: {}\n", tier.name(), tier.failure());
+  return text;
 }
 
 // What a link moved, or, with `seconds`, what it moves each second.

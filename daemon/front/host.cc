@@ -11,7 +11,9 @@
 #include <algorithm>
 #include <csignal>
 
+#include "base/bytes.h"
 #include "base/check.h"
+#include "tier/device/cuda_context.h"
 
 namespace terrace::front {
 namespace {
@@ -235,6 +237,8 @@ bool Host::pump_once() {
   for (const mover::SegmentOrder& asked : output.segment_orders) order(asked);
   for (const mover::Transfer& transfer : output.transfers) mover_->start(transfer);
   for (engine::Reply& reply : output.replies) {
+    if (auto* status = reply.result ? std::get_if<engine::Status>(&*reply.result) : nullptr)
+      node_.add_failures(*status);
     auto waiting = answers_.extract(reply.id);
     const RequestId id = reply.id;
     if (!waiting.empty()) waiting.mapped()(std::move(reply));
@@ -249,8 +253,27 @@ bool Host::pump_once() {
   return !idle;
 }
 
+// Once each.
+void Host::tell_of_gpus() {
+  told_lost_.resize(node_.mapped.size());
+  for (std::size_t tier = 0; tier < node_.mapped.size(); ++tier) {
+    const tier::CudaContext* gpu = node_.mapped[tier] == nullptr ? nullptr : node_.mapped[tier]->cuda();
+    const auto lost = gpu == nullptr ? std::nullopt : gpu->lost();
+    if (!lost || told_lost_[tier]) continue;
+    told_lost_[tier] = true;
+    spdlog::error("{} does not serve any more: {}; tensors without another copy are lost, all else is served",
+                  node_.options.tiers[tier].name, lost->message);
+  }
+  const std::uint64_t refused = mover_->facts().refused_bytes;
+  if (refused != told_refused_bytes_)
+    spdlog::warn("{} of memory could not be pinned for the GPUs so far: copies of it are slower",
+                 format_bytes(refused));
+  told_refused_bytes_ = refused;
+}
+
 void Host::sweep() {
   last_sweep_ = now();
+  tell_of_gpus();
   if (const Duration period = notify_.watchdog_period(); period.count() > 0 && now() - last_watchdog_ >= period) {
     notify_.send("WATCHDOG=1");
     last_watchdog_ = now();

@@ -93,6 +93,7 @@ class Host final : public Gateway {
   void pump();
   bool pump_once();
   void sweep();
+  void tell_of_gpus();
   void wind_up();
 
   // host_sessions.cc: trainers on data.sock.
@@ -179,6 +180,8 @@ class Host final : public Gateway {
   std::atomic<std::uint64_t> last_request_ = 0;
   Time last_sweep_{};
   Time last_watchdog_{};
+  std::vector<bool> told_lost_;  // by TierId: the log has it
+  std::uint64_t told_refused_bytes_ = 0;
   std::atomic<bool> stopping_ = false;
 
   struct Ticket {

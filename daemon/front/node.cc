@@ -110,6 +110,13 @@ tier::MappedTier* Node::at_place(std::uint32_t place) const {
   return found == places.end() ? nullptr : mapped[static_cast<std::size_t>(found - places.begin())].get();
 }
 
+void Node::add_failures(engine::Status& status) const {
+  for (std::size_t tier = 0; tier < mapped.size() && tier < status.tiers.size(); ++tier) {
+    if (mapped[tier] == nullptr || mapped[tier]->cuda() == nullptr) continue;
+    if (const auto lost = mapped[tier]->cuda()->lost()) status.tiers[tier].failure = lost->message;
+  }
+}
+
 std::array<std::uint8_t, 16> Node::gpu_at(std::uint32_t place) const {
   const tier::MappedTier* tier = at_place(place);
   return tier != nullptr && tier->cuda() != nullptr ? tier->cuda()->uuid() : std::array<std::uint8_t, 16>{};

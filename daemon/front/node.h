@@ -26,6 +26,8 @@ struct Node {
   mover::Tiers borrowed() const;
   // The tier of a place that clients map; none for places that are not there.
   tier::MappedTier* at_place(std::uint32_t place) const;
+  // Says of each tier of a status whether its GPU is lost.
+  void add_failures(engine::Status& status) const;
   // The uuid of the GPU whose memory a place is; zeros where it is none's.
   std::array<std::uint8_t, 16> gpu_at(std::uint32_t place) const;
 };

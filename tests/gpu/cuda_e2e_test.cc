@@ -299,6 +299,10 @@ TEST_F(CudaEnd, TheDaemonServesOnWithoutALostGpu) {
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_EQ(first_difference(read->bytes(), 1, 6), kBytes);
   EXPECT_TRUE(daemon.serves_on());
+  const auto tiers = daemon.status()["tiers"];
+  EXPECT_NE(tiers[0]["failure"].get<std::string>().find("cuda:0 (Fake GPU 0) is lost"), std::string::npos) << tiers;
+  EXPECT_EQ(tiers[1].value("failure", ""), "");
+  EXPECT_TRUE(eventually([&] { return daemon.log().find("device:0 does not serve any more") != std::string::npos; }));
 }
 
 TEST_F(CudaEnd, WhatAKilledTrainerHadIsFreeAgain) {
