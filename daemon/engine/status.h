@@ -40,7 +40,7 @@ struct TierStatus {
   std::uint64_t checksum_failures = 0;
   std::uint64_t io_errors = 0;
   std::array<std::uint64_t, kEvictionReasons> evictions{};
-  std::string failure;  // why it does not serve, from whoever has its device; the engine leaves it empty
+  std::string failure{};  // why it does not serve, from whoever has its device; the engine leaves it empty
 };
 
 struct LinkStatus {

@@ -215,6 +215,30 @@ TEST_F(CudaEnd, HostMemoryIsPinnedWholeOrNotAtAll) {
   ASSERT_TRUE(api().memory_free(device));
 }
 
+TEST_F(CudaEnd, EveryGpuIsAPlaceOfItsOwn) {
+  control.device_count = 3;
+  const Terraced daemon({.device_mib = 8, .memory_mib = 32, .block_mib = 64, .device = "cuda:all"});
+  Client client = daemon.connect();
+  for (std::uint32_t gpu = 0; gpu < 3; ++gpu) {
+    const Tensor tensor = make(client, "on " + std::to_string(gpu));
+    Result<Lease> written = lease(client, tensor, Mode::kOverwrite, Place::device(gpu));
+    ASSERT_TRUE(written) << written.error().message;
+    EXPECT_EQ(written->cuda_device(), static_cast<int>(gpu));
+    write(*written, 20 + gpu);
+    ASSERT_TRUE(written->release());
+    EXPECT_GT(control.used_bytes[gpu].load(), 0U);
+    const Result<Lease> read = lease(client, tensor, Mode::kRead, Place::host());
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_EQ(first_difference(read->bytes(), 1, 20 + gpu), kBytes);
+  }
+  // One of them lost costs the others nothing.
+  control.lost[1] = cuda::kEccUncorrectable;
+  const Tensor tensor = make(client, "moves on");
+  EXPECT_FALSE(lease(client, tensor, Mode::kOverwrite, Place::device(1)) && client.swap_out({&tensor, 1}));
+  const Tensor other = make(client, "beside");
+  EXPECT_TRUE(lease(client, other, Mode::kOverwrite, Place::device(2)));
+}
+
 TEST_F(CudaEnd, ATrainerKnowsTheGpuByANumberOfItsOwn) {
   control.device_count = 2;
   const Terraced daemon({.device_mib = 8, .memory_mib = 16, .block_mib = 64, .device = "cuda:1"});

@@ -181,10 +181,10 @@ TEST(Region, AWrongHeaderIsNotBelieved) {
   const Region region(100);
   auto& header = *reinterpret_cast<RegionHeader*>(region.base.get());
   EXPECT_FALSE(open_region(region.base.get(), region.bytes - 4096).has_value());
-  header.version = 2;
+  header.version = kProtocolVersion + 1;
   const auto other = open_region(region.base.get(), region.bytes);
   ASSERT_FALSE(other.has_value());
-  EXPECT_NE(other.error().message.find("version 2"), std::string::npos);
+  EXPECT_NE(other.error().message.find("version " + std::to_string(kProtocolVersion + 1)), std::string::npos);
   header.version = kProtocolVersion;
   header.table_slots = 0xFFFFFFFF;
   EXPECT_FALSE(open_region(region.base.get(), region.bytes).has_value());
