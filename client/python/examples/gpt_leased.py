@@ -55,6 +55,11 @@ class LeasedLayer:
 
     def dont_need(self, *kinds: str) -> None:
         """Says that the kinds' content is of no use any more: it is not written back."""
+        if torch.cuda.is_available():  # what was exported to a GPU is leased until its stream has passed
+            torch.cuda.current_stream().synchronize()
+            limit = time.monotonic() + 10
+            while self._client.held and time.monotonic() < limit:
+                time.sleep(0.0001)
         self._client.dont_need(self._wanted(kinds))
 
     def _wanted(self, kinds: tuple[str, ...]) -> list[terrace.Tensor]:
