@@ -370,6 +370,33 @@ TEST_F(CudaEnd, ALeaseStaysValidWhenTheDaemonIsKilled) {
   EXPECT_TRUE(holds(*written, 8));
 }
 
+// The descriptor store keeps a GPU's segments as it keeps others: what the new daemon gets back it imports.
+TEST_F(CudaEnd, WhatWasInHbmIsThereAfterTheDaemonsRestart) {
+  TerracedOptions options = kOnGpu;
+  options.supervised = true;
+  const Terraced terraced(options);
+  Client client = terraced.connect();
+  const Tensor tensor = make(client);
+  {
+    Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+    ASSERT_TRUE(written) << written.error().message;
+    write(*written, 9);
+  }
+  const pid_t first = terraced.daemon();
+  ::kill(first, SIGKILL);
+  ASSERT_TRUE(eventually([&] { return terraced.daemon() != 0 && terraced.daemon() != first; }));
+  ASSERT_TRUE(eventually([&] { return client.reconnects() == 1; })) << terraced.log();
+  {
+    const Result<Lease> read = lease(client, tensor, Mode::kRead);
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_TRUE(holds(*read, 9));
+  }
+  ASSERT_TRUE(client.swap_out({&tensor, 1}));  // the new daemon reads what the old one had
+  const Result<Lease> back = lease(client, tensor, Mode::kRead);
+  ASSERT_TRUE(back) << back.error().message;
+  EXPECT_TRUE(holds(*back, 9));
+}
+
 TEST_F(CudaEnd, AConfigurationThatDoesNotFitTheGpuIsRefused) {
   control.device_bytes = 4 * kMiB;
   TerracedOptions too_large = kOnGpu;
