@@ -207,7 +207,7 @@ std::uint64_t CatalogMemory::note(const GrantRecord& grant, std::span<const Gran
   const std::uint64_t bytes = sizeof grant + slots.size_bytes();
   TERRACE_CHECK(used + bytes <= notes_.size());
   std::memcpy(notes_.data() + used, &grant, sizeof grant);
-  std::memcpy(notes_.data() + used + sizeof grant, slots.data(), slots.size_bytes());
+  if (!slots.empty()) std::memcpy(notes_.data() + used + sizeof grant, slots.data(), slots.size_bytes());
   if (between_stores) between_stores();
   own.notes_used.store(used + bytes, std::memory_order_release);
   if (between_stores) between_stores();

@@ -98,7 +98,8 @@ TEST(Death, OfManyTrainersAtAnyMomentLeavesNothing) {
     ::close(beat[0]);
   }
   EXPECT_TRUE(eventually([&] { return terraced.status()["sessions"].empty(); }));
-  for (const auto& tier : terraced.status()["tiers"]) EXPECT_EQ(tier["used_bytes"], 0) << tier;
+  const nlohmann::json status = terraced.status();
+  for (const auto& tier : status["tiers"]) EXPECT_EQ(tier["used_bytes"], 0) << tier;
   EXPECT_TRUE(terraced.serves_on());
 }
 
