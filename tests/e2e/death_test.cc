@@ -72,7 +72,7 @@ TEST(Death, OfATrainerMidLeaseReleasesEverything) {
 }
 
 TEST(Death, OfManyTrainersAtAnyMomentLeavesNothing) {
-  const Terraced terraced;
+  const Terraced terraced({.block_mib = 256});  // homes of those that are still being wound up, too
   for (int life = 0; life < 12; ++life) {
     std::array<int, 2> beat{};
     ASSERT_EQ(::pipe(beat.data()), 0);

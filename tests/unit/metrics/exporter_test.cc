@@ -58,7 +58,7 @@ TEST(Exporter, AsksTheEngineAtEachScrape) {
 TEST(Exporter, SaysWhenTheEngineDoesNotAnswer) {
   front::ScriptedGateway gateway;
   gateway.full = [](const engine::Request&) { return true; };
-  const auto exporter = Exporter::create(gateway, config_at("localhost:0"));
+  const auto exporter = Exporter::create(gateway, config_at("127.0.0.1:0"));
   ASSERT_TRUE(exporter.has_value()) << exporter.error().message;
   const std::string out = get((*exporter)->address());
   EXPECT_THAT(out, HasSubstr("terrace_up 0\n"));

@@ -7,10 +7,12 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <thread>
 
@@ -118,6 +120,13 @@ TEST(DescriptorStore, WaitsForRoomInOrderWithoutBlocking) {
 }
 
 TEST(DescriptorStore, TheQueueIsBounded) {
+  // A message that waits holds a duplicate of its descriptor.
+  rlimit files{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &files), 0);
+  const rlim_t needed = 2 * kPendingMessagesMax;
+  if (files.rlim_max < needed) GTEST_SKIP() << "the limit of open files is " << files.rlim_max;
+  files.rlim_cur = std::max(files.rlim_cur, needed);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &files), 0);
   const RecordingSupervisor supervisor(2 * kPendingMessagesMax);
   DescriptorStore store = open_store();
   const Fd file = memory();
