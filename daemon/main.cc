@@ -6,19 +6,23 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/config.h"
 #include "config/parse.h"
 #include "config/resolve.h"
 #include "front/grpc_server.h"
+#include "front/holding.h"
 #include "front/host.h"
 #include "metrics/exporter.h"
 #include "supervise/supervisor.h"
@@ -54,9 +58,10 @@ Result<Plan> make_plan(const Arguments& arguments) {
   topology::raise_memlock();
   auto machine = topology::discover();
   if (!machine) return std::unexpected(machine.error());
-  auto config = arguments.config_path.empty() ? config::defaults(*machine) : config::load(arguments.config_path);
-  if (config && config::asks_for_gpus(*config)) machine->cuda = topology::probe_cuda();
-  if (config) config = config::resolve(*config, *machine);
+  auto draft = arguments.config_path.empty() ? config::without_file() : config::load(arguments.config_path);
+  if (!draft) return std::unexpected(draft.error());
+  if (config::asks_for_gpus(draft->config)) machine->cuda = topology::probe_cuda();
+  auto config = config::resolve(std::move(*draft), *machine);
   if (!config) return std::unexpected(config.error());
   const auto taken = config::taken(*config);
   if (!taken) return std::unexpected(taken.error());
@@ -137,7 +142,10 @@ Result<front::Inheritance> inherit(bool discard) {
 Result<void> serve(const Plan& plan, bool discard) {
   auto inheritance = inherit(discard);
   if (!inheritance) return std::unexpected(inheritance.error());
+  const bool inherits = !inheritance->adopted.empty();
   auto host = front::Host::create(plan.config, workers_of(plan.machine), facts_of(plan), std::move(*inheritance));
+  if (!host && inherits && front::is_to_be_held(host.error()))
+    return front::hold(plan.config, facts_of(plan), host.error());
   if (!host) return std::unexpected(host.error());
   auto fronts = open_fronts(**host, plan.config);
   if (!fronts) return std::unexpected(fronts.error());
@@ -165,27 +173,35 @@ void block_signals() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
+// Each line of what is wrong, by the program's name.
+int report(std::string_view program, const Error& error) {
+  std::istringstream lines(error.message);
+  for (std::string line; std::getline(lines, line);) fmt::print(stderr, "{}: {}\n", program, line);
+  return 1;
+}
+
+// Whoever asked did not get the answer, where it cannot be written.
+int print_verdict(const std::string& report_text) {
+  if (std::fputs((report_text + "configuration is good\n").c_str(), stdout) >= 0 && std::fflush(stdout) == 0) return 0;
+  const int error = errno;
+  return report("terraced", {ErrorCode::kUnavailable,
+                             fmt::format("the configuration is good, and the report cannot be written: {}; give "
+                                         "standard output somewhere to go",
+                                         std::strerror(error)),
+                             error});
+}
+
 int run(const Arguments& arguments) {
   const auto plan = make_plan(arguments);
-  if (!plan) {
-    fmt::print(stderr, "terraced: {}\n", plan.error().message);
-    return 1;
-  }
-  if (arguments.check_config) {
-    fmt::print("{}configuration is good\n", plan->report);
-    return 0;
-  }
+  if (!plan) return report("terraced", plan.error());
+  if (arguments.check_config) return print_verdict(plan->report);
   block_signals();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("terraced"));
   spdlog::set_level(static_cast<spdlog::level::level_enum>(plan->config.log_level));
   fmt::print("{}", plan->report);
   std::fflush(stdout);
   const auto served = serve(*plan, arguments.discard);
-  if (!served) {
-    fmt::print(stderr, "terraced: {}\n", served.error().message);
-    return 1;
-  }
-  return 0;
+  return served ? 0 : report("terraced", served.error());
 }
 
 // The path by which this program was called, so that a new one may lie there at the next start.
@@ -202,9 +218,13 @@ int run_supervisor(const SuperviseArguments& arguments) {
     options.command.insert(options.command.end(), {"--config", arguments.config_path});
   options.command.insert(options.command.end(), arguments.more.begin(), arguments.more.end());
   const auto status = supervise::supervise(options);
-  if (status) return *status;
-  fmt::print(stderr, "terraced supervise: {}\n", status.error().message);
-  return 1;
+  return status ? *status : report("terraced supervise", status.error());
+}
+
+// No configuration is asked for by leaving it out: an empty name is a variable that was not set.
+CLI::Validator not_empty() {
+  return CLI::Validator(
+      [](const std::string& path) { return path.empty() ? "is empty; name a TOML file, or leave it out" : ""; }, "");
 }
 
 void add_supervise(CLI::App& app, SuperviseArguments& arguments) {
@@ -216,7 +236,7 @@ void add_supervise(CLI::App& app, SuperviseArguments& arguments) {
     command.add_option_function<std::uint32_t>(name, set, text)->default_str(std::to_string(standard));
   };
   supervise::Options& options = arguments.options;
-  command.add_option("--config", arguments.config_path, "The daemon's TOML file");
+  command.add_option("--config", arguments.config_path, "The daemon's TOML file")->check(not_empty());
   command.add_option("--program", arguments.program, "The daemon to run; looked up anew at each start")
       ->capture_default_str();
   command.add_option("--store-max", options.store_max, "Descriptors kept for the daemon at once")
@@ -236,8 +256,9 @@ int main(int argc, char** argv) {
   terrace::SuperviseArguments supervised{
       .program = terrace::own_path(argv[0]), .config_path = {}, .more = {}, .options = {}};
   CLI::App app("Owns this node's memory tiers and serves tensors to its training processes.", "terraced");
-  app.add_option("--config", arguments.config_path,
-                 "TOML file; without one, a quarter of the memory and no block tier");
+  app.add_option("--config,file", arguments.config_path,
+                 "TOML file; without one, a quarter of the memory and no block tier")
+      ->check(terrace::not_empty());
   app.add_flag("--check-config", arguments.check_config,
                "Say what is wrong with the configuration, or what it takes; take nothing");
   app.add_flag("--discard", arguments.discard,

@@ -76,6 +76,7 @@ Result<std::shared_ptr<Call>> Session::submit_order(std::span<const Tensor> tens
                                                     bool waits_for_room) {
   const Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
   if (!handles) return std::unexpected(handles.error());
+  if (Result<void> live = check_lives(tensors); !live) return std::unexpected(live.error());
   return submit({.operation = order.operation,
                  .place = order.place,
                  .value = order.value,

@@ -231,6 +231,11 @@ void Calls::complete(const shm::Completion& completion) {
   }
   const std::shared_ptr<Call> call = found->second;
   read_answer(*call, completion);
+  const auto is_beyond = [&](std::uint64_t handle) {
+    return static_cast<std::uint32_t>(handle) >= region_.table.size();
+  };
+  if (call->operation == shm::Operation::kCreate && !call->error && std::ranges::any_of(call->handles, is_beyond))
+    return break_off({ErrorCode::kInternal, "terraced put a tensor beyond the end of the session's table", 0});
   forget(*call);
   if (call->abandoned) {
     --abandoned_;

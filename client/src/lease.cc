@@ -33,6 +33,11 @@ void release_token(LeaseToken token, Place place, void* cuda_stream) noexcept {
   client::release_past_soon(context, static_cast<cuda::Stream>(cuda_stream), token);
 }
 
+void tear_token(LeaseToken token) noexcept {
+  if (token.session == nullptr || token.session->forked() || token.mode != Mode::kOverwrite) return;
+  token.session->tear(token.handle);
+}
+
 Lease::Lease(Lease&& other) noexcept
     : tensor_(other.tensor_),
       token_(std::exchange(other.token_, {})),
@@ -93,6 +98,11 @@ Result<void> Lease::release() {
       return fail(ErrorCode::kInternal,
                   "the shared table counts no lease on \"" + tensor_.name() + "\": somebody wrote there");
   }
+}
+
+Result<void> Lease::abandon() {
+  tear_token(token_);
+  return release();
 }
 
 LeaseToken Lease::detach() noexcept {

@@ -31,6 +31,15 @@ std::unexpected<Error> destroyed(const Tensor& tensor) {
 
 }  // namespace
 
+Result<void> Session::check_lives(std::span<const Tensor> tensors) const {
+  for (const Tensor& tensor : tensors) {
+    const shm::TableSlot& slot = region_.table[slot_of(tensor.handle())];
+    const auto word = shm::Word::unpack(slot.word.load(std::memory_order_acquire));
+    if (word.incarnation != incarnation_of(tensor.handle())) return destroyed(tensor);
+  }
+  return {};
+}
+
 Result<void> Session::check_place(Place place) const {
   if (range(place.number()) != nullptr) return {};
   std::string offered;
@@ -85,6 +94,7 @@ Result<std::shared_ptr<Call>> Session::submit_acquire(std::span<const Tensor> te
                                                       bool waits_for_room) {
   const Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
   if (!handles) return std::unexpected(handles.error());
+  if (Result<void> live = check_lives(tensors); !live) return std::unexpected(live.error());
   return submit({.operation = shm::Operation::kAcquire,
                  .mode = wire(options.mode),
                  .place = options.place.number(),
@@ -137,7 +147,7 @@ Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors,
   std::optional<Error> wrong;
   for (const Tensor& tensor : tensors) {
     if (wrong) {
-      give_back(tensor.handle(), wire(options.mode));
+      give_up(tensor.handle(), wire(options.mode));
       continue;
     }
     Result<Lease> lease = make_lease(tensor, options);
@@ -147,8 +157,9 @@ Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors,
       wrong = lease.error();
     }
   }
-  if (wrong) return std::unexpected(*wrong);
-  return leases;
+  if (!wrong) return leases;
+  for (Lease& lease : leases) static_cast<void>(lease.abandon());
+  return std::unexpected(*wrong);
 }
 
 Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& options) {
@@ -164,7 +175,7 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
     usable_here = wait_mapped(*place, offset, tensor.bytes());
   }
   if (!usable_here) {
-    give_back(tensor.handle(), wire(options.mode));
+    give_up(tensor.handle(), wire(options.mode));
     return std::unexpected(usable_here.error());
   }
   Lease lease;

@@ -62,6 +62,11 @@ PlaceRange::PlaceRange(const shm::PlaceRecord& record)
       is_gpu_(record.gpu != std::array<std::uint8_t, 16>{}) {}
 
 Result<std::unique_ptr<PlaceRange>> PlaceRange::reserve(const shm::PlaceRecord& record) {
+  if (record.range_bytes > kRangeBytesMax) {
+    return fail(ErrorCode::kInternal, "terraced offers a place of " + std::to_string(record.range_bytes) +
+                                          " bytes, and no process has more than " + std::to_string(kRangeBytesMax) +
+                                          " bytes of address space");
+  }
   std::unique_ptr<PlaceRange> range(new PlaceRange(record));
   if (range->is_gpu_) return range;  // a trainer that leases nothing there need not have the GPU
   range->writable_ = reserve_aligned(range->reserved_bytes_);

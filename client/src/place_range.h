@@ -23,6 +23,8 @@ class PlaceRange {
  public:
   // Segments are whole runs of these.
   static constexpr std::uint64_t kGranuleBytes = 2ull << 20;
+  // What a process can address.
+  static constexpr std::uint64_t kRangeBytesMax = 1ull << 47;
 
   static Result<std::unique_ptr<PlaceRange>> reserve(const shm::PlaceRecord& record);
   PlaceRange(const PlaceRange&) = delete;

@@ -47,8 +47,13 @@ Result<shm::Hello> make_hello(const ConnectOptions& options) {
     }
     hello.guarantees[hello.guarantee_count++] = {.place = guarantee.place.number(), .bytes = guarantee.bytes};
   }
+  const std::size_t label_bytes_max = hello.label.size() - 1;
+  if (options.label.size() > label_bytes_max) {
+    return fail(ErrorCode::kInvalidArgument, "a label of " + std::to_string(options.label.size()) +
+                                                 " bytes: it has at most " + std::to_string(label_bytes_max));
+  }
   const std::string label = options.label.empty() ? program_invocation_short_name : options.label;
-  std::ranges::copy(label.substr(0, hello.label.size() - 1), hello.label.begin());
+  std::ranges::copy(label.substr(0, label_bytes_max), hello.label.begin());
   return hello;
 }
 
@@ -154,7 +159,7 @@ Session::Session(Greeted greeted, const shm::Welcome& welcome, Descriptor doorbe
       region_bytes_(welcome.region_bytes),
       calls_(region_, doorbell_.get(),
              [this](std::span<const std::uint64_t> handles, shm::Mode mode) {
-               for (const std::uint64_t handle : handles) give_back(handle, mode);
+               for (const std::uint64_t handle : handles) give_up(handle, mode);
              }),
       token_(welcome.token),
       reconnect_timeout_(greeted.reconnect_timeout),
@@ -194,6 +199,15 @@ shm::Outcome Session::give_back(std::uint64_t handle, shm::Mode mode) noexcept {
     [[maybe_unused]] const ssize_t written = ::write(doorbell_.get(), &one, sizeof one);
   }
   return step.outcome;
+}
+
+void Session::tear(std::uint64_t handle) noexcept {
+  shm::tear(region_.table[static_cast<std::uint32_t>(handle)].word, static_cast<std::uint32_t>(handle >> 32));
+}
+
+void Session::give_up(std::uint64_t handle, shm::Mode mode) noexcept {
+  if (mode == shm::Mode::kOverwrite) tear(handle);  // the old bytes went when it was granted
+  give_back(handle, mode);
 }
 
 void Session::give_back_log(std::uint32_t log) {

@@ -83,6 +83,10 @@ class Session {
 
   // Ends one lease: the word alone, then the doorbell if somebody waits. No lock, no waiting.
   shm::Outcome give_back(std::uint64_t handle, shm::Mode mode) noexcept;
+  // Says of an overwrite's lease that it is given up; the lease is still to be given back. No lock, no waiting.
+  void tear(std::uint64_t handle) noexcept;
+  // Ends one lease that the daemon granted and nobody got.
+  void give_up(std::uint64_t handle, shm::Mode mode) noexcept;
   // The calling thread needs its access log no more.
   void give_back_log(std::uint32_t log);
 
@@ -103,9 +107,9 @@ class Session {
   // A granted lease's memory is on its way already: how long it may take, whatever the call's own timeout.
   static constexpr std::chrono::seconds kMappingTimeout{10};
 
-  // Pauses between attempts to connect again.
+  // Pauses between attempts to connect again: whoever waits for the daemon waits for the next one.
   static constexpr std::chrono::milliseconds kPauseMin{10};
-  static constexpr std::chrono::milliseconds kPauseMax{500};
+  static constexpr std::chrono::milliseconds kPauseMax{50};
   struct Absence {
     Deadline since;
     Deadline end;  // of the attempts
@@ -161,6 +165,8 @@ class Session {
   Result<std::vector<Lease>> acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options);
   Tensor make_tensor(TensorSpec spec, std::uint64_t handle) const;
 
+  // kAborted naming the first that was destroyed, as far as the table says so already: the daemon no longer knows it.
+  Result<void> check_lives(std::span<const Tensor> tensors) const;
   Result<void> check_place(Place place) const;
   PlaceRange* range(std::uint32_t place) const { return place < ranges_.size() ? ranges_[place].get() : nullptr; }
   // One lease in the table; kAskDaemon if it is not to be had there.

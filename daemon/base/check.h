@@ -7,7 +7,11 @@
 
 namespace terrace {
 
+// Called first, if set; may throw. For the simulator, which says with what seed the check failed, and goes on.
+inline void (*on_check_failed)(const char* condition, const char* file, int line) = nullptr;
+
 [[noreturn]] inline void check_failed(const char* condition, const char* file, int line) {
+  if (on_check_failed != nullptr) on_check_failed(condition, file, line);
   std::fprintf(stderr, "%s:%d: check failed: %s\n", file, line, condition);
   std::abort();
 }

@@ -47,6 +47,16 @@ std::string_view name(LogLevel level) {
   check_failed("a LogLevel", __FILE__, __LINE__);
 }
 
+std::uint32_t Origin::line_of(std::string_view key) const {
+  const auto found = lines.find(key);
+  return found == lines.end() ? line : found->second;
+}
+
+std::string Origin::name_of(std::string_view key) const {
+  if (section.empty() || key.empty()) return section + std::string(key);
+  return section + "." + std::string(key);
+}
+
 bool TenantConfig::admits(std::uint32_t uid, std::uint32_t own_uid) const {
   if (uid == 0 || any_uid) return true;
   if (uids.empty()) return uid == own_uid;

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,6 +33,19 @@ struct Capacity {
   bool operator==(const Capacity&) const = default;
 };
 
+// Where a section stands in the file, for messages.
+struct Origin {
+  std::string section;                                      // "tier[0]", counted as in the file; empty: the file's top
+  std::uint32_t line = 0;                                   // where it begins; 0: it is not in a file
+  std::map<std::string, std::uint32_t, std::less<>> lines;  // of the keys that were written
+
+  bool has(std::string_view key) const { return lines.contains(key); }
+  // The line of `key`, or of the section where the key was not written.
+  std::uint32_t line_of(std::string_view key) const;
+  // "tier[0].capacity"; the section alone for an empty key.
+  std::string name_of(std::string_view key) const;
+};
+
 // One tier; the order in Config::tiers is fastest first, and the last one holds the homes.
 struct TierConfig {
   TierKind kind = TierKind::kMemory;
@@ -41,7 +56,7 @@ struct TierConfig {
   std::string device;       // device: "auto", "cuda:all", "cuda:N" or "emulated"; after resolve() one of the last two
   std::string device_name;  // "cuda:N" after resolve(): the GPU, for people
   std::vector<std::string> paths;  // block: the files, absolute; several stripe in equal parts
-  std::uint32_t line = 0;          // where the tier begins in the file, for messages; 0: not from a file
+  Origin origin{};
 };
 
 // Where the daemon listens when a tenant has no sockets of its own. Absolute paths, at most 107 bytes.
@@ -49,6 +64,7 @@ struct Sockets {
   std::string data;   // our client library (SOCK_SEQPACKET)
   std::string grpc;   // every other client
   std::string admin;  // administration, mode 0600
+  Origin origin{};
 };
 
 // Who may come in where. Each uid that comes through is a security domain of its own (terrace::Tenant).
@@ -59,7 +75,7 @@ struct TenantConfig {
   std::vector<std::uint32_t> uids;  // allowed besides root; empty and not any_uid: the daemon's own uid
   bool any_uid = false;             // whoever reaches the socket
   std::uint64_t quota_bytes = 0;    // homes that each uid may hold; 0: as much as there is
-  std::uint32_t line = 0;           // as in TierConfig
+  Origin origin{};
 
   // Whether a peer of uid `uid` may connect to a daemon that runs as `own_uid`. Root always may.
   bool admits(std::uint32_t uid, std::uint32_t own_uid) const;
@@ -86,6 +102,7 @@ struct Config {
   Limits limits;
   bool strict = false;  // whatever the machine lacks is an error and not a line in the report
   LogLevel log_level = LogLevel::kInfo;
+  Origin origin{};                    // of the keys above
   std::string source;                 // the file it was read from; empty: defaults
   std::vector<std::string> warnings;  // what resolve() found allowed but hardly meant
 };

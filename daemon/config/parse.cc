@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <cstring>
 
+#include "base/text.h"
+#include "config/endpoint.h"
 #include "config/section.h"
 #include "config/sections.h"
 #include "topology/text_file.h"
@@ -18,7 +20,7 @@ namespace {
 
 void read_limits(const toml::table* table, Problems& problems, Limits& limits) {
   if (table == nullptr) return;
-  Section section(*table, "limits.", problems);
+  Section section(*table, "limits", problems);
   const auto read = [&](std::string_view key, std::uint32_t& value, std::int64_t min, std::int64_t max) {
     if (const auto given = section.integer(key, min, max)) value = static_cast<std::uint32_t>(*given);
   };
@@ -35,18 +37,24 @@ void read_limits(const toml::table* table, Problems& problems, Limits& limits) {
 void read_metrics_address(Section& root, std::string& address) {
   const std::optional<std::string> value = root.text("metrics_address");
   if (!value) return;
-  const std::size_t colon = value->rfind(':');
-  unsigned port = 65536;
-  if (colon != std::string::npos && colon > 0) {
-    const char* end = value->data() + value->size();
-    if (std::from_chars(value->data() + colon + 1, end, port).ptr != end) port = 65536;
-  }
-  if (!value->empty() && port > 65535) {
-    return root.complain(
-        "metrics_address",
-        fmt::format("is \"{}\"; it must be HOST:PORT such as \"127.0.0.1:9464\", or \"\" for none", *value));
+  if (!value->empty()) {
+    const auto endpoint = parse_endpoint(*value);
+    if (!endpoint) return root.complain("metrics_address", endpoint.error().message + ", or \"\" for none");
   }
   address = *value;
+}
+
+// The first line that holds what TOML has no place for anywhere, and its parser does not always survive; 0: none.
+std::uint32_t line_without_text(std::string_view text) {
+  const auto is_control = [](char c) {
+    return (static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\r') || c == 0x7F;
+  };
+  for (std::uint32_t number = 1;; ++number) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    if (!is_utf8(line) || std::ranges::any_of(line, is_control)) return number;
+    if (line.size() == text.size()) return 0;
+    text.remove_prefix(line.size() + 1);
+  }
 }
 
 }  // namespace
@@ -57,17 +65,23 @@ std::string default_runtime_dir() {
   return runtime != nullptr && runtime[0] == '/' ? fmt::format("{}/terrace", runtime) : "";
 }
 
-Result<Config> parse(std::string_view text, std::string_view source, const std::string& runtime_dir) {
-  Problems problems{std::string(source)};
+Result<Draft> read(std::string_view text, std::string_view source, const std::string& runtime_dir) {
+  Draft draft{{}, Problems{std::string(source)}};
+  Config& config = draft.config;
+  Problems& problems = draft.problems;
+  if (const std::uint32_t line = line_without_text(text); line != 0) {
+    problems.add(line, "", "this is not text: a control character, or not UTF-8; write it with a text editor");
+    return std::unexpected(problems.error());
+  }
   const toml::parse_result parsed = toml::parse(text, source);
   if (!parsed) {
     problems.add(parsed.error().source().begin.line, "",
                  fmt::format("this is not TOML: {}; see https://toml.io", parsed.error().description()));
     return std::unexpected(problems.error());
   }
-  Config config;
   config.source = source;
   Section root(parsed.table(), "", problems);
+  config.origin = root.origin();
   read_sockets(root.table("sockets"), problems, config.sockets);
   read_metrics_address(root, config.metrics_address);
   read_tiers(root, problems, config);
@@ -79,11 +93,17 @@ Result<Config> parse(std::string_view text, std::string_view source, const std::
     config.log_level = static_cast<LogLevel>(*level);
   }
   root.finish();
-  if (!problems.none()) return std::unexpected(problems.error());
-  return config;
+  return draft;
 }
 
-Result<Config> load(const std::string& path, const std::string& runtime_dir) {
+Result<Config> parse(std::string_view text, std::string_view source, const std::string& runtime_dir) {
+  Result<Draft> draft = read(text, source, runtime_dir);
+  if (!draft) return std::unexpected(draft.error());
+  if (!draft->problems.none()) return std::unexpected(draft->problems.error());
+  return std::move(draft->config);
+}
+
+Result<Draft> load(const std::string& path, const std::string& runtime_dir) {
   const std::expected<std::string, int> text = topology::read_text(path);
   if (!text) {
     const int error = text.error();
@@ -95,7 +115,7 @@ Result<Config> load(const std::string& path, const std::string& runtime_dir) {
         fmt::format("{}: the configuration cannot be read: {}; name a readable TOML file", path, std::strerror(error)),
         error);
   }
-  return parse(*text, path, runtime_dir);
+  return read(*text, path, runtime_dir);
 }
 
 }  // namespace terrace::config

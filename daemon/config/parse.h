@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "config/config.h"
+#include "config/problems.h"
 #include "terrace/error.h"
 
 namespace terrace::config {
@@ -19,13 +20,22 @@ inline constexpr std::size_t kTiersMax = 16;
 // not set. Not created.
 std::string default_runtime_dir();
 
-// Reads `text`; `source` is its name in messages. Sockets without a path get one in `runtime_dir` (empty: they must be
-// configured). The error is one InvalidArgument whose message has a line for every problem found, each with file, line,
-// key, what is wrong and what would be right. Only a file that is not TOML at all stops at its first problem.
-// Nothing is looked up on the machine: see resolve().
-Result<Config> parse(std::string_view text, std::string_view source, const std::string& runtime_dir);
+// A configuration as it was read, and what is wrong with it so far.
+struct Draft {
+  Config config;
+  Problems problems;
+};
 
-// parse() of the file at `path`. NotFound, PermissionDenied or InvalidArgument if it cannot be read.
-Result<Config> load(const std::string& path, const std::string& runtime_dir = default_runtime_dir());
+// Reads `text`; `source` is its name in messages. Sockets without a path get one in `runtime_dir` (empty: they must be
+// configured). The draft's problems have a line for everything found, each with file, line, key, what is wrong and what
+// would be right. The error, an InvalidArgument with its line, is for what is no TOML at all.
+// Nothing is looked up on the machine: see resolve().
+Result<Draft> read(std::string_view text, std::string_view source, const std::string& runtime_dir);
+
+// read() of the file at `path`. NotFound, PermissionDenied or InvalidArgument if it cannot be read.
+Result<Draft> load(const std::string& path, const std::string& runtime_dir = default_runtime_dir());
+
+// read(), for whoever has no machine to set it against: everything wrong is the error.
+Result<Config> parse(std::string_view text, std::string_view source, const std::string& runtime_dir);
 
 }  // namespace terrace::config

@@ -10,6 +10,7 @@ namespace terrace::config {
 
 void Problems::add(std::uint32_t line, std::string_view key, std::string_view what) {
   const std::string place = line == 0 ? file_ : fmt::format("{}:{}", file_, line);
+  keys_.emplace(key);
   problems_.emplace(line,
                     key.empty() ? fmt::format("{}: {}", place, what) : fmt::format("{}: {}: {}", place, key, what));
 }

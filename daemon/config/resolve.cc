@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <map>
-#include <system_error>
 
 #include "base/bytes.h"
 #include "base/check.h"
-#include "config/problems.h"
+#include "config/capacity.h"
+#include "config/findings.h"
+#include "config/resolve_parts.h"
 
 namespace terrace::config {
 namespace {
@@ -23,57 +23,66 @@ constexpr std::uint64_t kDefaultMemoryPart = 4;
 // As many as there are places for.
 constexpr std::size_t kDevicesMax = 8;
 
-// Both figures, so that two that round alike can be told apart.
-std::string exact(std::uint64_t bytes) { return fmt::format("{} ({} bytes)", format_bytes(bytes), bytes); }
-
-std::uint64_t part_of(std::uint64_t whole, double percent) {
-  return static_cast<std::uint64_t>(static_cast<double>(whole) * (percent / 100));
-}
-
 // Works on one configuration; run() once.
 class Resolver {
  public:
-  Resolver(const Config& config, const topology::Machine& machine)
-      : config_(config), machine_(machine), problems_(config.source.empty() ? "defaults" : config.source) {}
+  Resolver(Draft draft, const topology::Machine& machine)
+      : config_(std::move(draft.config)), machine_(machine), findings_(std::move(draft.problems)) {}
 
   Result<Config> run() {
     if (config_.tiers.empty()) add_default_tier();
     name_devices();
-    for (std::size_t i = 0; i < config_.tiers.size(); ++i) resolve_tier(i);
+    for (TierConfig& tier : config_.tiers) resolve_tier(tier);
     check_memory();
-    check_sockets();
-    if (!problems_.none()) return std::unexpected(problems_.error());
+    check_what_can_be_mapped();
+    check_listening(config_, findings_);
+    if (!findings_.problems().none()) return std::unexpected(findings_.problems().error());
     warn_of_small_home();
-    return config_;
+    config_.warnings.insert(config_.warnings.end(), findings_.warnings().begin(), findings_.warnings().end());
+    return std::move(config_);
   }
 
  private:
   void add_default_tier() {
     TierConfig tier;
     tier.kind = TierKind::kMemory;
-    tier.capacity.bytes = align_down(machine_.memory_bytes / kDefaultMemoryPart, kHugePageBytes);
+    tier.capacity.bytes = whole_segments(machine_.memory_bytes / kDefaultMemoryPart);
     if (tier.capacity.bytes == 0)
       complain(tier, "tier", "no tier is configured, and the machine has no memory to spare");
     config_.tiers.push_back(tier);
   }
 
   void complain(const TierConfig& tier, const std::string& key, const std::string& what) {
-    problems_.add(tier.line, key, what);
+    findings_.complain(tier.origin, key, what);
   }
 
-  void resolve_tier(std::size_t index) {
-    TierConfig& tier = config_.tiers[index];
-    const std::string prefix = fmt::format("tier[{}].", index);
-    if (tier.kind == TierKind::kBlock) return resolve_block(tier, prefix);
-    if (tier.device.starts_with("cuda:")) return resolve_gpu(tier, prefix);
-    if (tier.capacity.percent) {
-      tier.capacity.bytes = align_down(part_of(node_or_machine_bytes(tier), *tier.capacity.percent), kHugePageBytes);
-    }
-    tier.capacity.bytes = align_down(tier.capacity.bytes, kPageBytes);
+  // Whether a key is wrong on which all else hangs: then nothing follows from the rest.
+  bool is_unreadable(const TierConfig& tier) const {
+    return findings_.unreadable(tier.origin, "kind") || findings_.unreadable(tier.origin, "device");
+  }
+
+  void resolve_tier(TierConfig& tier) {
+    if (is_unreadable(tier)) return;
+    if (tier.kind == TierKind::kBlock) return resolve_block(tier, findings_);
+    if (tier.device.starts_with("cuda:")) return resolve_gpu(tier);
+    if (tier.capacity.percent) tier.capacity.bytes = part_of(node_or_machine_bytes(tier), *tier.capacity.percent);
+    round(tier);
+    check_node(tier);
+    check_huge_pages(tier);
+  }
+
+  // Down to whole segments; says so where a size was written.
+  void round(TierConfig& tier) {
+    const std::uint64_t wanted = tier.capacity.bytes;
+    tier.capacity.bytes = whole_segments(wanted);
     if (tier.capacity.bytes == 0)
-      complain(tier, prefix + "capacity", "comes to less than 2 MiB here; write a larger part");
-    check_node(tier, prefix);
-    check_huge_pages(tier, prefix);
+      return complain(tier, "capacity",
+                      fmt::format("comes to less than 2 MiB here, one segment; write a larger {}",
+                                  tier.capacity.percent ? "part" : "size"));
+    if (tier.capacity.bytes == wanted || tier.capacity.percent) return;
+    findings_.warn(tier.origin, "capacity",
+                   fmt::format("of {}, {} are used: the tier gives memory out in whole segments, here of {}",
+                               exact(wanted), exact(tier.capacity.bytes), format_bytes(segment_bytes(wanted))));
   }
 
   std::uint64_t node_or_machine_bytes(const TierConfig& tier) const {
@@ -81,27 +90,27 @@ class Resolver {
     return node != nullptr ? std::min(node->bytes, machine_.memory_bytes) : machine_.memory_bytes;
   }
 
-  void check_node(const TierConfig& tier, const std::string& prefix) {
+  void check_node(const TierConfig& tier) {
     if (!tier.numa_node) return;
     const topology::NumaNode* node = machine_.numa_node(*tier.numa_node);
     if (node == nullptr) {
       std::vector<unsigned> known;
       for (const topology::NumaNode& each : machine_.numa_nodes) known.push_back(each.os_index);
-      return complain(tier, prefix + "numa_node",
+      return complain(tier, "numa_node",
                       fmt::format("is {}, and this machine has {}; write one of them, or "
                                   "\"auto\"",
                                   *tier.numa_node, fmt::join(known, ", ")));
     }
     node_bytes_[*tier.numa_node] += tier.capacity.bytes;
     if (node_bytes_[*tier.numa_node] > node->bytes) {
-      complain(tier, prefix + "capacity",
+      complain(tier, "capacity",
                fmt::format("the tiers on node {} come to {} with this one, and the node has "
                            "{}; make them smaller, or numa_node = \"auto\"",
                            *tier.numa_node, exact(node_bytes_[*tier.numa_node]), exact(node->bytes)));
     }
   }
 
-  void check_huge_pages(const TierConfig& tier, const std::string& prefix) {
+  void check_huge_pages(const TierConfig& tier) {
     if (tier.huge_pages != HugePages::k2MiB) return;
     const topology::NumaNode* node = tier.numa_node ? machine_.numa_node(*tier.numa_node) : nullptr;
     const std::uint64_t pages = (tier.capacity.bytes + kHugePageBytes - 1) / kHugePageBytes;
@@ -113,7 +122,7 @@ class Resolver {
     }
     if (wanted <= free) return;
     complain(
-        tier, prefix + "huge_pages",
+        tier, "huge_pages",
         fmt::format("is \"2MiB\", which takes {} huge pages, and {} are free{}; reserve more (vm.nr_hugepages), or "
                     "write \"auto\"",
                     wanted, free,
@@ -130,11 +139,9 @@ class Resolver {
         tier.device = "emulated";
         warn_of_unused_gpus();
       }
-      if (!every) {
-        tiers.push_back(tier);
-        continue;
-      }
-      if (gpus == 0) complain(tier, "tier.device", fmt::format("is \"cuda:all\": {}", machine_.cuda.why_not));
+      if (!every || gpus == 0) tiers.push_back(tier);
+      if (!every) continue;
+      if (gpus == 0) complain(tier, "device", fmt::format("is \"cuda:all\": {}", machine_.cuda.why_not));
       for (std::size_t ordinal = 0; ordinal < gpus; ++ordinal) {
         tiers.push_back(tier);
         tiers.back().device = fmt::format("cuda:{}", ordinal);
@@ -146,7 +153,7 @@ class Resolver {
 
   void warn_of_unused_gpus() {
     if (machine_.gpus.empty()) return;
-    config_.warnings.push_back(
+    findings_.warn(
         fmt::format("the device tier is emulated in host memory, though there is {}: {}", machine_.gpus.front().name,
                     machine_.cuda.why_not.empty() ? "the CUDA driver was not asked" : machine_.cuda.why_not));
   }
@@ -157,16 +164,15 @@ class Resolver {
       const TierConfig& tier = config_.tiers[i];
       if (tier.kind != TierKind::kDevice) continue;
       if (++devices == kDevicesMax + 1)
-        complain(tier, "tier", fmt::format("there are more than {} device tiers", kDevicesMax));
+        complain(tier, "", fmt::format("is one device tier more than the {} that are possible", kDevicesMax));
       for (std::size_t j = 0; j < i; ++j) {
         if (tier.device.starts_with("cuda:") && tier.device == config_.tiers[j].device)
-          complain(tier, fmt::format("tier[{}].device", i),
-                   fmt::format("is {} again; each GPU is one tier", tier.device));
+          complain(tier, "device", fmt::format("is {} again; each GPU is one tier", tier.device));
       }
     }
   }
 
-  void resolve_gpu(TierConfig& tier, const std::string& prefix) {
+  void resolve_gpu(TierConfig& tier) {
     if (tier.device == "cuda:all") return;  // complained of
     std::size_t ordinal = 0;
     const std::string_view number = std::string_view(tier.device).substr(5);
@@ -176,65 +182,29 @@ class Resolver {
       const std::string there = gpus.empty()
                                     ? machine_.cuda.why_not.empty() ? "no CUDA device was found" : machine_.cuda.why_not
                                     : fmt::format("the CUDA driver gives this process {}", gpus.size());
-      return complain(tier, prefix + "device",
+      return complain(tier, "device",
                       fmt::format("is \"{}\": {}; write \"auto\" for what is there", tier.device, there));
     }
     for (const auto& [set, key] : {std::pair(tier.numa_node.has_value(), "numa_node"),
                                    std::pair(tier.huge_pages != HugePages::kAuto, "huge_pages")})
-      if (set) complain(tier, prefix + key, "is a key of emulated devices and of memory; remove it here");
+      if (set) complain(tier, key, "is a key of emulated devices and of memory; remove it here");
     const topology::CudaDevice& gpu = gpus[ordinal];
     tier.device_name = fmt::format("{} at {}", gpu.name, gpu.pci_bus_id);
     if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu.free_bytes, *tier.capacity.percent);
-    tier.capacity.bytes = align_down(tier.capacity.bytes, kHugePageBytes);
-    if (tier.capacity.bytes == 0)
-      return complain(tier, prefix + "capacity", "comes to less than 2 MiB here; write a larger part");
+    round(tier);
     if (tier.capacity.bytes > gpu.free_bytes) {
-      return complain(tier, prefix + "capacity",
+      return complain(tier, "capacity",
                       fmt::format("is {}, and {} has {} free of {}; write less, or a part such as \"50%\"",
                                   exact(tier.capacity.bytes), tier.device_name, exact(gpu.free_bytes),
                                   format_bytes(gpu.total_bytes)));
     }
     if (gpu.free_bytes - tier.capacity.bytes < gpu.total_bytes / 10) {
-      config_.warnings.push_back(fmt::format(
+      findings_.warn(fmt::format(
           "{} takes {} of {} that are free of {} on {}: what is left, {}, is all that trainers have there for "
           "contexts, "
           "libraries and PyTorch's own allocator",
           tier.device, format_bytes(tier.capacity.bytes), format_bytes(gpu.free_bytes), format_bytes(gpu.total_bytes),
           tier.device_name, format_bytes(gpu.free_bytes - tier.capacity.bytes)));
-    }
-  }
-
-  // Stripes are equal parts, so every file must find its part; files on one file system share its room.
-  void resolve_block(TierConfig& tier, const std::string& prefix) {
-    struct Room {
-      std::uint64_t bytes = 0;
-      std::uint64_t files = 0;
-    };
-    std::map<std::uint64_t, Room> rooms;
-    for (const std::string& path : tier.paths) {
-      const Result<topology::BlockRoom> room = topology::block_room(path);
-      if (!room) return complain(tier, prefix + "paths", room.error().message);
-      Room& shared = rooms[room->file_system_id];
-      shared.bytes = std::max(shared.bytes, room->free_bytes) + room->held_bytes;
-      shared.files += 1;
-    }
-    std::uint64_t part_bytes_max = UINT64_MAX;
-    for (const auto& [id, room] : rooms) part_bytes_max = std::min(part_bytes_max, room.bytes / room.files);
-    const std::uint64_t room_bytes = part_bytes_max * tier.paths.size();
-    if (tier.capacity.percent) {
-      tier.capacity.bytes = align_down(part_of(room_bytes, *tier.capacity.percent), kHugePageBytes);
-    }
-    const std::uint64_t unit = kPageBytes * tier.paths.size();
-    tier.capacity.bytes -= tier.capacity.bytes % unit;
-    if (tier.capacity.bytes == 0) {
-      return complain(tier, prefix + "capacity",
-                      fmt::format("comes to less than a page a file; there is room for {}", exact(room_bytes)));
-    }
-    if (tier.capacity.bytes > room_bytes) {
-      complain(tier, prefix + "capacity",
-               fmt::format("is {}, and its file systems have room for {}; write that or "
-                           "less, or a part such as \"80%\"",
-                           exact(tier.capacity.bytes), exact(room_bytes)));
     }
   }
 
@@ -249,29 +219,27 @@ class Resolver {
       last = &tier;
     }
     if (sum <= machine_.memory_bytes) return;
-    complain(*last, "tier.capacity",
+    complain(*last, "capacity",
              fmt::format("the tiers in memory (memory, and emulated devices) come to {}, and "
                          "what may be used is {}, by {}; make them smaller, or raise that limit",
                          exact(sum), exact(machine_.memory_bytes), machine_.memory_limit_source));
   }
 
-  // What lies at a socket's path is replaced if it is a socket, and is somebody's file otherwise.
-  void check_sockets() {
-    for (std::size_t i = 0; i < config_.tenants.size(); ++i) {
-      const TenantConfig& tenant = config_.tenants[i];
-      check_socket(tenant.data_socket, tenant.line, fmt::format("tenant[{}].data_socket", i));
-      check_socket(tenant.grpc_socket, tenant.line, fmt::format("tenant[{}].grpc_socket", i));
+  // Trainers map memory and devices; what several devices share lies in what all of them reach.
+  void check_what_can_be_mapped() {
+    std::size_t devices = 0;
+    for (const TierConfig& tier : config_.tiers) {
+      if (is_unreadable(tier) || tier.kind == TierKind::kMemory) return;
+      devices += tier.kind == TierKind::kDevice ? 1 : 0;
     }
-    check_socket(config_.sockets.admin, 0, "sockets.admin");
-  }
-
-  void check_socket(const std::string& path, std::uint32_t line, const std::string& key) {
-    std::error_code unreadable;
-    const auto there = std::filesystem::symlink_status(path, unreadable);
-    if (!std::filesystem::exists(there) || std::filesystem::is_socket(there)) return;
-    problems_.add(
-        line, key,
-        fmt::format("\"{}\" is there and is no socket; choose another path, or remove it if it may go", path));
+    const TierConfig& first = config_.tiers.front();
+    if (devices == 0)
+      return complain(first, "",
+                      "is a block tier alone, which no trainer can map; put a memory or device tier above it");
+    if (devices > 1 && config_.tiers.back().kind == TierKind::kDevice)
+      complain(config_.tiers.back(), "",
+               fmt::format("is the last of {} device tiers with nothing beneath them; add a memory or a block tier",
+                           devices));
   }
 
   // The last tier holds every tensor's home; what stands above it caches and adds no capacity.
@@ -280,7 +248,7 @@ class Resolver {
     std::uint64_t above = 0;
     for (const TierConfig& tier : config_.tiers) above += &tier == &home ? 0 : tier.capacity.bytes;
     if (above <= home.capacity.bytes) return;
-    config_.warnings.push_back(fmt::format(
+    findings_.warn(fmt::format(
         "the tiers above the {} tier have {}, and the {} tier, which holds every tensor's home, has {}: they cache and "
         "add no capacity, so no more than {} of tensors fit; set the {} tier's capacity to {} or more",
         name(home.kind), exact(above), name(home.kind), exact(home.capacity.bytes), format_bytes(home.capacity.bytes),
@@ -289,7 +257,7 @@ class Resolver {
 
   Config config_;
   const topology::Machine& machine_;
-  Problems problems_;
+  Findings findings_;
   std::map<unsigned, std::uint64_t> node_bytes_;
   std::uint64_t huge_pages_ = 0;  // that tiers so far must have, on any node
   std::map<unsigned, std::uint64_t> node_huge_pages_;
@@ -317,15 +285,23 @@ bool asks_for_gpus(const Config& config) {
       config.tiers, [](const TierConfig& tier) { return tier.kind == TierKind::kDevice && tier.device != "emulated"; });
 }
 
+Result<Config> resolve(Draft draft, const topology::Machine& machine) {
+  return Resolver(std::move(draft), machine).run();
+}
+
 Result<Config> resolve(const Config& config, const topology::Machine& machine) {
-  return Resolver(config, machine).run();
+  return resolve(Draft{config, Problems(config.source)}, machine);
+}
+
+Draft without_file(const std::string& runtime_dir) {
+  Draft draft = read("", "defaults", runtime_dir).value();
+  draft.config.source.clear();
+  draft.config.origin.line = 0;
+  return draft;
 }
 
 Result<Config> defaults(const topology::Machine& machine, const std::string& runtime_dir) {
-  Result<Config> config = parse("", "defaults", runtime_dir);
-  if (!config) return config;
-  config->source.clear();
-  return resolve(*config, machine);
+  return resolve(without_file(runtime_dir), machine);
 }
 
 Result<topology::Taken> taken(const Config& config, const topology::Sources& sources) {

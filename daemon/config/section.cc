@@ -62,14 +62,20 @@ std::string nearest(std::string_view word, const std::vector<std::string>& known
   return best;
 }
 
+Section::Section(const toml::table& table, std::string name, Problems& problems)
+    : table_(table),
+      origin_{.section = std::move(name), .line = table.source().begin.line, .lines = {}},
+      problems_(problems) {
+  for (auto&& [key, value] : table) origin_.lines.emplace(key.str(), value.source().begin.line);
+}
+
 const toml::node* Section::node(std::string_view key) {
   known_.emplace_back(key);
   return table_.get(key);
 }
 
 void Section::complain(std::string_view key, std::string_view what) {
-  const toml::node* at = table_.get(key);
-  problems_.add(at != nullptr ? at->source().begin.line : line(), prefix_ + std::string(key), what);
+  problems_.add(origin_.line_of(key), origin_.name_of(key), what);
 }
 
 std::optional<std::string> Section::text(std::string_view key) {
@@ -165,8 +171,7 @@ void Section::finish() {
     const std::string meant = nearest(key.str(), known_);
     const std::string right = meant.empty() ? fmt::format("known here are {}", fmt::join(known_, ", "))
                                             : fmt::format("is \"{}\" meant?", meant);
-    problems_.add(key.source().begin.line, prefix_ + std::string(key.str()),
-                  fmt::format("there is no such key; {}", right));
+    problems_.add(key.source().begin.line, origin_.name_of(key.str()), fmt::format("there is no such key; {}", right));
   }
 }
 

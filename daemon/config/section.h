@@ -2,21 +2,15 @@
 // Reading one TOML table key by key, collecting every problem with its line. Internal to config.
 #pragma once
 
-#ifndef TOML_EXCEPTIONS
-#define TOML_EXCEPTIONS 0
-#endif
-#ifndef TOML_HEADER_ONLY
-#define TOML_HEADER_ONLY 1
-#endif
-#include <toml++/toml.h>
-
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "config/config.h"
 #include "config/problems.h"
+#include "config/toml.h"
 
 namespace terrace::config {
 
@@ -24,9 +18,8 @@ namespace terrace::config {
 // its key a known one; finish() then names the keys that nobody asked for.
 class Section {
  public:
-  // `prefix` stands before each key in messages: "limits." or "tier[0].". Borrows table and problems.
-  Section(const toml::table& table, std::string prefix, Problems& problems)
-      : table_(table), prefix_(std::move(prefix)), problems_(problems) {}
+  // `name` stands before each key in messages: "limits" or "tier[0]". Borrows table and problems.
+  Section(const toml::table& table, std::string name, Problems& problems);
 
   std::optional<std::string> text(std::string_view key);
   std::optional<bool> flag(std::string_view key);
@@ -44,14 +37,15 @@ class Section {
 
   // Names what is wrong with `key`, at its line, or at the table's own where the key is absent.
   void complain(std::string_view key, std::string_view what);
-  std::uint32_t line() const { return table_.source().begin.line; }
+  // Where it stands, and each of its keys.
+  const Origin& origin() const { return origin_; }
   bool has(std::string_view key) const { return table_.contains(key); }
   // Names every key that no getter knows, with the nearest one that is known.
   void finish();
 
  private:
   const toml::table& table_;
-  std::string prefix_;
+  Origin origin_;
   Problems& problems_;
   std::vector<std::string> known_;
 };

@@ -2,7 +2,9 @@
 // [sockets] and [[tenant]]
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "config/parse.h"
@@ -50,9 +52,9 @@ bool is_label(std::string_view text) {
 }
 
 TenantConfig read_tenant(const toml::table& table, std::size_t index, Problems& problems) {
-  Section section(table, fmt::format("tenant[{}].", index), problems);
+  Section section(table, fmt::format("tenant[{}]", index), problems);
   TenantConfig tenant;
-  tenant.line = section.line();
+  tenant.origin = section.origin();
   tenant.name = section.text("name").value_or("");
   if (!is_label(tenant.name)) {
     section.complain("name", fmt::format("is \"{}\"; a tenant needs a name of 1 to 64 letters, digits, \"_\", \"-\" or "
@@ -73,34 +75,34 @@ class SocketPaths {
   SocketPaths(const std::string& runtime_dir, Problems& problems) : runtime_dir_(runtime_dir), problems_(problems) {}
 
   void fill(Config& config) {
-    for (std::size_t i = 0; i < config.tenants.size(); ++i) {
-      TenantConfig& tenant = config.tenants[i];
-      take(tenant.data_socket, config.sockets.data, {tenant.line, fmt::format("tenant[{}].data_socket", i)},
-           "data.sock");
-      take(tenant.grpc_socket, config.sockets.grpc, {tenant.line, fmt::format("tenant[{}].grpc_socket", i)},
-           "terraced.sock");
+    Sockets& shared = config.sockets;
+    if (shared.origin.section.empty()) shared.origin.section = "sockets";
+    for (const auto& [path, file] : {std::pair(&shared.data, "data.sock"), {&shared.grpc, "terraced.sock"}}) {
+      const bool all_have_own = std::ranges::none_of(config.tenants, [&](const TenantConfig& tenant) {
+        return (path == &shared.data ? tenant.data_socket : tenant.grpc_socket).empty();
+      });
+      if (path->empty() && !all_have_own) *path = default_path(file);
     }
-    std::string admin;
-    take(admin, config.sockets.admin, {0, "sockets.admin"}, "admin.sock");
+    if (shared.admin.empty()) shared.admin = default_path("admin.sock");
+    for (TenantConfig& tenant : config.tenants) {
+      if (tenant.data_socket.empty()) tenant.data_socket = shared.data;
+      if (tenant.grpc_socket.empty()) tenant.grpc_socket = shared.grpc;
+    }
+    for (const ConfiguredSocket& socket : configured_sockets(config)) take(socket);
   }
 
  private:
-  struct Origin {
-    std::uint32_t line;
-    std::string key;
-  };
-
-  // `own` stays if it is set; else it becomes `shared`, which is made up from the folder if it has no path either.
-  void take(std::string& own, std::string& shared, const Origin& origin, std::string_view file) {
-    if (own.empty()) {
-      if (shared.empty()) shared = default_path(file);
-      own = shared;
-    }
-    if (own.empty()) return;
-    const auto [other, is_new] = taken_.emplace(own, origin.key);
+  // Of two that are one, the one that was written is wrong: the later, if both were.
+  void take(const ConfiguredSocket& socket) {
+    if (socket.path->empty()) return;
+    const auto [taken, is_new] = taken_.emplace(*socket.path, socket);
     if (is_new) return;
-    problems_.add(origin.line, origin.key,
-                  fmt::format("\"{}\" is {} already; give each a path of its own", own, other->second));
+    const bool by_default = socket.origin->section == "sockets" && !socket.origin->has(socket.key);
+    const ConfiguredSocket& wrong = by_default ? taken->second : socket;
+    const ConfiguredSocket& other = by_default ? socket : taken->second;
+    problems_.add(wrong.origin->line_of(wrong.key), wrong.origin->name_of(wrong.key),
+                  fmt::format("\"{}\" is {} already; give each a path of its own", *wrong.path,
+                              other.origin->name_of(other.key)));
   }
 
   std::string default_path(std::string_view file) {
@@ -125,7 +127,7 @@ class SocketPaths {
   const std::string& runtime_dir_;
   Problems& problems_;
   bool complained_ = false;
-  std::map<std::string, std::string> taken_;
+  std::map<std::string, ConfiguredSocket> taken_;
 };
 
 }  // namespace
@@ -135,7 +137,8 @@ void read_tenants(Section& root, Problems& problems, Config& config) {
     config.tenants.push_back(read_tenant(*table, config.tenants.size(), problems));
     for (std::size_t i = 0; i + 1 < config.tenants.size(); ++i) {
       if (config.tenants[i].name != config.tenants.back().name) continue;
-      problems.add(config.tenants.back().line, fmt::format("tenant[{}].name", config.tenants.size() - 1),
+      const Origin& origin = config.tenants.back().origin;
+      problems.add(origin.line_of("name"), origin.name_of("name"),
                    fmt::format("\"{}\" is the name of tenant[{}] already; choose another", config.tenants[i].name, i));
     }
   }
@@ -147,11 +150,31 @@ void read_tenants(Section& root, Problems& problems, Config& config) {
 
 void read_sockets(const toml::table* table, Problems& problems, Sockets& sockets) {
   if (table == nullptr) return;
-  Section section(*table, "sockets.", problems);
+  Section section(*table, "sockets", problems);
+  sockets.origin = section.origin();
   read_path(section, "data", sockets.data);
   read_path(section, "grpc", sockets.grpc);
   read_path(section, "admin", sockets.admin);
   section.finish();
+}
+
+std::vector<ConfiguredSocket> configured_sockets(const Config& config) {
+  std::vector<ConfiguredSocket> sockets;
+  const Origin& shared = config.sockets.origin;
+  std::set<std::string_view> given;  // keys of [sockets] whose path went to a tenant
+  for (const TenantConfig& tenant : config.tenants) {
+    const auto add = [&](const std::string& path, const char* key, const char* shared_key) {
+      // The tenant that is there without any [[tenant]] is no section of the file.
+      const bool in_file = tenant.origin.line != 0;
+      const bool own = tenant.origin.has(key) || (in_file && (!shared.has(shared_key) || given.contains(shared_key)));
+      if (!own) given.insert(shared_key);
+      sockets.push_back({&path, own ? &tenant.origin : &shared, own ? key : shared_key});
+    };
+    add(tenant.data_socket, "data_socket", "data");
+    add(tenant.grpc_socket, "grpc_socket", "grpc");
+  }
+  sockets.push_back({&config.sockets.admin, &shared, "admin"});
+  return sockets;
 }
 
 void fill_sockets(const std::string& runtime_dir, Problems& problems, Config& config) {

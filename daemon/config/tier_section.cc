@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "base/bytes.h"
+#include "config/capacity.h"
 #include "config/parse.h"
 #include "config/section.h"
 #include "config/sections.h"
@@ -21,7 +22,7 @@ std::optional<double> percentage(std::string_view text) {
   return value;
 }
 
-void read_capacity(Section& section, Capacity& capacity) {
+void read_capacity(Section& section, TierKind kind, Capacity& capacity) {
   const toml::node* node = section.node("capacity");
   if (node == nullptr) {
     return section.complain("capacity", "is missing; write a size such as \"64GiB\", or a part such as \"80%\"");
@@ -36,8 +37,10 @@ void read_capacity(Section& section, Capacity& capacity) {
     return;
   }
   const std::optional<std::uint64_t> bytes = section.bytes("capacity");
-  if (bytes && *bytes < kPageBytes) {
-    section.complain("capacity", fmt::format("is {} bytes; a tier has at least {}", *bytes, format_bytes(kPageBytes)));
+  const std::uint64_t least = kind == TierKind::kBlock ? kStripeBytes : kSegmentUnitBytes;
+  if (bytes && *bytes < least) {
+    section.complain("capacity",
+                     fmt::format("is {} bytes; a {} tier has at least {}", *bytes, name(kind), format_bytes(least)));
   }
   capacity.bytes = bytes.value_or(0);
 }
@@ -100,17 +103,17 @@ void refuse_elsewhere(Section& section, std::string_view key, std::string_view o
 }
 
 TierConfig read_tier(const toml::table& table, std::size_t index, Problems& problems) {
-  Section section(table, fmt::format("tier[{}].", index), problems);
+  Section section(table, fmt::format("tier[{}]", index), problems);
   TierConfig tier;
-  tier.line = section.line();
+  tier.origin = section.origin();
   const std::optional<std::size_t> kind = section.one_of("kind", {"device", "memory", "block"});
   if (!kind && !section.has("kind")) {
     section.complain("kind", "is missing; it must be one of \"device\", \"memory\", \"block\"");
   }
-  read_capacity(section, tier.capacity);
+  if (kind) tier.kind = static_cast<TierKind>(*kind);
+  read_capacity(section, tier.kind, tier.capacity);
   read_high_mark(section, tier.high_mark);
   if (!kind) return tier;  // which other keys are right hangs on the kind
-  tier.kind = static_cast<TierKind>(*kind);
   if (tier.kind == TierKind::kBlock) {
     read_paths(section, tier.paths);
     for (const std::string_view key : {"numa_node", "huge_pages"}) refuse_elsewhere(section, key, "device and memory");
@@ -130,6 +133,20 @@ TierConfig read_tier(const toml::table& table, std::size_t index, Problems& prob
   return tier;
 }
 
+// What is wrong with `tier` below `above`: the order, and how many of a kind there may be.
+void check_order(const TierConfig& above, const TierConfig& tier, Problems& problems) {
+  const auto complain = [&](const std::string& what) { problems.add(tier.origin.line, tier.origin.section, what); };
+  if (problems.names(above.origin.name_of("kind")) || problems.names(tier.origin.name_of("kind"))) return;
+  if (tier.kind < above.kind) {
+    complain(fmt::format("a {} tier stands below a {} tier; the order is device, memory, block, fastest first",
+                         name(tier.kind), name(above.kind)));
+  } else if (tier.kind == TierKind::kBlock && above.kind == TierKind::kBlock) {
+    complain("is a second block tier; give one block tier several paths, and they stripe");
+  } else if (tier.kind == TierKind::kMemory && above.kind == TierKind::kMemory) {
+    complain("is a second memory tier; make one of both, with numa_node = \"auto\" to take memory of every node");
+  }
+}
+
 }  // namespace
 
 void read_tiers(Section& root, Problems& problems, Config& config) {
@@ -139,19 +156,12 @@ void read_tiers(Section& root, Problems& problems, Config& config) {
     root.complain("tier", fmt::format("there are {} tiers; at most {} are possible", tables.size(), kTiersMax));
   }
   for (std::size_t i = 1; i < config.tiers.size(); ++i) {
-    const TierConfig& above = config.tiers[i - 1];
     const TierConfig& tier = config.tiers[i];
-    const std::string key = fmt::format("tier[{}]", i);
-    if (tier.kind < above.kind) {
-      problems.add(tier.line, key,
-                   fmt::format("a {} tier stands below a {} tier; the order is device, memory, block, fastest first",
-                               name(tier.kind), name(above.kind)));
-    } else if (tier.kind == TierKind::kBlock && above.kind == TierKind::kBlock) {
-      problems.add(tier.line, key, "is a second block tier; give one block tier several paths, and they stripe");
-    }
+    check_order(config.tiers[i - 1], tier, problems);
     for (std::size_t j = 0; j < i; ++j) {
       if (tier.device.starts_with("cuda:") && tier.device == config.tiers[j].device) {
-        problems.add(tier.line, key + ".device", fmt::format("is {} again; each GPU is one tier", tier.device));
+        problems.add(tier.origin.line_of("device"), tier.origin.name_of("device"),
+                     fmt::format("is {} again; each GPU is one tier", tier.device));
       }
     }
   }

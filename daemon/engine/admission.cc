@@ -66,7 +66,7 @@ bool EngineImpl::is_there(const Admission& admission, const Tensor& tensor) cons
 bool EngineImpl::all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const {
   return std::all_of(slots.begin(), slots.end(), [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
-    return is_there(admission, tensor) && tensor.wanted == 0;
+    return is_there(admission, tensor) && tensor.wanted == 0 && !session.table.load(slot).torn;
   });
 }
 
@@ -81,9 +81,8 @@ Result<void> EngineImpl::check_content(const Admission& admission, const Tensor&
   if (reads && tensor.lost)
     return fail(ErrorCode::kDataLoss, fmt::format("the bytes of tensor '{}' are lost: overwrite it", tensor.name));
   if (reads && tensor.torn)
-    return fail(
-        ErrorCode::kFailedPrecondition,
-        fmt::format("tensor '{}' is torn: an overwrite ended before it was whole; write it again", tensor.name));
+    return fail(ErrorCode::kFailedPrecondition,
+                fmt::format("tensor '{}' is torn: an overwrite ended before it was whole; overwrite it", tensor.name));
   if (reads && !may_be_new && !tensor.written)
     return fail(
         ErrorCode::kFailedPrecondition,
@@ -112,6 +111,7 @@ Result<bool> EngineImpl::ready_to_start(Session& session, const Admission& admis
       ready = false;
       continue;
     }
+    note_torn(session, slot);
     if (const auto good = check_content(admission, tensor); !good) return std::unexpected(good.error());
     const bool elsewhere = level == Level::kDevice && tensor.has(level) && !at_tier(tensor, admission.tier);
     if (elsewhere && place_of(session, tensor, level).write_back_error)
@@ -181,25 +181,31 @@ EngineImpl::Room EngineImpl::reserve(Session& session, Admission& admission, con
     const Room room = make_room(session, admission, sizes, offsets, refusal);
     if (room != Room::kReady) return room;
   }
-  if (!claim_all(session, admission, slots)) {
+  if (const auto claimed = claim_all(session, admission, slots); !claimed) {
     for (std::size_t i = 0; i < offsets.size(); ++i) free_extent(session, admission.tier, {offsets[i], sizes[i]});
-    refusal = {ErrorCode::kFailedPrecondition, "a tensor of the set is leased at another place: release it first", 0};
+    refusal = claimed.error();
     return Room::kRefused;
   }
   for (std::size_t i = 0; i < missing.size(); ++i) add_copy(session, missing[i], admission.tier, offsets[i]);
   return Room::kReady;
 }
 
-// Takes the words of those that are published elsewhere; none if somebody leases one.
-bool EngineImpl::claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots) {
+// Takes the words of those that are published elsewhere; none if somebody leases one, or tore what is to be read.
+Result<void> EngineImpl::claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Tensor& tensor = session.at(slots[i]);
-    if (tensor.published == Level::kNone || is_there(admission, tensor) || claim(session, slots[i])) continue;
-    for (std::size_t j = 0; j < i; ++j)
+    if (tensor.published == Level::kNone || is_there(admission, tensor)) continue;
+    const Result<void> good =
+        claim(session, slots[i])
+            ? check_content(admission, tensor)
+            : fail(ErrorCode::kFailedPrecondition,
+                   fmt::format("tensor '{}' is leased at another place: release it first", tensor.name));
+    if (good) continue;
+    for (std::size_t j = 0; j <= i; ++j)
       if (session.at(slots[j]).claimed) publish_best(session, slots[j]);
-    return false;
+    return good;
   }
-  return true;
+  return {};
 }
 
 void EngineImpl::assemble(Session& session, Admission& admission, const std::vector<Slot>& slots) {

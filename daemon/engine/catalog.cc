@@ -8,7 +8,6 @@
 #include "shm/layout.h"
 
 namespace terrace::engine {
-namespace {}  // namespace
 
 Result<void> EngineImpl::check_spec(const TensorSpec& spec) const {
   const auto bad = [&](std::string what) {
@@ -27,6 +26,13 @@ Result<void> EngineImpl::check_spec(const TensorSpec& spec) const {
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("tensor '{}' of {} bytes is larger than the home tier '{}' of {} bytes", spec.name,
                             spec.bytes, home.name, home.capacity_bytes));
+  const auto largest = std::ranges::max_element(
+      tiers_, {}, [](const Tier& tier) { return tier.mapped() ? tier.options.capacity_bytes : 0; });
+  if (spec.bytes > largest->options.capacity_bytes)
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("tensor '{}' of {} bytes fits no place where it could be leased: the largest, '{}', has {} "
+                            "bytes; make it smaller, or split it",
+                            spec.name, spec.bytes, largest->leases.name, largest->options.capacity_bytes));
   return {};
 }
 
@@ -130,6 +136,8 @@ Result<void> EngineImpl::reserve_on_block(const std::vector<TensorSpec>& specs, 
 void EngineImpl::try_create(Session& session, Admission& admission) {
   const std::vector<TensorSpec>& specs = admission.specs;
   if (const auto good = check_specs(session, specs); !good) return fail_admission(session, admission, good.error());
+  if (const auto room = check_note(session, specs.size()); !room)
+    return fail_admission(session, admission, room.error());
   std::vector<tier::Pieces> pieces;
   std::vector<std::uint64_t> checksums;
   std::vector<std::uint64_t> offsets;
@@ -203,10 +211,11 @@ Result<Slot> EngineImpl::find(const Session& session, Handle handle) const {
   if (index(handle.slot) >= session.tensors.size())
     return fail(ErrorCode::kNotFound, fmt::format("no tensor in slot {}", index(handle.slot)));
   const Tensor& tensor = session.at(handle.slot);
-  if (tensor.incarnation != handle.incarnation || tensor.deleted) {
-    return fail(ErrorCode::kAborted, fmt::format("the tensor of slot {}, incarnation {} was deleted: look it up again",
+  if (tensor.incarnation != handle.incarnation)
+    return fail(ErrorCode::kAborted, fmt::format("the tensor of slot {}, incarnation {} was deleted: create it again",
                                                  index(handle.slot), handle.incarnation));
-  }
+  if (tensor.deleted)
+    return fail(ErrorCode::kAborted, fmt::format("tensor '{}' was deleted: create it again", tensor.name));
   if (!tensor.live()) return fail(ErrorCode::kNotFound, fmt::format("no tensor in slot {}", index(handle.slot)));
   return handle.slot;
 }

@@ -4,18 +4,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 namespace {
 
-// Address space; what is touched of it is what one input of the engine changes.
-constexpr std::uint64_t kJournalBytes = 256 * kMiB;
 constexpr std::uint64_t kNotesBytes = 64 * kMiB;
 
 // An entry of the journal: the former bytes follow, rounded up to 8.
@@ -43,19 +43,37 @@ namespace {
 
 constexpr std::uint64_t kHeaderBytes = 64 * 1024;
 
+std::uint64_t tensors_of(const CatalogShape& shape) {
+  return std::uint64_t{shape.sessions_max} * shape.tensors_per_session_max;
+}
+
+std::uint64_t sessions_bytes(const CatalogShape& shape) {
+  return align_up(shape.sessions_max * sizeof(SessionRecord), kPageBytes);
+}
+
+std::uint64_t tensors_bytes(const CatalogShape& shape) {
+  return align_up(tensors_of(shape) * sizeof(TensorRecord), kPageBytes);
+}
+
+// Room for every record at once, each changed once (of a tensor state and facts): address space, of which a change
+// takes what it needs.
+std::uint64_t journal_bytes(const CatalogShape& shape) {
+  const std::uint64_t entries = 2 * (tensors_of(shape) + shape.sessions_max);
+  return align_up(kHeaderBytes + sessions_bytes(shape) + tensors_bytes(shape) + entries * sizeof(Former), kPageBytes);
+}
+
 }  // namespace
 
 std::uint64_t CatalogMemory::bytes_needed(const CatalogShape& shape) {
-  const std::uint64_t tensors = std::uint64_t{shape.sessions_max} * shape.tensors_per_session_max;
-  return kHeaderBytes + kJournalBytes + kNotesBytes + align_up(shape.sessions_max * sizeof(SessionRecord), kPageBytes) +
-         align_up(tensors * sizeof(TensorRecord), kPageBytes);
+  return kHeaderBytes + kNotesBytes + journal_bytes(shape) + sessions_bytes(shape) + tensors_bytes(shape);
 }
 
 CatalogMemory::CatalogMemory(std::span<std::byte> memory, const CatalogShape& shape)
     : memory_(memory),
       shape_(shape),
-      journal_(memory.subspan(kHeaderBytes, kJournalBytes)),
-      notes_(memory.subspan(kHeaderBytes + kJournalBytes, kNotesBytes)) {
+      notes_(memory.subspan(kHeaderBytes, kNotesBytes)),
+      journal_(memory.subspan(kHeaderBytes + kNotesBytes, journal_bytes(shape))),
+      records_(memory.subspan(kHeaderBytes + kNotesBytes + journal_bytes(shape))) {
   static_assert(sizeof(Header) <= kHeaderBytes);
 }
 
@@ -75,10 +93,8 @@ Result<CatalogMemory> CatalogMemory::open(std::span<std::byte> memory, const Cat
   const auto bad = [](const std::string& what) {
     return fail(ErrorCode::kFailedPrecondition, "the catalog that a former daemon left: " + what);
   };
-  if (memory.size() < kHeaderBytes + kJournalBytes + kNotesBytes)
-    return bad(fmt::format("it has {} bytes, which is too short", memory.size()));
-  CatalogMemory catalog(memory, shape);
-  const Header& header = catalog.header();
+  if (memory.size() < kHeaderBytes) return bad(fmt::format("it has {} bytes, which is too short", memory.size()));
+  const Header& header = *reinterpret_cast<const Header*>(memory.data());
   if (header.magic != kCatalogMagic) return bad("it does not begin as one does");
   if (header.version != kCatalogVersion)
     return bad(fmt::format("it is of version {}, this daemon reads version {}", header.version, kCatalogVersion));
@@ -89,9 +105,14 @@ Result<CatalogMemory> CatalogMemory::open(std::span<std::byte> memory, const Cat
         header.sessions_max, header.tensors_per_session_max, shape.sessions_max, shape.tensors_per_session_max));
   if (memory.size() < bytes_needed(shape))
     return bad(fmt::format("it has {} bytes, and its shape needs {}", memory.size(), bytes_needed(shape)));
-  if (header.journal_used > kJournalBytes || header.notes_used > kNotesBytes || header.node.retired_count > kRetiredMax)
-    return bad("it is damaged: its journal is longer than there is room for");
-  if (const auto undone = catalog.undo(); !undone) return bad(undone.error().message);
+  if (header.journal_used > journal_bytes(shape) || header.notes_used > kNotesBytes ||
+      header.node.retired_count > kRetiredMax)
+    return bad("it is damaged: its journal, notes or retired regions are more than there is room for");
+  CatalogMemory catalog(memory, shape);
+  if (const auto sound = catalog.check_notes(); !sound) return bad(sound.error().message);
+  const auto entries = catalog.check_journal();
+  if (!entries) return bad(entries.error().message);
+  catalog.undo(*entries);
   return catalog;
 }
 
@@ -102,13 +123,12 @@ std::span<const tier::Extent, kRetiredMax> CatalogMemory::retired() const { retu
 
 SessionRecord& CatalogMemory::session_at(std::size_t index) const {
   TERRACE_CHECK(index < shape_.sessions_max);
-  return reinterpret_cast<SessionRecord*>(memory_.data() + kHeaderBytes + kJournalBytes + kNotesBytes)[index];
+  return reinterpret_cast<SessionRecord*>(records_.data())[index];
 }
 
 TensorRecord& CatalogMemory::tensor_at(std::size_t session, std::size_t slot) const {
   TERRACE_CHECK(session < shape_.sessions_max && slot < shape_.tensors_per_session_max);
-  std::byte* first = memory_.data() + kHeaderBytes + kJournalBytes + kNotesBytes +
-                     align_up(shape_.sessions_max * sizeof(SessionRecord), kPageBytes);
+  std::byte* first = records_.data() + sessions_bytes(shape_);
   return reinterpret_cast<TensorRecord*>(first)[session * shape_.tensors_per_session_max + slot];
 }
 
@@ -146,6 +166,7 @@ void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorFacts
 // The former bytes first, then the length that makes them count, then the new bytes.
 void CatalogMemory::change(void* target, const void* value, std::size_t bytes) {
   if (std::memcmp(target, value, bytes) == 0) return;
+  if (planted(Plant::kJournalSkipped)) return store(target, value, bytes);
   Header& own = header();
   const std::uint64_t used = own.journal_used.load(std::memory_order_relaxed);
   const std::uint64_t entry = sizeof(Former) + align_up(bytes, 8);
@@ -179,18 +200,50 @@ void CatalogMemory::commit() {
   if (between_stores) between_stores();
 }
 
-// Backwards, so that what was changed twice ends as it was before the first time.
-Result<void> CatalogMemory::undo() {
+// Whether change() has such a target: one whole record, and nothing of what the catalog itself goes by.
+bool CatalogMemory::is_record(std::uint64_t offset, std::uint64_t bytes) const {
+  const auto is_one_of = [&](std::uint64_t first, std::uint64_t stride, std::uint64_t count, std::uint64_t size) {
+    return bytes == size && offset >= first && (offset - first) % stride == 0 && (offset - first) / stride < count;
+  };
+  const auto sessions = static_cast<std::uint64_t>(records_.data() - memory_.data());
+  const std::uint64_t tensors = sessions + sessions_bytes(shape_);
+  constexpr std::uint64_t kTensor = sizeof(TensorRecord);
+  return is_one_of(offsetof(Header, node), 1, 1, sizeof(NodeRecord)) ||
+         is_one_of(offsetof(Header, tiers), 1, 1, sizeof(Header::tiers)) ||
+         is_one_of(offsetof(Header, retired), sizeof(tier::Extent), kRetiredMax, sizeof(tier::Extent)) ||
+         is_one_of(sessions, sizeof(SessionRecord), shape_.sessions_max, sizeof(SessionRecord)) ||
+         is_one_of(tensors + offsetof(TensorRecord, state), kTensor, tensors_of(shape_), sizeof(TensorState)) ||
+         is_one_of(tensors + offsetof(TensorRecord, facts), kTensor, tensors_of(shape_), sizeof(TensorFacts));
+}
+
+// Where each of its entries begins.
+Result<std::vector<std::uint64_t>> CatalogMemory::check_journal() const {
+  const auto bad = [](std::uint64_t at) {
+    return fail(ErrorCode::kFailedPrecondition,
+                fmt::format("it is damaged: its journal has no change of a record at offset {}", at));
+  };
   std::vector<std::uint64_t> entries;
   const std::uint64_t used = header().journal_used.load(std::memory_order_acquire);
   for (std::uint64_t at = 0; at < used;) {
     Former former;
+    if (used - at < sizeof former) return bad(at);
     std::memcpy(&former, journal_.data() + at, sizeof former);
-    if (former.bytes > used - at || former.offset > memory_.size() || former.bytes > memory_.size() - former.offset)
-      return fail(ErrorCode::kFailedPrecondition, "it is damaged: its journal names what is not there");
+    if (!is_record(former.offset, former.bytes)) return bad(at);
+    const std::uint64_t entry = sizeof former + align_up(former.bytes, 8);
+    if (used - at < entry) return bad(at);
+    if (former.offset == offsetof(Header, node)) {
+      NodeRecord node;
+      std::memcpy(&node, journal_.data() + at + sizeof former, sizeof node);
+      if (node.retired_count > kRetiredMax) return bad(at);
+    }
     entries.push_back(at);
-    at += sizeof former + align_up(former.bytes, 8);
+    at += entry;
   }
+  return entries;
+}
+
+// Backwards, so that what was changed twice ends as it was before the first time.
+void CatalogMemory::undo(std::span<const std::uint64_t> entries) {
   for (auto at = entries.rbegin(); at != entries.rend(); ++at) {
     Former former;
     std::memcpy(&former, journal_.data() + *at, sizeof former);
@@ -198,14 +251,33 @@ Result<void> CatalogMemory::undo() {
   }
   std::atomic_signal_fence(std::memory_order_seq_cst);
   header().journal_used.store(0, std::memory_order_release);
+}
+
+Result<void> CatalogMemory::check_notes() const {
+  const std::uint64_t used = header().notes_used.load(std::memory_order_acquire);
+  for (std::uint64_t at = 0; at < used;) {
+    GrantRecord grant;
+    const bool whole = used - at >= sizeof grant;
+    if (whole) std::memcpy(&grant, notes_.data() + at, sizeof grant);
+    if (!whole || grant.count > (used - at - sizeof grant) / sizeof(GrantedSlot) ||
+        grant.kind < GrantRecord::Kind::kLeases || grant.kind > GrantRecord::Kind::kStep)
+      return fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("it is damaged: its notes of answers have no note at offset {}", at));
+    at += sizeof grant + grant.count * sizeof(GrantedSlot);
+  }
   return {};
+}
+
+bool CatalogMemory::has_room_for_note(std::size_t slots) const {
+  return sizeof(GrantRecord) + slots * sizeof(GrantedSlot) <=
+         notes_.size() - header().notes_used.load(std::memory_order_relaxed);
 }
 
 std::uint64_t CatalogMemory::note(const GrantRecord& grant, std::span<const GrantedSlot> slots) {
   Header& own = header();
   const std::uint64_t used = own.notes_used.load(std::memory_order_relaxed);
   const std::uint64_t bytes = sizeof grant + slots.size_bytes();
-  TERRACE_CHECK(used + bytes <= notes_.size());
+  TERRACE_CHECK(has_room_for_note(slots.size()));
   std::memcpy(notes_.data() + used, &grant, sizeof grant);
   if (!slots.empty()) std::memcpy(notes_.data() + used + sizeof grant, slots.data(), slots.size_bytes());
   if (between_stores) between_stores();

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "engine/catalog_records.h"
 #include "terrace/error.h"
@@ -29,8 +30,9 @@ class CatalogMemory {
 
   // A fresh catalog in zeroed memory, page-aligned, of at least bytes_needed(). Borrowed.
   static CatalogMemory format(std::span<std::byte> memory, const CatalogShape& shape);
-  // One that a former daemon left, with its last unfinished change undone. FailedPrecondition: it is of another version
-  // or shape, or damaged; nothing is changed then.
+  // One that a former daemon left, with its last unfinished change undone. The memory may hold anything: whatever this
+  // object goes by itself (journal, notes, counts) is checked here, what the records say by Engine::restore().
+  // FailedPrecondition: it is of another version or shape, or damaged; nothing is changed then.
   static Result<CatalogMemory> open(std::span<std::byte> memory, const CatalogShape& shape);
 
   const CatalogShape& shape() const { return shape_; }
@@ -50,6 +52,8 @@ class CatalogMemory {
   void put(std::size_t session, std::size_t slot, const TensorFacts& facts);
   void commit();
 
+  // Whether a note of so many slots finds room. Notes go when requests are answered.
+  bool has_room_for_note(std::size_t slots) const;
   // Notes a request that takes effect, before it does. The note's number, for answering().
   std::uint64_t note(const GrantRecord& grant, std::span<const GrantedSlot> slots);
   // Its answer will be in the session's ring once the ring's tail is at `position`. Before the tail moves.
@@ -71,12 +75,17 @@ class CatalogMemory {
   TensorRecord& tensor_at(std::size_t session, std::size_t slot) const;
   void change(void* target, const void* value, std::size_t bytes);
   void store(void* target, const void* value, std::size_t bytes);
-  Result<void> undo();
+  // Damage is named; nothing is changed.
+  Result<void> check_notes() const;
+  Result<std::vector<std::uint64_t>> check_journal() const;
+  bool is_record(std::uint64_t offset, std::uint64_t bytes) const;
+  void undo(std::span<const std::uint64_t> entries);
 
   std::span<std::byte> memory_;
   CatalogShape shape_;
-  std::span<std::byte> journal_;
   std::span<std::byte> notes_;
+  std::span<std::byte> journal_;
+  std::span<std::byte> records_;  // of sessions, then of tensors
 };
 
 }  // namespace terrace::engine

@@ -13,7 +13,8 @@
 namespace terrace::engine {
 
 inline constexpr std::uint64_t kCatalogMagic = 0x31474C54'43525254;  // "TRRCTLG1", little-endian
-inline constexpr std::uint32_t kCatalogVersion = 1;
+// Goes up with the records, and with shm::kProtocolVersion: trainers of the former protocol could not resume.
+inline constexpr std::uint32_t kCatalogVersion = 2;
 inline constexpr std::size_t kTiersMax = shm::kPlacesMax + 1;  // devices, memory, block
 inline constexpr std::size_t kNameBytesMax = 175;
 inline constexpr std::size_t kRankMax = 8;
@@ -47,6 +48,7 @@ inline constexpr std::uint8_t kTorn = 4;
 inline constexpr std::uint8_t kDeleted = 8;
 inline constexpr std::uint8_t kForget = 16;
 inline constexpr std::uint8_t kHomeBad = 32;
+inline constexpr std::uint8_t kUnderWay = 64;  // a transfer of it, which ends with the daemon
 
 // What does not.
 struct TensorFacts {
@@ -100,8 +102,8 @@ struct GrantRecord {
   std::uint64_t request = 0;
   std::uint32_t session = 0;
   Kind kind{};
-  std::uint32_t mode =
-      0;  // kLeases: shm::Mode, and 256 times the engine::Level; kStep: how many steps there are with it, modulo 2^32
+  // kLeases: shm::Mode, and 256 times the engine::Level; kStep: how many steps there are with it, modulo 2^32.
+  std::uint32_t mode = 0;
   std::uint32_t count = 0;
   std::uint32_t position = 0;   // the tail of the session's completion ring once the answer is in it
   std::uint32_t answering = 0;  // 1: `position` is set

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 
@@ -66,7 +67,7 @@ void EngineImpl::drop_copy(Session& session, Slot slot, Level level) {
                 tensor.published != Level::kNone);
   const std::size_t tier = tier_index(tensor, level);
   session.places[tier]->policy->left(slot);
-  free_extent(session, tier, tensor.extent(level));
+  if (!planted(Plant::kExtentLeaked)) free_extent(session, tier, tensor.extent(level));
   tiers_[tier].used_bytes -= tensor.extent_bytes();
   tensor.extents &= static_cast<std::uint8_t>(~bit(level));
   tensor.valid &= static_cast<std::uint8_t>(~bit(level));

@@ -76,9 +76,13 @@ void EngineImpl::on(const Request& request, const DontNeed& body) {
                                      fmt::format("tensor '{}' is leased: release it first", tensor.name)));
   }
   for (const Slot slot : *slots) {
-    (*session)->at(slot).torn = false;
-    touch(**session, slot);
     forget(**session, slot);
+    Tensor& tensor = (*session)->at(slot);
+    tensor.torn = false;
+    touch(**session, slot);
+    if (tensor.published != Level::kNone || tensor.claimed) continue;
+    commit();  // before the word says so too
+    unpublish(**session, slot);
   }
   ++(*session)->events;
   stir(**session);

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 void EngineImpl::submit(Time now, Request request) {
@@ -41,7 +42,8 @@ void EngineImpl::cancel(Time now, RequestId request) {
 
 void EngineImpl::lease_ended(Time now, SessionId id) {
   now_ = now;
-  if (Session* session = find_session(id)) {
+  Session* session = find_session(id);
+  if (session != nullptr && !planted(Plant::kWaiterForgotten)) {
     ++session->events;
     stir(*session);
     opens_stirred_ = true;
@@ -122,9 +124,9 @@ void EngineImpl::pump(Session& session) {
   session.stirred = false;
   finish_leaving(session);
   if (session.life == Session::Life::kEnding) {
-    if (session.transfers == 0 && std::all_of(session.places.begin(), session.places.end(), [](const auto& place) {
-          return place == nullptr || place->adding_bytes == 0;
-        }))
+    const bool still = session.transfers == 0 || planted(Plant::kFreedInFlight);
+    if (still && std::all_of(session.places.begin(), session.places.end(),
+                             [](const auto& place) { return place == nullptr || place->adding_bytes == 0; }))
       finish_session(session);
     return;
   }
@@ -213,6 +215,10 @@ void EngineImpl::answer(RequestId request, Result<ReplyBody> result) {
     deadlines_.erase({found->second.deadline, request});
     waiting_.erase(found);
   }
+  constexpr std::uint64_t kOneIn = 31;
+  const bool unlucky = static_cast<std::uint64_t>(request) % kOneIn == 0;
+  if (planted(Plant::kReplyLost) && unlucky) return;
+  if (planted(Plant::kReplyTwice) && unlucky) output_.replies.push_back({request, result});
   output_.replies.push_back({request, std::move(result)});
 }
 
@@ -224,7 +230,7 @@ bool EngineImpl::wait_for(RequestId request, SessionId session, Time deadline, b
     return false;
   }
   waiting_.emplace(request, Waiting{session, deadline, close});
-  if (deadline != kNever) deadlines_.emplace(deadline, request);
+  if (deadline != kNever && !planted(Plant::kDeadlineForgotten)) deadlines_.emplace(deadline, request);
   return true;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, status.cc,
-// invariants.cc, record.cc and restore.cc for what outlives the process, and engine.cc for the entrance.
+// invariants.cc, record.cc, restore.cc and settle.cc for what outlives the process, and engine.cc for the entrance.
 #pragma once
 
 #include <map>
@@ -41,7 +41,7 @@ class EngineImpl final : public Engine {
   Time next_deadline() const override;
   Output take_output() override;
   Status status() const override;
-  void check_invariants() const override;
+  void check_invariants(std::span<const SessionId> scribbled) const override;
 
  private:
   struct Tier {
@@ -145,6 +145,7 @@ class EngineImpl final : public Engine {
   // leases.cc
   void on(const Request& request, const Release& body);
   void tear(Session& session, Slot slot);
+  void note_torn(Session& session, Slot slot);
   void on(const Request& request, const Unpin& body);
   bool leased(const Session& session, Slot slot) const;
   bool claim(Session& session, Slot slot);
@@ -184,7 +185,7 @@ class EngineImpl final : public Engine {
   Room reserve(Session& session, Admission& admission, const std::vector<Slot>& slots, Error& refusal);
   bool staging_grows(Session& session, const Admission& admission, const std::vector<Slot>& slots);
   bool wants_staging(const Admission& admission, const Tensor& tensor) const;
-  bool claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots);
+  Result<void> claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots);
   void assemble(Session& session, Admission& admission, const std::vector<Slot>& slots);
   // One tensor further on its way; false when it is where it should be.
   bool advance(Session& session, Admission& admission, Slot slot);
@@ -266,6 +267,8 @@ class EngineImpl final : public Engine {
   void touch(Session& session);
   void commit();
   void record_facts(const Session& session, Slot slot);
+  // kResourceExhausted: no note of so many slots finds room just now.
+  Result<void> check_note(const Session& session, std::size_t slots) const;
   void note(const Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots);
   static TensorState state_of(const Session& session, const Tensor& tensor);
   SessionRecord record_of(const Session& session) const;
@@ -276,8 +279,16 @@ class EngineImpl final : public Engine {
   Result<void> restore_session(const CatalogMemory& catalog, std::size_t record, const Survivor& survivor);
   Result<void> restore_tensor(Session& session, Slot slot, const TensorRecord& record);
   Result<void> restore_home(Tensor& tensor, const TensorState& was);
-  void undo_unanswered(std::span<const Survivor> survivors);
-  void settle(Session& session);
+  Result<void> check_restored() const;
+
+  // settle.cc
+  // What nobody was told of: tensors whose content was given up for a lease, and tensors that were created.
+  struct Unanswered {
+    std::vector<Slot> torn;
+    std::vector<Slot> created;
+  };
+  std::map<SessionId, Unanswered> undo_unanswered(std::span<const Survivor> survivors);
+  void settle(Session& session, const Unanswered& unanswered);
   void settle_word(Session& session, Slot slot);
 
   // status.cc
@@ -288,7 +299,7 @@ class EngineImpl final : public Engine {
   SessionStatus session_status(const Session& session) const;
 
   // invariants.cc
-  void check_session(const Session& session) const;
+  void check_session(const Session& session, bool scribbled) const;
   void check_tensor(const Session& session, Slot slot) const;
   void check_word(const Session& session, Slot slot) const;
   void check_places(const Session& session) const;
@@ -303,8 +314,6 @@ class EngineImpl final : public Engine {
   std::vector<std::size_t> freed_records_;              // since the last commit
   std::vector<tier::Extent> retired_;                   // of the block tier
   std::unordered_map<RequestId, std::uint64_t> notes_;  // of requests whose replies are not in their rings
-  std::vector<std::pair<SessionId, Slot>> torn_;        // restoring: by leases that nobody was told of
-  std::vector<std::pair<SessionId, Slot>> unanswered_;  // restoring: tensors that nobody was told of
   std::vector<Tier> tiers_;
   std::size_t memory_tier_ = SIZE_MAX;
   std::size_t block_tier_ = SIZE_MAX;
@@ -323,6 +332,7 @@ class EngineImpl final : public Engine {
   std::uint64_t next_mark_ = 1;
   std::uint64_t set_mark_ = UINT64_MAX;  // on the tensors of the admission that is being looked at
   std::uint64_t steps_ = 0;
+  Restored restored_;
   PrefetchStatus prefetches_;
 
   std::map<SessionId, std::unique_ptr<Session>> sessions_;

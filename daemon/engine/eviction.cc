@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 
@@ -12,7 +13,7 @@ bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const
   if (!tensor.written || tensor.lost || !tensor.is_valid(level)) return true;
   if (tensor.published != Level::kNone && tensor.published != level) return true;
   if (tensor.published == level && session.table.load(slot).dirty) return false;
-  return (tensor.valid & ~bit(level)) != 0;
+  return (tensor.valid & ~bit(level)) != 0 || planted(Plant::kLastCopyDropped);
 }
 
 void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reason) {
@@ -166,7 +167,10 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
     tensor.valid = bit(level);
     touch(session, slot);
     commit();
-    if (shm::begin_clean(session.table.word(slot), tensor.incarnation).outcome != shm::Outcome::kDone) continue;
+    if (planted(Plant::kNoWriterCount))
+      session.table.word(slot).fetch_and(~shm::Word{.dirty = true}.packed());
+    else if (shm::begin_clean(session.table.word(slot), tensor.incarnation).outcome != shm::Outcome::kDone)
+      continue;
     ++session.cleanings;
     start(session, slot,
           {.session = session.id, .slot = slot, .activity = Activity::kCleaning, .from = level, .to = home_level_},

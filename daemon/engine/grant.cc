@@ -16,9 +16,14 @@ Result<void> EngineImpl::lease_resident(Session& session, const Admission& admis
     const auto step = shm::grant(session.table.word(slots[i]), tensor.incarnation, admission.mode,
                                  !session.table.load(slots[i]).turn);
     if (step.outcome == shm::Outcome::kDone) continue;
-    for (std::size_t j = 0; j < i; ++j)
-      if (session.at(slots[j]).published != Level::kNone)
-        shm::ungrant(session.table.word(slots[j]), admission.mode, session.table.load(slots[j]).turn);
+    for (std::size_t j = 0; j < i; ++j) {
+      const Tensor& taken = session.at(slots[j]);
+      if (taken.published == Level::kNone) continue;
+      shm::ungrant(session.table.word(slots[j]), admission.mode, session.table.load(slots[j]).turn);
+      if (taken.torn) shm::tear(session.table.word(slots[j]), taken.incarnation);
+    }
+    note_torn(session, slots[i]);
+    if (const auto good = check_content(admission, tensor); !good) return good;
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("tensor '{}' has {} readers and {} writers: no more leases fit", tensor.name,
                             step.word.readers, step.word.writers));
@@ -29,11 +34,12 @@ Result<void> EngineImpl::lease_resident(Session& session, const Admission& admis
 // Each word's turn is the other one after the grant.
 void EngineImpl::note_leases(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
   if (catalog_ == nullptr || !session.maps_segments) return;
+  // Of which an overwrite gives the content up, or finds none.
+  const auto fresh = [](const Tensor& tensor) { return tensor.published == Level::kNone || tensor.torn; };
   std::vector<GrantedSlot> granted;
   for (const Slot slot : slots)
-    granted.push_back(
-        {static_cast<std::uint32_t>(slot),
-         (session.table.load(slot).turn ? 0u : 1u) | (session.at(slot).published == Level::kNone ? kFresh : 0u)});
+    granted.push_back({static_cast<std::uint32_t>(slot),
+                       (session.table.load(slot).turn ? 0u : 1u) | (fresh(session.at(slot)) ? kFresh : 0u)});
   note(session,
        {.request = static_cast<std::uint64_t>(admission.request),
         .session = static_cast<std::uint32_t>(session.id),
@@ -47,7 +53,11 @@ void EngineImpl::note_leases(Session& session, const Admission& admission, const
 void EngineImpl::grant(Session& session, Admission& admission) {
   const auto slots = find_all(session, admission.tensors);
   if (!slots) return fail_admission(session, admission, slots.error());
-  if (admission.is(Admission::Kind::kAcquire)) note_leases(session, admission, *slots);
+  if (admission.is(Admission::Kind::kAcquire)) {
+    if (const auto room = check_note(session, slots->size()); !room)
+      return fail_admission(session, admission, room.error());
+    note_leases(session, admission, *slots);
+  }
   if (admission.is(Admission::Kind::kAcquire))
     if (const auto leased = lease_resident(session, admission, *slots); !leased)
       return fail_admission(session, admission, leased.error());

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 
@@ -42,7 +43,7 @@ bool EngineImpl::can_grow(const Session& session, std::size_t tier) const {
   if (grown <= place.floor_bytes) return true;
   std::uint64_t others = claimed_bytes(tier) - place.claimed_bytes();
   if (!opens_.empty()) others += opens_.front().floors[tier];
-  return grown + others <= capacity;
+  return grown + others <= capacity || planted(Plant::kFloorIgnored);
 }
 
 bool EngineImpl::grow(Session& session, std::size_t tier) {
@@ -264,6 +265,9 @@ Error EngineImpl::open_refusal(const PendingOpen& open) const {
     }
   }
   text.back() = '.';
+  text +=
+      " Open with smaller guarantees, or let every rank say how many share the node (local_world_size, "
+      "LOCAL_WORLD_SIZE): without either a session is guaranteed half of each place";
   return {ErrorCode::kResourceExhausted, std::move(text), 0};
 }
 

@@ -16,10 +16,10 @@ void check_disjoint(std::vector<tier::Extent>& extents) {
 
 }  // namespace
 
-void EngineImpl::check_invariants() const {
+void EngineImpl::check_invariants(std::span<const SessionId> scribbled) const {
   for (const auto& [id, session] : sessions_) {
     TERRACE_CHECK(session->id == id);
-    check_session(*session);
+    check_session(*session, std::ranges::find(scribbled, id) != scribbled.end());
   }
   check_block();
   check_catalog();
@@ -63,7 +63,7 @@ void EngineImpl::check_catalog() const {
   }
 }
 
-void EngineImpl::check_session(const Session& session) const {
+void EngineImpl::check_session(const Session& session, bool scribbled) const {
   std::size_t transfers = 0;
   std::uint64_t count = 0;
   std::uint64_t bytes = 0;
@@ -76,7 +76,9 @@ void EngineImpl::check_session(const Session& session) const {
       bytes += tensor.bytes;
       TERRACE_CHECK(session.names.at(tensor.name) == Slot{at});
     }
-    if (session.life == Session::Life::kOpen) check_tensor(session, Slot{at});
+    if (session.life != Session::Life::kOpen) continue;
+    check_tensor(session, Slot{at});
+    if (!scribbled) check_word(session, Slot{at});
   }
   TERRACE_CHECK(transfers == session.transfers);
   TERRACE_CHECK(count == session.tensor_count && count == session.names.size() && bytes == session.tensor_bytes);
@@ -97,7 +99,6 @@ void EngineImpl::check_tensor(const Session& session, Slot slot) const {
   if (tensor.published != Level::kNone && !tensor.idle())
     TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).to != tensor.published);
   if (tensor.pinned != Level::kNone) TERRACE_CHECK(tensor.has(tensor.pinned));
-  check_word(session, slot);
 }
 
 void EngineImpl::check_word(const Session& session, Slot slot) const {
@@ -111,6 +112,7 @@ void EngineImpl::check_word(const Session& session, Slot slot) const {
   TERRACE_CHECK(tensor.published != Level::kNone || !word.leased());
   if (tensor.published == Level::kNone) return;
   TERRACE_CHECK(word.wanted == (tensor.wanted != 0));
+  TERRACE_CHECK(word.torn || !tensor.torn);
   // A claimed tensor at rest would be out of reach for good.
   TERRACE_CHECK(!tensor.claimed);
 }

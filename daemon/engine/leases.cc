@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "engine/engine_impl.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 
@@ -16,8 +17,10 @@ bool EngineImpl::claim(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   TERRACE_CHECK(tensor.published != Level::kNone && !tensor.claimed);
   const shm::Step step = shm::claim(session.table.word(slot), tensor.incarnation);
-  if (step.outcome == shm::Outcome::kLeased) return false;
-  if (step.outcome != shm::Outcome::kDone || step.word.dirty) tensor.valid = bit(tensor.published);
+  if (step.outcome == shm::Outcome::kLeased && !planted(Plant::kMovedWhileLeased)) return false;
+  if (step.outcome != shm::Outcome::kDone || (step.word.dirty && !planted(Plant::kDirtyCountsAsHome)))
+    tensor.valid = bit(tensor.published);
+  if (step.outcome == shm::Outcome::kDone && step.word.torn) tensor.torn = true;
   if (step.outcome != shm::Outcome::kDone) {
     const shm::Word repaired{.state = shm::State::kClaimed, .turn = step.word.turn, .incarnation = tensor.incarnation};
     shm::publish(session.table.word(slot), repaired);
@@ -42,6 +45,7 @@ void EngineImpl::publish(Session& session, Slot slot, Level level, std::uint32_t
                        .wanted = tensor.wanted != 0,
                        .lent = tensor.extent(level).end() > place.fence,
                        .turn = turn,
+                       .torn = tensor.torn,
                        .readers = readers,
                        .writers = writers,
                        .incarnation = tensor.incarnation};
@@ -49,15 +53,17 @@ void EngineImpl::publish(Session& session, Slot slot, Level level, std::uint32_t
   tensor.published = level;
   tensor.claimed = false;
   touch(session, slot);
-  commit();  // before anybody can lease it there
+  if (!planted(Plant::kPublishedUnrecorded)) commit();  // before anybody can lease it there
   session.table.publish(slot, word, at.place, at.offset, tensor.bytes);
 }
 
 void EngineImpl::unpublish(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   TERRACE_CHECK(tensor.published == Level::kNone);
-  const shm::Word word{
-      .state = shm::State::kAbsent, .turn = session.table.load(slot).turn, .incarnation = tensor.incarnation};
+  const shm::Word word{.state = shm::State::kAbsent,
+                       .turn = session.table.load(slot).turn,
+                       .torn = tensor.torn,  // a successor may find the word before the record
+                       .incarnation = tensor.incarnation};
   session.table.publish(slot, word, shm::kPlaceNowhere, 0, tensor.bytes);
   tensor.claimed = false;
 }
@@ -70,6 +76,14 @@ void EngineImpl::publish_best(Session& session, Slot slot) {
     unpublish(session, slot);
   else
     publish(session, slot, level);
+}
+
+// A trainer says in the word that it gave an overwrite up.
+void EngineImpl::note_torn(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (tensor.torn || tensor.published == Level::kNone || !session.table.load(slot).torn) return;
+  tensor.torn = true;
+  touch(session, slot);
 }
 
 void EngineImpl::want(Session& session, Slot slot) {
@@ -133,13 +147,14 @@ void EngineImpl::on(const Request& request, const Release& body) {
   answer(request.id, std::move(result));
 }
 
-// An overwrite was given up: what is there is neither the old content nor the new.
+// An overwrite was given up: what is there is neither the old content nor the new, whoever else still leases it.
 void EngineImpl::tear(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
-  if (tensor.deleted || leased(session, slot)) return;  // another writer's content counts
+  if (tensor.deleted) return;
   Admission* bringing = tensor.admission == 0 ? nullptr : find_admission(session, tensor.admission);
   tensor.torn = true;
   touch(session, slot);
+  if (tensor.published != Level::kNone) shm::tear(session.table.word(slot), tensor.incarnation);
   forget(session, slot);
   if (bringing != nullptr && reads_content(*bringing))
     fail_admission(session, *bringing, check_content(*bringing, tensor).error());

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine/engine_impl.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 
@@ -46,6 +47,7 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
   flag(tensor.deleted, kDeleted);
   flag(tensor.forget, kForget);
   flag(tensor.home_bad, kHomeBad);
+  flag(tensor.transfer != 0, kUnderWay);
   if (tensor.has(Level::kBlock)) {
     const tier::Pieces pieces = tensor.pieces != nullptr ? *tensor.pieces : tier::Pieces(tensor.extent(Level::kBlock));
     state.piece_count = static_cast<std::uint8_t>(pieces.size());
@@ -120,10 +122,15 @@ void EngineImpl::record_facts(const Session& session, Slot slot) {
   catalog_->put(session.record, index(slot), facts);
 }
 
+Result<void> EngineImpl::check_note(const Session& session, std::size_t slots) const {
+  if (catalog_ == nullptr || !session.maps_segments || catalog_->has_room_for_note(slots)) return {};
+  return fail(ErrorCode::kResourceExhausted, "too many requests are granted and not yet answered: ask again");
+}
+
 // The notes of a request that changes what its trainer holds: until its answer is in the ring, a successor undoes it,
 // and the trainer asks again.
 void EngineImpl::note(const Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots) {
-  if (catalog_ == nullptr || !session.maps_segments) return;
+  if (catalog_ == nullptr || !session.maps_segments || planted(Plant::kNoteSkipped)) return;
   notes_.emplace(RequestId{grant.request}, catalog_->note(grant, slots));
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/damage.h"
 #include "engine/engine_impl.h"
 
 namespace terrace::engine {
@@ -13,12 +14,6 @@ namespace {
 
 std::unexpected<Error> damaged(const std::string& what) {
   return fail(ErrorCode::kFailedPrecondition, "the catalog that a former daemon left is damaged: " + what);
-}
-
-bool is_free(const tier::ExtentAllocator& space, tier::Extent extent) {
-  if (extent.bytes == 0 || extent.end() < extent.offset || extent.end() > space.capacity_bytes()) return false;
-  const auto free = space.free_within(extent);
-  return free.size() == 1 && free.front() == extent;
 }
 
 }  // namespace
@@ -44,8 +39,11 @@ Result<void> EngineImpl::restore_from(CatalogMemory& catalog, std::span<const Su
   next_session_ = catalog.node().next_session;
   next_number_ = catalog.node().next_number;
   steps_ = catalog.node().steps;
+  // A daemon that counted every nanosecond would not have come to the middle of them.
+  if (next_session_ == 0 || next_session_ > UINT32_MAX / 2 || next_number_ == 0 || next_number_ > UINT64_MAX / 2)
+    return damaged(fmt::format("its next session is {} and its next tensor {}", next_session_, next_number_));
   for (const tier::Extent& extent : catalog.retired().first(catalog.node().retired_count)) {
-    if (!is_free(block_space_, extent)) return damaged("a retired region lies outside the block tier");
+    if (!block_space_.is_free(extent)) return damaged("a retired region lies outside the block tier");
     block_space_.retire(extent);
     retired_.push_back(extent);
   }
@@ -55,21 +53,44 @@ Result<void> EngineImpl::restore_from(CatalogMemory& catalog, std::span<const Su
     if (survivor == survivors.end()) continue;  // its descriptors are lost, and it with them
     if (auto restored = restore_session(catalog, record, *survivor); !restored) return restored;
   }
+  if (auto agree = check_restored(); !agree) return agree;
   catalog_ = &catalog;
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
     if (std::ranges::none_of(sessions_, [&](const auto& entry) { return entry.second->record == record; })) {
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});
       free_records_.insert(record);
     }
-  undo_unanswered(survivors);
+  const auto unanswered = undo_unanswered(survivors);
   for (auto& [id, session] : sessions_) {
     for (std::uint32_t at = 0; at < session->tensors.size(); ++at) touch(*session, Slot{at});
     touch(*session);
-    settle(*session);
+    const auto found = unanswered.find(id);
+    settle(*session, found == unanswered.end() ? Unanswered{} : found->second);
+    commit();
   }
-  commit();
   catalog.forget_notes();
   run();
+  return {};
+}
+
+// What no record says by itself: of things that there can be only one of, there is one, and all have room together.
+Result<void> EngineImpl::check_restored() const {
+  std::set<std::array<std::uint8_t, 16>> tokens;
+  std::vector<std::uint64_t> numbers;
+  for (const auto& [id, session] : sessions_) {
+    const bool named = session->token != std::array<std::uint8_t, 16>{};
+    if (named && !tokens.insert(session->token).second) return damaged("two sessions have one token");
+    for (const Tensor& tensor : session->tensors)
+      if (tensor.live()) numbers.push_back(tensor.number);
+  }
+  std::ranges::sort(numbers);
+  if (std::ranges::adjacent_find(numbers) != numbers.end()) return damaged("two tensors have one number");
+  if (!numbers.empty() && numbers.back() >= next_number_) return damaged("a tensor has a number to come");
+  if (!sessions_.empty() && static_cast<std::uint32_t>(sessions_.rbegin()->first) >= next_session_)
+    return damaged("a session has a number to come");
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+    if (tiers_[tier].mapped() && claimed_bytes(tier) > tiers_[tier].options.capacity_bytes)
+      return damaged(fmt::format("its sessions have more of '{}' than there is", tiers_[tier].options.name));
   return {};
 }
 
@@ -92,9 +113,9 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, std::size
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     if (!tiers_[tier].mapped()) continue;
     const TierOptions& options = tiers_[tier].options;
-    if (was.mapped_bytes[tier] > options.capacity_bytes || was.mapped_bytes[tier] % options.segment_bytes != 0)
-      return damaged(
-          fmt::format("session {} has mapped {} bytes of '{}'", was.id, was.mapped_bytes[tier], options.name));
+    for (const std::uint64_t bytes : {was.mapped_bytes[tier], was.floor_bytes[tier]})
+      if (bytes > options.capacity_bytes || bytes % options.segment_bytes != 0)
+        return damaged(fmt::format("session {} has {} bytes of '{}'", was.id, bytes, options.name));
     session.places[tier] = std::make_unique<Place>(options_.make_policy());
     session.places[tier]->floor_bytes = was.floor_bytes[tier];
     session.places[tier]->space.extend(was.mapped_bytes[tier]);
@@ -107,22 +128,27 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, std::size
     if (!session.tensors.back().live()) session.free_slots.push_back(Slot{at});
   }
   std::ranges::reverse(session.free_slots);
-  sessions_.emplace(session.id, std::move(made));
+  if (!sessions_.emplace(session.id, std::move(made)).second)
+    return damaged(fmt::format("session {} is there twice", was.id));
+  ++restored_.sessions;
+  restored_.unanswered_requests += survivor.unanswered;
   return {};
 }
 
 Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const TensorRecord& record) {
   const TensorState& was = record.state;
   Tensor& tensor = session.at(slot);
-  tensor.incarnation = was.incarnation;
-  if (was.number == 0) return {};
-  const auto bad = [&](const char* what) {
+  const auto bad = [&](const std::string& what) {
     return damaged(
         fmt::format("tensor {} of session {}: {}", index(slot), static_cast<std::uint32_t>(session.id), what));
   };
-  if (record.facts.dimension_count > record.facts.dimensions.size() || was.piece_count > tier::kPiecesMax ||
-      was.published > index(Level::kNone) || was.pinned > index(Level::kNone) || was.device >= tiers_.size())
-    return bad("a count is out of bounds");
+  if (was.incarnation > shm::kIncarnationMask) return bad(fmt::format("its incarnation is {}", was.incarnation));
+  tensor.incarnation = was.incarnation;
+  if (was.number == 0) return {};
+  ++restored_.tensors;
+  if ((was.flags & kUnderWay) != 0) ++restored_.transfers;
+  const HomeTier home{home_level_, tiers_.back().options.capacity_bytes};
+  if (const std::string damage = damage_of(record, home); !damage.empty()) return bad(damage);
   tensor.name.assign(record.facts.name.begin(), std::ranges::find(record.facts.name, '\0'));
   tensor.bytes = record.facts.bytes;
   tensor.dtype = record.facts.dtype;
@@ -148,7 +174,7 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
     const std::size_t tier = tier_index(tensor, level);
     if (tier >= tiers_.size() || tiers_[tier].level != level) return bad("it has a copy in a tier that is not there");
     Place& place = *session.places[tier];
-    if (!is_free(place.space, tensor.extent(level))) return bad("its extent overlaps another");
+    if (!place.space.is_free(tensor.extent(level))) return bad("its extent overlaps another, or lies outside its tier");
     place.space.take(tensor.extent(level));
     place.policy->arrived(slot, now_);
     tiers_[tier].used_bytes += tensor.extent_bytes();
@@ -156,15 +182,14 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
     if (was.sliding != static_cast<std::uint8_t>(level)) continue;
     const std::uint64_t apart = tensor.offset[index(level)] - was.slide_offset;
     const tier::Extent fresh{was.slide_offset, std::min(tensor.extent_bytes(), apart)};
-    if (was.slid_bytes > tensor.extent_bytes() || !is_free(place.space, fresh)) return bad("it slid out of its space");
+    if (!place.space.is_free(fresh)) return bad("its extent slid into another's");
     place.space.take(fresh);
     tensor.sliding = level;
     tensor.slide_offset = was.slide_offset;
     tensor.slid_bytes = was.slid_bytes;
   }
   if ((was.extents & bit(Level::kBlock)) != 0)
-    if (auto home = restore_home(tensor, was); !home) return bad(home.error().message.c_str());
-  if (!tensor.has(home_level_)) return bad("it has no home");
+    if (auto restored = restore_home(tensor, was); !restored) return bad(restored.error().message);
   if (!tensor.deleted) {
     if (!session.names.emplace(tensor.name, slot).second) return bad("another has its name");
     ++session.tensor_count;
@@ -174,114 +199,23 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
 }
 
 Result<void> EngineImpl::restore_home(Tensor& tensor, const TensorState& was) {
+  const auto bad = [](const char* what) { return fail(ErrorCode::kFailedPrecondition, what); };
+  if (block_tier_ == SIZE_MAX) return bad("its home is on a block tier, and there is none");
   tier::Pieces pieces;
   for (const tier::Extent& piece : std::span(was.pieces).first(was.piece_count)) {
-    if (!is_free(block_space_, piece)) return fail(ErrorCode::kFailedPrecondition, "its home overlaps another");
+    if (!block_space_.is_free(piece)) return bad("its home overlaps another, or lies outside the block tier");
     block_space_.take(piece);
     pieces.push(piece);
   }
   const tier::Extent sums{was.first_checksum, tier::chunk_count(tensor.bytes)};
-  if (pieces.bytes() != tensor.extent_bytes() || !is_free(checksum_space_, sums))
-    return fail(ErrorCode::kFailedPrecondition, "its home is not as large as it");
+  if (pieces.bytes() != tensor.extent_bytes()) return bad("its home is not as large as it");
+  if (pieces[0].offset != tensor.offset[index(Level::kBlock)]) return bad("its home is in two places");
+  if (!checksum_space_.is_free(sums)) return bad("its checksums are another's, or lie outside their table");
   checksum_space_.take(sums);
   if (pieces.size() > 1) tensor.pieces = std::make_unique<tier::Pieces>(pieces);
   tensor.extents |= bit(Level::kBlock);
   tiers_[block_tier_].used_bytes += tensor.extent_bytes();
   return {};
-}
-
-// Leases that their trainer was not told of end; tensors that it was not told of go.
-void EngineImpl::undo_unanswered(std::span<const Survivor> survivors) {
-  catalog_->each_note([&](const GrantRecord& grant, std::span<const GrantedSlot> slots) {
-    const auto survivor = std::ranges::find(survivors, SessionId{grant.session}, &Survivor::session);
-    Session* session = find_session(SessionId{grant.session});
-    if (session == nullptr || survivor == survivors.end()) return;
-    const auto beyond = static_cast<std::int32_t>(survivor->completions - grant.position);
-    if (grant.answering != 0 && beyond >= 0) return;
-    if (grant.kind == GrantRecord::Kind::kStep && static_cast<std::uint32_t>(session->step) == grant.mode) {
-      --session->step;
-      --steps_;
-    }
-    for (const GrantedSlot& granted : slots) {
-      if (granted.slot >= session->tensors.size()) continue;
-      const Slot slot{granted.slot};
-      if (grant.kind == GrantRecord::Kind::kTensors) {
-        const Tensor& tensor = session->at(slot);
-        if (tensor.live() && !tensor.deleted && tensor.incarnation == granted.mark)
-          unanswered_.emplace_back(session->id, slot);
-      } else {
-        const auto mode = static_cast<shm::Mode>(grant.mode % 256);
-        const bool undone = shm::ungrant(session->table.word(slot), mode, (granted.mark & 1) != 0);
-        // Its content was given up with the record, which comes before the word.
-        const bool recorded = index(session->at(slot).published) == grant.mode / 256;
-        if ((undone || recorded) && mode == shm::Mode::kOverwrite && (granted.mark & kFresh) != 0)
-          torn_.emplace_back(session->id, slot);
-      }
-    }
-  });
-}
-
-// The words and the records of one session are brought together again; then nothing of it is under way.
-void EngineImpl::settle(Session& session) {
-  for (std::uint32_t at = 0; at < session.table.size(); ++at) {
-    const Slot slot{at};
-    if (at < session.tensors.size() && session.tensors[at].live()) {
-      settle_word(session, slot);
-      continue;
-    }
-    const std::uint32_t incarnation = at < session.tensors.size() ? session.tensors[at].incarnation : 1;
-    if (at < session.tensors.size() || session.table.load(slot) != shm::Word{})
-      session.table.publish(slot, {.state = shm::State::kFree, .incarnation = incarnation}, 0, 0, 0);
-  }
-  for (const auto& [id, slot] : torn_)
-    if (id == session.id) tear(session, slot);
-  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
-    const Tensor& tensor = session.tensors[at];
-    if (!tensor.live()) continue;
-    if (tensor.sliding != Level::kNone)
-      slide_on(session, Slot{at});
-    else if (!tensor.deleted)
-      rest(session, Slot{at});
-  }
-  for (const auto& [id, slot] : unanswered_)
-    if (id == session.id) delete_tensor(session, slot);
-  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
-    const Tensor& tensor = session.tensors[at];
-    if (!tensor.live() || !tensor.deleted || std::ranges::find(session.leaving, Slot{at}) != session.leaving.end())
-      continue;
-    if (!try_finish_delete(session, Slot{at})) {
-      want(session, Slot{at});
-      session.leaving.push_back(Slot{at});
-    }
-  }
-}
-
-// Lease counts and dirty are true in the word, everything else in the record. A word that is neither is a scribble of
-// its own session's: the copy that was published stands, with nobody's lease.
-void EngineImpl::settle_word(Session& session, Slot slot) {
-  Tensor& tensor = session.at(slot);
-  const shm::Word word = session.table.load(slot);
-  if (tensor.published == Level::kNone) return unpublish(session, slot);
-  const Level level = tensor.published;
-  const bool known = word.incarnation == tensor.incarnation &&
-                     (word.state == shm::State::kResident || word.state == shm::State::kClaimed);
-  if (!known || word.dirty) tensor.valid = bit(level);
-  const bool leased = known && word.state == shm::State::kResident && session.maps_segments;
-  if (leased) {
-    shm::want(session.table.word(slot), false);
-    shm::lend(session.table.word(slot), false);
-    return;
-  }
-  // Of a session over gRPC, a lease ended with the call that held it.
-  const bool torn = known && !session.maps_segments && word.writers != 0;
-  shm::publish(session.table.word(slot),
-               {.state = shm::State::kClaimed, .turn = word.turn, .incarnation = tensor.incarnation});
-  tensor.published = Level::kNone;
-  tensor.claimed = true;
-  if (torn) {
-    tensor.torn = true;
-    tensor.forget = true;
-  }
 }
 
 }  // namespace terrace::engine

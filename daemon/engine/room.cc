@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "engine/engine_impl.h"
 
@@ -15,7 +16,8 @@ bool EngineImpl::allocate_all(Place& place, const std::vector<std::uint64_t>& si
                               std::vector<std::uint64_t>& offsets) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return sizes[a] > sizes[b]; });
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return std::pair(sizes[b], a) < std::pair(sizes[a], b); });
   offsets.assign(sizes.size(), 0);
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (const auto extent = place.space.allocate(sizes[order[i]])) {
@@ -56,12 +58,21 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
   std::uint64_t missing = 0;
   for (const std::uint64_t size : sizes) missing += size;
   admission.missing_bytes = missing;
-  if (set_bytes(session, admission, missing) > limit_bytes(session, admission.tier)) {
+  const std::uint64_t bytes = set_bytes(session, admission, missing);
+  const TierOptions& tier = tiers_[admission.tier].options;
+  if (bytes > tier.capacity_bytes) {
+    refusal = {ErrorCode::kResourceExhausted,
+               fmt::format("the set has {} bytes, and '{}' {} in all: it can never be there at once; ask for fewer "
+                           "tensors, or at another place",
+                           bytes, tier.name, tier.capacity_bytes),
+               0};
+    return Room::kRefused;
+  }
+  if (bytes > limit_bytes(session, admission.tier)) {
     const std::string set = admission.tensors.size() == 1
                                 ? fmt::format("tensor '{}'", session.at(admission.tensors.front().slot).name)
                                 : fmt::format("a set of {} tensors", admission.tensors.size() + admission.specs.size());
-    refusal = full(session, admission.tier,
-                   fmt::format("no room for {}, {} bytes", set, set_bytes(session, admission, missing)));
+    refusal = full(session, admission.tier, fmt::format("no room for {}, {} bytes", set, bytes));
     return Room::kRefused;
   }
   while (true) {

@@ -33,6 +33,7 @@ void EngineImpl::on(const Request& request, const MarkStep& body) {
   if (body.kind > kLastKind)
     return answer(request.id, fail(ErrorCode::kInvalidArgument,
                                    fmt::format("step kind {}: give 0 (train), 1 (accumulate) or 2 (eval)", body.kind)));
+  if (const auto room = check_note(**session, 0); !room) return answer(request.id, std::unexpected(room.error()));
   note(**session,
        {.request = static_cast<std::uint64_t>(request.id),
         .session = static_cast<std::uint32_t>(request.session),
@@ -119,6 +120,7 @@ Status EngineImpl::status() const {
   out.prefetches = prefetches_;
   out.steps = steps_;
   out.requests_waiting = waiting_.size();
+  out.restored = restored_;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     out.tiers.push_back(tier_status(tier));
     if (tiers_[tier].mapped()) out.places.push_back(tiers_[tier].leases);

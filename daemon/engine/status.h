@@ -88,6 +88,14 @@ struct SessionStatus {
   std::vector<Place> places;
 };
 
+// What of a former daemon's this one went on with, and what that one was killed in the midst of.
+struct Restored {
+  std::uint64_t sessions = 0;
+  std::uint64_t tensors = 0;
+  std::uint64_t unanswered_requests = 0;  // it had taken them
+  std::uint64_t transfers = 0;            // queued or running
+};
+
 struct Status {
   bool draining = false;
   std::vector<TierStatus> tiers;
@@ -97,6 +105,8 @@ struct Status {
   PrefetchStatus prefetches;
   std::uint64_t steps = 0;
   std::uint64_t requests_waiting = 0;
+  Restored restored;
+  std::uint64_t resubmitted_requests = 0;  // asked again after a former daemon; from the front, the engine leaves it 0
 };
 
 }  // namespace terrace::engine

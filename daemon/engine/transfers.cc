@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 
@@ -54,6 +55,8 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
     transfer.to.pieces = tier::Pieces({tensor.slide_offset + tensor.slid_bytes, flight.step_bytes});
   }
   if (flight.to == Level::kBlock) tensor.valid &= static_cast<std::uint8_t>(~bit(Level::kBlock));
+  if (planted(Plant::kCleanBeforeCompletion) && flight.to == Level::kBlock) tensor.valid |= bit(flight.to);
+  if (planted(Plant::kZeroFillSkipped)) transfer.zero_fill = false;
   touch(session, slot);
   tensor.activity = flight.activity;
   tensor.transfer = static_cast<std::uint64_t>(transfer.id);
@@ -120,7 +123,9 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
       return slid(session, flight.slot, result);
     case Activity::kCleaning:
       if (!result) tensor.home_bad = true;  // no more early ones until a write-back succeeds
-      if (result && tensor.published == flight.from && shm::finish_clean(session.table.word(flight.slot)))
+      if (result && tensor.published == flight.from &&
+          (shm::finish_clean(session.table.word(flight.slot)) ||
+           (planted(Plant::kNoWriterCount) && !session.table.load(flight.slot).dirty)))
         tensor.valid |= bit(flight.to);
       if (tensor.admission == 0) rest(session, flight.slot);
       return;

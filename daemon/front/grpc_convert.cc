@@ -8,13 +8,14 @@
 #include <limits>
 #include <optional>
 
+#include "base/text.h"
+#include "engine/catalog_records.h"
 #include "shm/layout.h"
 #include "terrace/v1/error.pb.h"
 
 namespace terrace::front {
 namespace {
 
-constexpr std::size_t kNameBytesMax = 175;
 constexpr std::size_t kLabelBytesMax = 63;
 constexpr int kDimensionsMax = 8;
 constexpr std::uint32_t kDevicesMax = shm::kPlacesMax - 1;
@@ -134,8 +135,8 @@ Result<std::vector<Handle>> to_handles(const google::protobuf::RepeatedField<std
 Result<engine::TensorSpec> to_spec(const v1::TensorSpec& spec, std::size_t index) {
   const std::string field = fmt::format("tensors[{}]", index);
   engine::TensorSpec out{.name = spec.name(), .bytes = spec.bytes(), .shape = {}, .strides = {}};
-  if (out.name.empty() || out.name.size() > kNameBytesMax)
-    return invalid(fmt::format("{}.name has {} bytes: 1 to {}", field, out.name.size(), kNameBytesMax));
+  if (out.name.empty() || out.name.size() > engine::kNameBytesMax)
+    return invalid(fmt::format("{}.name has {} bytes: 1 to {}", field, out.name.size(), engine::kNameBytesMax));
   if (out.name.find('\0') != std::string::npos) return invalid(field + ".name holds a NUL byte: names are text");
   if (spec.dtype() != v1::DATA_TYPE_UNSPECIFIED) out.dtype = static_cast<DType>(spec.dtype());
   if (element_bytes(out.dtype) == 0)
@@ -158,10 +159,10 @@ Result<engine::OpenSession> to_open(const v1::OpenSessionRequest& request, const
   engine::OpenSession open;
   open.tenant = peer.tenant;
   open.pid = peer.pid;
-  open.label = request.label();
+  open.label = printable(request.label());
   open.local_world_size = std::max(1u, request.local_world_size());
-  if (open.label.size() > kLabelBytesMax)
-    return invalid(fmt::format("label has {} bytes: at most {}", open.label.size(), kLabelBytesMax));
+  if (request.label().size() > kLabelBytesMax)
+    return invalid(fmt::format("label has {} bytes: at most {}", request.label().size(), kLabelBytesMax));
   for (int i = 0; i < request.guarantees_size(); ++i) {
     const v1::Guarantee& guarantee = request.guarantees(i);
     const std::string field = fmt::format("guarantees[{}].place", i);

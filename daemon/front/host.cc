@@ -9,10 +9,10 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <csignal>
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "front/doors.h"
 #include "tier/device/cuda_context.h"
 
 namespace terrace::front {
@@ -21,16 +21,6 @@ namespace {
 constexpr Duration kSweepPeriod = std::chrono::milliseconds(200);
 constexpr int kAcceptsAtOnce = 64;
 constexpr Duration kFormerDaemonMax = std::chrono::seconds(60);
-
-Result<Fd> stop_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGINT);
-  Fd signals(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals) return fail(ErrorCode::kResourceExhausted, "no descriptor is left for signals", errno);
-  return signals;
-}
 
 // Whoever is turned away on our own socket is told why; a gRPC client sees the connection close, and tries again.
 void refuse(Fd connection, const Error& reason) {
@@ -115,11 +105,6 @@ Result<void> Host::add_door(Listener listener, Peer peer, Adopt adopt) {
   return {};
 }
 
-bool Host::admits(const Peer& peer, std::uint32_t uid) const {
-  if (peer.admin) return uid == 0 || uid == getuid();
-  return config_.tenants.at(peer.tenant.socket).admits(uid, getuid());
-}
-
 void Host::accept(Door& door) {
   for (int count = 0; count < kAcceptsAtOnce; ++count) {
     auto accepted = door.listener.accept();
@@ -129,11 +114,14 @@ void Host::accept(Door& door) {
     peer.pid = accepted->credentials.pid;
     const std::size_t connections = sessions_.size() + newcomers_.size() + other_connections_();
     const bool full = connections >= config_.limits.connections_max && !peer.admin;  // the administrator always gets in
-    if (!admits(peer, peer.tenant.uid)) {
+    if (!admits(config_, peer, peer.tenant.uid)) {
       if (!door.adopt)
         refuse(std::move(accepted->connection),
                {ErrorCode::kPermissionDenied,
-                fmt::format("uid {} is not admitted here; add it to the tenant's uids", peer.tenant.uid), 0});
+                fmt::format("uid {} is not admitted here: write it into `uids` of the [[tenant]] \"{}\" in the "
+                            "daemon's configuration, and restart the daemon",
+                            peer.tenant.uid, config_.tenants.at(peer.tenant.socket).name),
+                0});
     } else if (full) {
       if (!door.adopt)
         refuse(std::move(accepted->connection),
@@ -150,6 +138,7 @@ void Host::accept(Door& door) {
 }
 
 Result<void> Host::serve(std::function<void()> stopping) {
+  if (node_.block) node_.block->keep();
   notify_.send("READY=1\nSTATUS=serving");
   spdlog::info("serving on {}", config_.tenants.front().data_socket);
   while (!stopping_)
@@ -237,8 +226,10 @@ bool Host::pump_once() {
   for (const mover::SegmentOrder& asked : output.segment_orders) order(asked);
   for (const mover::Transfer& transfer : output.transfers) mover_->start(transfer);
   for (engine::Reply& reply : output.replies) {
-    if (auto* status = reply.result ? std::get_if<engine::Status>(&*reply.result) : nullptr)
+    if (auto* status = reply.result ? std::get_if<engine::Status>(&*reply.result) : nullptr) {
       node_.add_failures(*status);
+      status->resubmitted_requests = resubmitted_requests_;
+    }
     auto waiting = answers_.extract(reply.id);
     const RequestId id = reply.id;
     if (!waiting.empty()) waiting.mapped()(std::move(reply));

@@ -88,7 +88,6 @@ class Host final : public Gateway {
   Result<void> start(const mover::Workers::Options& workers);
   Result<void> add_door(Listener listener, Peer peer, Adopt adopt);
   void accept(Door& door);
-  bool admits(const Peer& peer, std::uint32_t uid) const;
   Result<void> turn(Duration longest);
   void pump();
   bool pump_once();
@@ -115,12 +114,16 @@ class Host final : public Gateway {
   void end(Session& session, const Error& reason);
   void gone(SessionId id);
 
+  void send_segment(Session& session, std::size_t tier, tier::Extent extent);
   void send_retire(Session& session, const mover::SegmentOrder& order);
   Result<void> watch_doorbell(Session& session);
 
   // host_survival.cc: what outlives the process.
   Result<void> make_engine();
+  Result<void> go_on();
   Result<void> open_catalog(const engine::CatalogShape& shape);
+  Result<void> make_catalog(const engine::CatalogShape& shape);
+  Result<std::span<std::byte>> map_catalog(const Fd& memory, std::uint64_t bytes);
   Result<Session*> take_back(const engine::SessionRecord& was);
   Result<void> watch_taken_back();
   void keep(Session& session, std::string name, int descriptor);
@@ -177,6 +180,7 @@ class Host final : public Gateway {
   std::unordered_map<RequestId, Answer> answers_;
   std::vector<engine::Access> accesses_;
   std::uint64_t last_key_ = 0;
+  std::uint64_t resubmitted_requests_ = 0;
   std::atomic<std::uint64_t> last_request_ = 0;
   Time last_sweep_{};
   Time last_watchdog_{};

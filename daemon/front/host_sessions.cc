@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "front/greeting.h"
 #include "front/host.h"
 #include "front/ring_request.h"
 
@@ -16,18 +17,6 @@ namespace terrace::front {
 namespace {
 
 constexpr Duration kGreetingTimeout = std::chrono::seconds(10);
-
-engine::OpenSession to_open(const shm::Hello& hello, const Session& session) {
-  engine::OpenSession open;
-  open.tenant = session.peer.tenant;
-  open.pid = session.peer.pid;
-  open.local_world_size = std::max<std::uint32_t>(hello.local_world_size, 1);
-  open.label.assign(hello.label.begin(), std::ranges::find(hello.label, '\0'));
-  open.maps_segments = true;
-  for (std::uint32_t i = 0; i < hello.guarantee_count; ++i)
-    open.guarantees.push_back({hello.guarantees[i].place, hello.guarantees[i].bytes});
-  return open;
-}
 
 }  // namespace
 
@@ -69,11 +58,8 @@ void Host::read_messages(Session& session) {
 void Host::welcome(Session& session, const shm::Hello& hello) {
   if (session.state != Session::State::kGreeting)
     return end(session, {ErrorCode::kInvalidArgument, "a second greeting on one connection", 0});
-  if (hello.guarantee_count > hello.guarantees.size())
-    return end(
-        session,
-        {ErrorCode::kInvalidArgument,
-         fmt::format("{} guarantees; there are at most {} places", hello.guarantee_count, hello.guarantees.size()), 0});
+  auto asked = to_open(hello);
+  if (!asked) return end(session, asked.error());
   if (const auto made = make_region(session); !made) return end(session, made.error());
   session.doorbell = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!session.doorbell)
@@ -83,7 +69,9 @@ void Host::welcome(Session& session, const shm::Hello& hello) {
   session.token = make_token();
   session.opening = next_request();
 
-  engine::OpenSession open = to_open(hello, session);
+  engine::OpenSession open = std::move(*asked);
+  open.tenant = session.peer.tenant;
+  open.pid = session.peer.pid;
   open.table = session.region->table();
   open.token = session.token;
   const std::uint64_t longest = std::uint64_t{config_.limits.request_timeout_ms} * 1'000'000;
@@ -154,7 +142,6 @@ void Host::send(Session& session, const Message& message, std::span<const int> d
 }
 
 template void Host::send(Session&, const shm::Resumed&, std::span<const int>);
-template void Host::send(Session&, const shm::SegmentMessage&, std::span<const int>);
 
 void Host::drain_logs(Session& session) {
   if (!session.region || session.state != Session::State::kOpen) return;
@@ -186,6 +173,7 @@ void Host::take_submission(Session& session, const shm::Submission& submission) 
   if (session.unanswered >= shm::kRingEntries)
     return end(session, {ErrorCode::kInvalidArgument, "more requests under way than the ring has entries", 0});
   ++session.unanswered;
+  if ((submission.flags & shm::kResubmitted) != 0) ++resubmitted_requests_;
   const auto refuse = [&](const Error& error) { complete(session, submission, std::unexpected(error)); };
   const auto bytes = record_bytes(submission);
   if (!bytes) return refuse(bytes.error());
@@ -274,13 +262,16 @@ void Host::deliver_segment(const mover::SegmentDone& done) {
   Session* session = find(order.session);
   const bool trainer_is_there = session != nullptr && session->connection && session->state == Session::State::kOpen;
   if (!done.result || order.kind != mover::SegmentOrder::Kind::kAdd || !trainer_is_there) return;
-  const int segment = node_.mapped[index(order.tier)]->descriptor(order.session, order.extent.offset);
-  send(*session,
+  send_segment(*session, index(order.tier), order.extent);
+}
+
+void Host::send_segment(Session& session, std::size_t tier, tier::Extent extent) {
+  send(session,
        shm::SegmentMessage{.header = {.type = shm::MessageType::kSegment},
-                           .place = node_.places[index(order.tier)],
-                           .offset = order.extent.offset,
-                           .bytes = order.extent.bytes},
-       std::array{segment});
+                           .place = node_.places[tier],
+                           .offset = extent.offset,
+                           .bytes = extent.bytes},
+       std::array{node_.mapped[tier]->descriptor(session.id, extent.offset)});
 }
 
 void Host::end(Session& session, const Error& reason) {

@@ -36,72 +36,94 @@ std::optional<Fd> take(service::Adopted& adopted, const std::string& name) {
   return std::move(found.mapped());
 }
 
+bool somebody_lives(const engine::CatalogMemory& catalog) {
+  for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
+    if (catalog.session(record).id != 0 && catalog.session(record).ending == 0) return true;
+  return false;
+}
+
 }  // namespace
 
 // The engine, with a catalog where there is somebody to keep it: a successor's, where a catalog was left.
 Result<void> Host::make_engine() {
   const engine::CatalogShape shape{config_.limits.sessions_max, config_.limits.tensors_per_session_max};
-  const bool inherits = adopted_.contains(kCatalogName);
-  if (store_.keeps() || inherits) {
+  if (adopted_.contains(kCatalogName))
     if (auto opened = open_catalog(shape); !opened) return opened;
-  }
-  if (!inherits) {
-    for (auto& [name, descriptor] : adopted_) drop_kept(name);  // of no use without the catalog
-    adopted_.clear();
+  // A catalog of nobody's binds nobody to the tiers that it speaks of.
+  if (!catalog_ || !somebody_lives(*catalog_)) {
+    catalog_.reset();
+    for (auto& [name, descriptor] : std::exchange(adopted_, {})) drop_kept(name);  // of no use
+    if (store_.keeps())
+      if (auto made = make_catalog(shape); !made) return made;
     auto engine = engine::Engine::create(node_.options, catalog_ ? &*catalog_ : nullptr);
     if (!engine) return std::unexpected(engine.error());
     engine_ = std::move(*engine);
     return {};
   }
+  return go_on();
+}
+
+// With the catalog that is open, and all that belongs to it.
+Result<void> Host::go_on() {
+  catalog_memory_ = *take(adopted_, kCatalogName);
+  if (node_.block) {
+    auto sums = take(adopted_, kChecksumsName);
+    if (!sums)
+      return fail(ErrorCode::kFailedPrecondition, "the checksums of the block tier did not come back with the catalog");
+    if (auto taken = node_.block->adopt_checksums(std::move(*sums)); !taken) return taken;
+  }
   std::vector<engine::Survivor> survivors;
-  for (std::size_t record = 0; record < shape.sessions_max; ++record) {
+  for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) {
     const engine::SessionRecord& was = catalog_->session(record);
     if (was.id == 0 || was.ending != 0) continue;
     if (auto back = take_back(was); !back)
       spdlog::error("session {} of pid {} is lost: {}", was.id, was.pid, back.error().message);
     else
-      survivors.push_back({SessionId{was.id}, (*back)->region->table(), (*back)->region->completions_tail()});
+      survivors.push_back({SessionId{was.id}, (*back)->region->table(), (*back)->region->completions_tail(),
+                           (*back)->region->unanswered()});
   }
   auto engine = engine::Engine::restore(node_.options, *catalog_, survivors);
   if (!engine) return std::unexpected(engine.error());
   engine_ = std::move(*engine);
   for (auto& [name, descriptor] : std::exchange(adopted_, {})) drop_kept(name);  // of sessions that have ended
-  spdlog::info("{} sessions go on; their trainers will be back", survivors.size());
+  const engine::Restored restored = engine_->status().restored;
+  spdlog::info("goes on for a former daemon: {} sessions, {} tensors; {} requests unanswered, {} transfers broken off",
+               restored.sessions, restored.tensors, restored.unanswered_requests, restored.transfers);
   return {};
 }
 
+// The one that a former daemon left; it stays among what was adopted until it is known to be of use.
 Result<void> Host::open_catalog(const engine::CatalogShape& shape) {
-  const std::uint64_t needed = align_up(engine::CatalogMemory::bytes_needed(shape), kPageBytes);
-  auto left = take(adopted_, kCatalogName);
-  if (!left) {
-    auto memory = sealed_memfd("terrace-catalog", needed);
-    if (!memory) return std::unexpected(memory.error());
-    catalog_memory_ = std::move(*memory);
-  } else {
-    catalog_memory_ = std::move(*left);
-  }
   struct stat there{};
-  if (fstat(catalog_memory_.get(), &there) != 0)
-    return fail(ErrorCode::kInternal, "the catalog cannot be looked at", errno);
-  const auto bytes = static_cast<std::uint64_t>(there.st_size);
-  auto mapped = AddressRange::map(catalog_memory_.get(), bytes, PROT_READ | PROT_WRITE);
+  const Fd& memory = adopted_.at(kCatalogName);
+  if (fstat(memory.get(), &there) != 0) return fail(ErrorCode::kInternal, "the catalog cannot be looked at", errno);
+  const auto mapped = map_catalog(memory, static_cast<std::uint64_t>(there.st_size));
   if (!mapped) return std::unexpected(mapped.error());
-  catalog_range_ = std::move(*mapped);
-  madvise(catalog_range_.data(), bytes, MADV_DONTDUMP);
-  const std::span<std::byte> memory(catalog_range_.data(), bytes);
-  if (left) {
-    auto opened = engine::CatalogMemory::open(memory, shape);
-    if (!opened) return std::unexpected(opened.error());
-    catalog_ = std::move(*opened);
-    auto sums = take(adopted_, kChecksumsName);
-    if (node_.block && !sums)
-      return fail(ErrorCode::kFailedPrecondition, "the checksums of the block tier did not come back with the catalog");
-    return node_.block ? node_.block->adopt_checksums(std::move(*sums)) : Result<void>{};
-  }
-  catalog_ = engine::CatalogMemory::format(memory, shape);
+  auto opened = engine::CatalogMemory::open(*mapped, shape);
+  if (!opened) return std::unexpected(opened.error());
+  catalog_ = std::move(*opened);
+  return {};
+}
+
+Result<void> Host::make_catalog(const engine::CatalogShape& shape) {
+  const std::uint64_t bytes = align_up(engine::CatalogMemory::bytes_needed(shape), kPageBytes);
+  auto memory = sealed_memfd("terrace-catalog", bytes);
+  if (!memory) return std::unexpected(memory.error());
+  catalog_memory_ = std::move(*memory);
+  const auto mapped = map_catalog(catalog_memory_, bytes);
+  if (!mapped) return std::unexpected(mapped.error());
+  catalog_ = engine::CatalogMemory::format(*mapped, shape);
   Result<void> stored = store_.store(kCatalogName, catalog_memory_.get());
   if (stored && node_.block) stored = store_.store(kChecksumsName, node_.block->checksums().descriptor());
   return stored;
+}
+
+Result<std::span<std::byte>> Host::map_catalog(const Fd& memory, std::uint64_t bytes) {
+  auto mapped = AddressRange::map(memory.get(), bytes, PROT_READ | PROT_WRITE);
+  if (!mapped) return std::unexpected(mapped.error());
+  catalog_range_ = std::move(*mapped);
+  madvise(catalog_range_.data(), bytes, MADV_DONTDUMP);
+  return std::span<std::byte>(catalog_range_.data(), bytes);
 }
 
 // A session's region, doorbell, process and segments; its front part, away until its trainer resumes.
@@ -115,8 +137,9 @@ Result<Session*> Host::take_back(const engine::SessionRecord& was) {
   session->peer.pid = was.pid;
   session->token = was.token;
   session->maps = was.maps_segments != 0;
+  Fd region_memory;
   const auto lost = [](const std::string& name) { return fail(ErrorCode::kDataLoss, name + " did not come back"); };
-  for (const auto& [what, into] : {std::pair{kRegion, &session->region_memory}, std::pair{kProcess, &session->process},
+  for (const auto& [what, into] : {std::pair{kRegion, &region_memory}, std::pair{kProcess, &session->process},
                                    std::pair{kDoorbell, &session->doorbell}}) {
     if (into == &session->doorbell && !session->maps) continue;
     auto descriptor = take(adopted_, name_of(id, what));
@@ -124,7 +147,7 @@ Result<Session*> Host::take_back(const engine::SessionRecord& was) {
     session->kept.push_back(name_of(id, what));
     *into = std::move(*descriptor);
   }
-  auto region = SessionRegion::adopt(std::move(session->region_memory), config_.limits.tensors_per_session_max);
+  auto region = SessionRegion::adopt(std::move(region_memory), config_.limits.tensors_per_session_max);
   if (!region) return std::unexpected(region.error());
   session->region.emplace(std::move(*region));
   for (std::size_t tier = 0; tier < node_.mapped.size(); ++tier) {
@@ -256,12 +279,7 @@ void Host::send_segments(Session& session) {
     if (!node_.mapped[tier]) continue;
     const std::uint64_t unit = node_.options.tiers[tier].segment_bytes;
     for (std::uint64_t offset = 0; offset < record->mapped_bytes[tier]; offset += unit)
-      send(session,
-           shm::SegmentMessage{.header = {.type = shm::MessageType::kSegment},
-                               .place = node_.places[tier],
-                               .offset = offset,
-                               .bytes = unit},
-           std::array{node_.mapped[tier]->descriptor(session.id, offset)});
+      send_segment(session, tier, {offset, unit});
   }
 }
 

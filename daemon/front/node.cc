@@ -11,7 +11,8 @@
 #include <thread>
 #include <utility>
 
-#include "base/bytes.h"
+#include "base/check.h"
+#include "config/capacity.h"
 #include "cuda/driver.h"
 #include "shm/layout.h"
 #include "tier/device/cuda_device.h"
@@ -21,15 +22,9 @@
 namespace terrace::front {
 namespace {
 
-constexpr std::uint64_t kSegmentBytesMax = 256 * kMiB;
-constexpr double kSpareShare = 0.01;            // of the block tier, for regions that fail
-constexpr std::uint64_t kSegmentsAtLeast = 16;  // so that several sessions can share a tier in fair parts
-
-// The unit in which a mapped tier of `capacity` gets memory.
-std::uint64_t segment_bytes(std::uint64_t capacity) {
-  constexpr std::uint64_t kUnit = tier::MemfdSegments::kSegmentUnit;
-  return std::clamp(align_down(capacity / kSegmentsAtLeast, kUnit), kUnit, kSegmentBytesMax);
-}
+constexpr double kSpareShare = 0.01;  // of the block tier, for regions that fail
+static_assert(config::kSegmentUnitBytes == tier::MemfdSegments::kSegmentUnit);
+static_assert(config::kStripeBytes == tier::BlockFile::kStripeBytes);
 
 tier::MemfdOptions memfd_options(const config::TierConfig& config, std::uint64_t capacity) {
   const auto huge_pages = [&] {
@@ -60,12 +55,9 @@ Result<std::unique_ptr<tier::MappedTier>> open_gpu(const std::string& device, st
 }
 
 Result<void> add_mapped(Node& node, const config::TierConfig& config, engine::TierOptions& options) {
-  options.segment_bytes = segment_bytes(config.capacity.bytes);
-  options.capacity_bytes = config.capacity.bytes / options.segment_bytes * options.segment_bytes;
-  if (options.capacity_bytes == 0)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("tier {}: capacity {} is less than one segment of {}", options.name,
-                            format_bytes(config.capacity.bytes), format_bytes(options.segment_bytes)));
+  options.segment_bytes = config::segment_bytes(config.capacity.bytes);
+  options.capacity_bytes = config.capacity.bytes;
+  TERRACE_CHECK(options.capacity_bytes != 0 && options.capacity_bytes % options.segment_bytes == 0);  // resolved
   if (config.device.starts_with("cuda:")) {
     auto gpu = open_gpu(config.device, options.capacity_bytes);
     if (!gpu) return fail(gpu.error().code, fmt::format("tier {}: {}", options.name, gpu.error().message));

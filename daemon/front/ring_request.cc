@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/text.h"
+
 namespace terrace::front {
 namespace {
 
@@ -20,6 +22,7 @@ Result<engine::TensorSpec> to_spec(const shm::CreateRecord& record) {
                 fmt::format("a tensor of {} dimensions; at most 8 are possible", record.rank));
   engine::TensorSpec spec;
   spec.name.assign(record.name.begin(), end);
+  if (!is_utf8(spec.name)) return fail(ErrorCode::kInvalidArgument, "a tensor's name is not UTF-8; encode it");
   spec.bytes = record.bytes;
   spec.dtype = static_cast<DType>(record.dtype);
   spec.shape.assign(record.shape.begin(), record.shape.begin() + record.rank);

@@ -37,7 +37,6 @@ struct Session {
   RequestId opening{};  // the OpenSession under way
 
   std::optional<SessionRegion> region;
-  Fd region_memory;                            // taken back, on its way into `region`
   Fd process;                                  // pidfd
   Fd doorbell;                                 // eventfd
   std::unique_ptr<DataConnection> connection;  // none: a gRPC session

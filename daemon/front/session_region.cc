@@ -39,6 +39,11 @@ Result<SessionRegion> SessionRegion::adopt(Fd memory, std::uint32_t slots) {
   return region;
 }
 
+std::uint32_t SessionRegion::unanswered() const {
+  const std::uint32_t taken = view_.submission_index->head.load(std::memory_order_acquire);
+  return std::min(taken - completions_tail(), shm::kRingEntries);
+}
+
 std::uint64_t SessionRegion::begin_epoch() {
   for (shm::RingIndex* index : {view_.submission_index, view_.completion_index}) {
     index->head.store(0);

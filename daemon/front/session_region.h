@@ -39,6 +39,8 @@ class SessionRegion {
   Result<std::optional<shm::Submission>> next_submission();
   // The tail of the completion ring, as the region has it: a former daemon's answers.
   std::uint32_t completions_tail() const { return view_.completion_index->tail.load(std::memory_order_acquire); }
+  // How many requests a former daemon had taken and not answered, as the region says; at most what a ring holds.
+  std::uint32_t unanswered() const;
   // The trainer needs the session no more.
   bool closed() const { return view_.header->closed.load(std::memory_order_acquire) != 0; }
   // How many were answered since the rings began.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "config/endpoint.h"
 #include "metrics/families.h"
 
 namespace terrace::metrics {
@@ -49,34 +50,11 @@ class StatusCollector final : public prometheus::Collectable {
   const std::vector<std::string> tenant_names_;
 };
 
-struct Endpoint {
-  std::string host;
-  std::string port;
-};
-
-Result<Endpoint> split(const std::string& address) {
-  const auto colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0 || colon + 1 == address.size())
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("metrics address '{}' is not host:port; \"127.0.0.1:9464\" would be one", address));
-  std::string host = address.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  return Endpoint{host, address.substr(colon + 1)};
-}
-
-using Resolved = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
-
-Result<Resolved> resolve(const std::string& address) {
-  const auto endpoint = split(address);
-  if (!endpoint) return std::unexpected(endpoint.error());
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  if (const int error = ::getaddrinfo(endpoint->host.c_str(), endpoint->port.c_str(), &hints, &found); error != 0)
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("metrics address '{}' cannot be resolved: {}", address, ::gai_strerror(error)));
-  return Resolved(found, ::freeaddrinfo);
+Result<config::Resolved> resolve(const std::string& address) {
+  const auto endpoint = config::parse_endpoint(address);
+  auto found = endpoint ? config::look_up(*endpoint) : std::unexpected(endpoint.error());
+  if (!found) return fail(ErrorCode::kInvalidArgument, "metrics address: " + found.error().message);
+  return found;
 }
 
 // Binds the address for a moment: the server below says that it could not, and never why. Returns the numeric form.

@@ -158,6 +158,18 @@ void add_node(const engine::Status& status, Families& out) {
   add(out.emplace_back(family("terrace_steps_total", "Training steps marked.", MetricType::Counter)), {}, status.steps);
   add(out.emplace_back(family("terrace_requests_waiting", "Requests that wait for their reply.", MetricType::Gauge)),
       {}, status.requests_waiting);
+  const auto number = [&out](std::string name, std::string help, MetricType type, std::uint64_t value) {
+    add(out.emplace_back(family(std::move(name), std::move(help), type)), {}, value);
+  };
+  number("terrace_restored_sessions", "Sessions of a former daemon that this one went on with.", MetricType::Gauge,
+         status.restored.sessions);
+  number("terrace_restored_tensors", "Tensors of those sessions.", MetricType::Gauge, status.restored.tensors);
+  number("terrace_restored_unanswered_requests", "Requests that the former daemon had taken and not answered.",
+         MetricType::Gauge, status.restored.unanswered_requests);
+  number("terrace_restored_transfers", "Transfers that the former daemon broke off.", MetricType::Gauge,
+         status.restored.transfers);
+  number("terrace_resubmitted_requests_total", "Requests that trainers asked again after a former daemon's end.",
+         MetricType::Counter, status.resubmitted_requests);
   add(out.emplace_back(family("terrace_draining", "1 when no new session is opened.", MetricType::Gauge)), {},
       std::uint64_t{status.draining});
 }

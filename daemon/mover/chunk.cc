@@ -253,6 +253,11 @@ void Chunk::continue_io() {
 
 void Chunk::completed(int result, bool /*more*/) {
   if (result < 0) {
+    if (!is_passing(-result) && step_ == Step::kRead) {
+      ++surroundings_.counts.io_retries;
+      begin_io(Step::kReadAgain, spare_);  // once: the disk, or the way from it, may have failed once
+      return;
+    }
     if (!is_passing(-result) || ++retries_ > kRetriesMax) {
       io_failed(-result);
       return;

@@ -40,7 +40,7 @@ struct MoverCounts {
   std::uint64_t block_read_bytes = 0;
   std::uint64_t block_written_bytes = 0;
   std::uint64_t copied_bytes = 0;       // between mapped tiers, and zero-filled
-  std::uint64_t io_retries = 0;         // interrupted, refused for the moment, or short
+  std::uint64_t io_retries = 0;         // interrupted, refused for the moment, short, or failed the first time
   std::uint64_t io_errors = 0;          // operations that failed for good
   std::uint64_t reread_chunks = 0;      // did not match their checksum the first time
   std::uint64_t mismatched_chunks = 0;  // nor the second time

@@ -88,6 +88,15 @@ void ExtentAllocator::free(Extent extent) {
   insert(extent);
 }
 
+bool ExtentAllocator::is_free(Extent extent) const {
+  if (extent.bytes == 0 || extent.bytes % unit_ != 0 || extent.offset % unit_ != 0) return false;
+  if (extent.bytes > capacity_ || extent.offset > capacity_ - extent.bytes) return false;
+  const auto behind = by_offset_.upper_bound(extent.offset);
+  if (behind == by_offset_.begin()) return false;
+  const auto around = std::prev(behind);
+  return extent.end() <= around->first + around->second;
+}
+
 void ExtentAllocator::take(Extent extent) {
   auto at = by_offset_.upper_bound(extent.offset);
   TERRACE_CHECK(extent.bytes > 0 && extent.bytes % unit_ == 0 && at != by_offset_.begin());

@@ -30,6 +30,8 @@ class ExtentAllocator {
   std::optional<Pieces> allocate_pieces(std::uint64_t bytes);
   // Gives back an extent that was given out, or a part of one. Aborts if any of it is free already.
   void free(Extent extent);
+  // Whether this very extent can be taken: whole units within the space, all of them free. For numbers from anywhere.
+  bool is_free(Extent extent) const;
   // Gives out this very extent. Aborts if any of it is not free.
   void take(Extent extent);
   // The free parts of `range`, in order.

@@ -32,6 +32,10 @@ if(TERRACE_SANITIZE)
   endif()
 endif()
 
+if(TERRACE_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)  # every layer says where it went; libFuzzer is linked to its targets alone
+endif()
+
 # terrace_layer(NAME SOURCES a.cc ... LINKS lower_layer ... [PRIVATE_LINKS ...])
 # A static library of one folder. Headers are included from the repository's root of that tree ("engine/engine.h").
 function(terrace_layer name)

@@ -25,7 +25,7 @@ inline constexpr std::uint32_t kIncarnationMask = (1u << 28) - 1;
 inline constexpr std::uint32_t kReadersMax = (1u << 16) - 1;
 inline constexpr std::uint32_t kWritersMax = (1u << 12) - 1;
 
-// The word taken apart. Bits: 0-2 state, 3 dirty, 4 wanted, 5 lent, 6 turn, 8-23 readers, 24-35 writers, 36-63
+// The word taken apart. Bits: 0-2 state, 3 dirty, 4 wanted, 5 lent, 6 turn, 7 torn, 8-23 readers, 24-35 writers, 36-63
 // incarnation.
 struct Word {
   State state = State::kFree;
@@ -33,6 +33,7 @@ struct Word {
   bool wanted = false;  // an admission waits for the leases to end: no new ones; the last release rings the doorbell
   bool lent = false;    // beyond the session's guarantee: leases only through the daemon
   bool turn = false;    // flips with each lease that the daemon grants, so that its successor can tell whether one was
+  bool torn = false;    // an overwrite was given up: no content, and no leases but the daemon's, until the next one
   std::uint32_t readers = 0;
   std::uint32_t writers = 0;
   std::uint32_t incarnation = 0;
@@ -41,7 +42,7 @@ struct Word {
   constexpr bool leased() const { return readers != 0 || writers != 0; }
   constexpr std::uint64_t packed() const {
     return static_cast<std::uint64_t>(state) | (std::uint64_t{dirty} << 3) | (std::uint64_t{wanted} << 4) |
-           (std::uint64_t{lent} << 5) | (std::uint64_t{turn} << 6) |
+           (std::uint64_t{lent} << 5) | (std::uint64_t{turn} << 6) | (std::uint64_t{torn} << 7) |
            (static_cast<std::uint64_t>(readers & kReadersMax) << 8) |
            (static_cast<std::uint64_t>(writers & kWritersMax) << 24) |
            (static_cast<std::uint64_t>(incarnation & kIncarnationMask) << 36);
@@ -52,6 +53,7 @@ struct Word {
             .wanted = (bits >> 4 & 1) != 0,
             .lent = (bits >> 5 & 1) != 0,
             .turn = (bits >> 6 & 1) != 0,
+            .torn = (bits >> 7 & 1) != 0,
             .readers = static_cast<std::uint32_t>(bits >> 8) & kReadersMax,
             .writers = static_cast<std::uint32_t>(bits >> 24) & kWritersMax,
             .incarnation = static_cast<std::uint32_t>(bits >> 36)};
@@ -104,16 +106,18 @@ constexpr Step with_lease(Word w, std::uint32_t incarnation, Mode mode) {
 // One more lease.
 inline Step acquire(AtomicWord& word, std::uint32_t incarnation, Mode mode) {
   return transition(word, [=](Word w) -> Step {
-    if (w.state == State::kResident && w.incarnation == incarnation && (w.wanted || w.lent))
+    if (w.state == State::kResident && w.incarnation == incarnation && (w.wanted || w.lent || w.torn))
       return {Outcome::kAskDaemon, w};
     return with_lease(w, incarnation, mode);
   });
 }
 
-// Engine: one more lease, for which `wanted` and `lent` are no obstacle.
+// Engine: one more lease, for which `wanted` and `lent` are no obstacle. An overwrite mends what is torn.
 inline Step grant(AtomicWord& word, std::uint32_t incarnation, Mode mode, bool turn) {
   return transition(word, [=](Word w) -> Step {
+    if (w.torn && mode != Mode::kOverwrite) return {Outcome::kAskDaemon, w};
     w.turn = turn;
+    w.torn = false;
     return with_lease(w, incarnation, mode);
   });
 }
@@ -141,7 +145,18 @@ inline Step release(AtomicWord& word, std::uint32_t incarnation, Mode mode) {
   });
 }
 
-// Engine: takes a resident copy for itself, if nobody holds a lease. `word.dirty` says whether it was written.
+// An overwrite is given up, under its lease, which is still to be released: the copy is no content. Once or twice is
+// the same.
+inline Step tear(AtomicWord& word, std::uint32_t incarnation) {
+  return transition(word, [=](Word w) -> Step {
+    if (w.state != State::kResident || w.incarnation != incarnation) return {Outcome::kStale, w};
+    w.torn = true;
+    return {Outcome::kDone, w};
+  });
+}
+
+// Engine: takes a resident copy for itself, if nobody holds a lease. `word.dirty` says whether it was written,
+// `word.torn` whether what is there is content.
 inline Step claim(AtomicWord& word, std::uint32_t incarnation) {
   return transition(word, [=](Word w) -> Step {
     if (w.incarnation != incarnation || w.state != State::kResident) return {Outcome::kStale, w};

@@ -63,7 +63,7 @@ def test_a_batch_is_created_whole_or_not(session, tensor):  # noqa: F811
     with refused(Code.ALREADY_EXISTS, "good"):
         session.call("CreateTensors", tensors=[v1.TensorSpec(name="new", bytes=1), v1.TensorSpec(name="good", bytes=1)])
     with refused(Code.RESOURCE_EXHAUSTED):
-        session.call("CreateTensors", tensors=[v1.TensorSpec(name=f"n{index}", bytes=30 * MIB) for index in range(3)])
+        session.call("CreateTensors", tensors=[v1.TensorSpec(name=f"n{index}", bytes=13 * MIB) for index in range(5)])
     assert len(session.call("ListTensors").tensors) == 1
 
 

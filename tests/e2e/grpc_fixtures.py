@@ -53,9 +53,11 @@ def wait_until(condition, what: str):
 
 
 class Daemon:
-    """A terraced with 8 MiB of device, 16 MiB of memory and 64 MiB of block, and two tenants."""
+    """A terraced with 8 MiB of device, 16 MiB of memory and 64 MiB of block, and two tenants; `supervised`: by
+    `terraced supervise`, which starts it again whenever it ends."""
 
-    def __init__(self, settings: str = ""):
+    def __init__(self, settings: str = "", supervised: bool = False):
+        self.supervised = supervised
         self.sockets = pathlib.Path(tempfile.mkdtemp(prefix="terrace-"))  # socket paths are short
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="e2e-", dir=BUILD))  # on a file system with O_DIRECT
         self.grpc, self.other_grpc, self.admin = (self.sockets / name for name in ("g.sock", "o.sock", "a.sock"))
@@ -88,10 +90,19 @@ class Daemon:
             quota = "1MiB"
             """)
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([BUILD / "terraced", "--config", self.disk / "terraced.toml"], stdout=log,
-                                            stderr=log)
+            supervise = ["supervise", "--restart-delay-max-ms", "20"] if supervised else []
+            self.process = subprocess.Popen([BUILD / "terraced", *supervise, "--config", self.disk / "terraced.toml"],
+                                            stdout=log, stderr=log)
         wait_until(lambda: self.admin.exists() or self.process.poll() is not None, "the daemon's sockets")
         assert self.process.poll() is None, self.log.read_text()
+
+    def pid(self) -> int | None:
+        """Of the daemon itself; None while the supervisor has none."""
+        pid = self.process.pid
+        if not self.supervised:
+            return pid
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(children[0]) if children else None
 
     def connect(self, path: pathlib.Path | None = None) -> grpc.Channel:
         """A connection of its own."""
@@ -147,6 +158,13 @@ class Session:
         self.stub = terrace_pb2_grpc.TerraceStub(channel)
         self.opened = self.stub.OpenSession(v1.OpenSessionRequest(**request), timeout=LIMIT_SECONDS)
         self.token = self.opened.token
+
+    @classmethod
+    def of(cls, channel: grpc.Channel, token: bytes) -> "Session":
+        """One that is open already, over another connection."""
+        session = cls.__new__(cls)
+        session.stub, session.token = terrace_pb2_grpc.TerraceStub(channel), token
+        return session
 
     def __enter__(self):
         return self

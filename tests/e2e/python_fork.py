@@ -34,7 +34,9 @@ def refusals(client, tensor, lease) -> list[str]:
     """What every kind of call says here."""
     calls = (lambda: client.create("child's", 10), lambda: tensor.read(), lambda: tensor.write(),
              lambda: client.acquire([tensor]), lambda: client.prefetch([tensor]), lambda: client.swap_out([tensor]),
-             lambda: client.mark_step(), lambda: client.delete([tensor]))
+             lambda: client.mark_step(), lambda: client.delete([tensor]), lambda: client.places(),
+             lambda: client.tensors(), lambda: client.session, lambda: client.reconnects, lambda: client.held,
+             lambda: client.pinned_bytes, lambda: client.leased_bytes, lambda: client.leased_bytes_max)
     said = []
     for call in calls:
         try:
@@ -42,7 +44,10 @@ def refusals(client, tensor, lease) -> list[str]:
             said.append("done")
         except terrace.Error as error:
             said.append(f"{error.code}: {error}")
+    assert client.socket  # a path, which a child may well connect to
+    lease.abandon()  # these do nothing, and say nothing
     lease.release()
+    client.close()
     return said
 
 
@@ -61,7 +66,7 @@ def test_calls_in_a_child_name_the_fork(client):
     assert client.held == 1 and array.sum() == 499500
     del array
     lease.release()
-    assert client.held == 0
+    assert client.held == 0 and len(client.places()) == 2 and list(client.tensors()) == ["t"]
     client.swap_out([tensor])
     with tensor.read() as lease:
         assert lease.numpy().sum() == 499500

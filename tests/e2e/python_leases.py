@@ -97,8 +97,69 @@ def test_read_only_and_zeros(client):
             lease.numpy()[0] = 1
         assert lease.numpy().sum() == 7000
     assert lease.released
+    lease.release()  # once more is nothing
+    lease.abandon()
     with pytest.raises(terrace.FailedPrecondition, match="released"):
         lease.numpy()
+    tensor.read().release()  # what was released is not torn by an abandon
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["nothing kept", "an array kept"])
+def test_an_overwrite_that_an_exception_leaves_is_torn(client, kept):
+    """The memory it was given holds what another tensor left there: none of it may pass for content."""
+    tensor, other = client.from_array("t", numpy.arange(MIB)), client.from_array("other", numpy.arange(10))
+    client.swap_out([tensor, other])
+    stale = [client.from_array(f"stale{i}", numpy.full(MIB // 2, -99)) for i in range(7)]
+    client.delete(stale)
+    arrays = []
+    with pytest.raises(KeyError, match="half way"):
+        with tensor.overwrite() as lease:
+            lease.numpy()[:10] = 1
+            arrays += [lease.numpy()] if kept else []
+            raise KeyError("half way")
+    assert client.held == len(arrays) and lease.released
+    for call in (tensor.read, tensor.write, lambda: client.acquire([other, tensor]),
+                 lambda: client.swap_out([tensor]) if not kept else tensor.read()):
+        with pytest.raises(terrace.FailedPrecondition, match="'t' is torn"):
+            call()
+    arrays.clear()
+    with pytest.raises(terrace.FailedPrecondition, match="'t' is torn"):
+        tensor.read()
+    with tensor.overwrite() as lease:
+        lease.numpy()[:] = 5
+    with tensor.read() as lease:
+        assert (lease.numpy() == 5).all()
+
+
+def test_a_set_that_an_exception_leaves_is_torn_where_it_was_overwritten(client):
+    tensors = [client.from_array(f"t{i}", numpy.full(100, i)) for i in range(3)]
+    with pytest.raises(ZeroDivisionError):
+        with client.acquire(tensors[:2], mode="overwrite") as leases:
+            leases[0].release()  # this one was finished
+            raise ZeroDivisionError
+    with tensors[0].read() as lease:
+        assert not lease.numpy().any()
+    with pytest.raises(terrace.FailedPrecondition, match="'t1' is torn"):
+        tensors[1].read()
+    for mode in ("read", "write"):
+        with pytest.raises(ZeroDivisionError):
+            with client.acquire(tensors[2:], mode=mode) as leases:
+                if mode == "write":
+                    leases[0].numpy()[0] = 7
+                raise ZeroDivisionError
+    with tensors[2].read() as lease:
+        assert lease.numpy().tolist() == [7] + [2] * 99
+    client.acquire(tensors[2:], mode="overwrite").abandon()
+    with pytest.raises(terrace.FailedPrecondition, match="'t2' is torn"):
+        tensors[2].read()
+
+
+@pytest.mark.parametrize("name", ["f4", "<f4", "single", "float32", numpy.float32, numpy.dtype("f4"), torch.float32])
+def test_element_types_by_other_names(client, name):
+    assert client.create("t", 3, name).dtype == "float32"
+    for foreign in (">f4", "U3", "O", "f16", "m8[s]", "", "three"):
+        with pytest.raises(terrace.InvalidArgument, match="no such element type"):
+            client.create("foreign", 3, foreign)
 
 
 def test_sets_come_together_and_in_order(client):
@@ -143,6 +204,26 @@ def test_errors_say_what_to_do(client):
     with pytest.raises(terrace.AlreadyExists, match="taken") as caught:
         client.create("taken", 10)
     assert caught.value.code == "ALREADY_EXISTS" and isinstance(caught.value, terrace.Error)
+    for said, call in ((r"create: timeout is None; .*seconds", lambda: client.create("x", 1, timeout=None)),
+                       ("create: name is 7; it is a str", lambda: client.create(7, 1)),
+                       ("acquire: element 1 of the set is 'b'", lambda: client.acquire([taken, "b"])),
+                       ("delete: element 0 of the set is 3", lambda: client.delete([3])),
+                       ("delete: timeout is 'x'", lambda: client.delete([taken], timeout="x")),
+                       ("Client: local_world_size is 1.5", lambda: terrace.Client(local_world_size=1.5)),
+                       ("Client: timeout is True", lambda: terrace.Client(timeout=True)),
+                       ("Client: label is 3", lambda: terrace.Client(label=3))):
+        with pytest.raises(TypeError, match=said) as wrong:
+            call()
+        assert "incompatible" not in str(wrong.value)
+    for said, call in ((r"Client: guarantees\['host'\] is -1; it is from 0",
+                        lambda: terrace.Client(client.socket, guarantees={"host": -1})),
+                       ("Client: local_world_size is -2", lambda: terrace.Client(client.socket, local_world_size=-2)),
+                       ("label of 64 bytes: it has at most 63", lambda: terrace.Client(client.socket, label="x" * 64)),
+                       ("create: name is .*UTF-8 cannot encode", lambda: client.create("a\udc80", 1)),
+                       ("create: timeout is -1", lambda: client.create("x", 1, timeout=-1)),
+                       ("acquire: timeout is nan", lambda: client.acquire([taken], timeout=float("nan")))):
+        with pytest.raises(terrace.InvalidArgument, match=said):
+            call()
     for call in (lambda: client.create("x", 10, "float33"), lambda: client.create("x", 0),
                  lambda: client.create("x", (1 << 40, 1 << 40)), lambda: client.create("", 10),
                  lambda: taken.write(place="attic"), lambda: client.acquire([taken], mode="peek"),
@@ -154,8 +235,9 @@ def test_errors_say_what_to_do(client):
     with pytest.raises(terrace.ResourceExhausted):
         client.create("larger than every tier", 1 << 33, "uint8")
     client.delete([taken])
-    with pytest.raises((terrace.Aborted, terrace.NotFound)):
-        taken.write()
+    for call in (taken.write, lambda: client.swap_out([taken]), lambda: client.delete([taken])):
+        with pytest.raises(terrace.Aborted, match='"taken" was destroyed: create it again'):
+            call()
     client.create("taken", 10)
     client.close()
     with pytest.raises(terrace.FailedPrecondition):

@@ -66,13 +66,20 @@ def test_nor_when_the_program_is_killed(disk, number):
     wait_until(lambda: not os.path.exists(folder) and list(disk.iterdir()) == [], "its files go")
 
 
-def test_a_daemon_that_ends_at_start_says_its_last_words(disk, monkeypatch):
+def test_what_cannot_be_configured_names_the_argument(disk, monkeypatch):
     sockets = disk / "run"
     sockets.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(sockets))
-    with pytest.raises(terrace.Unavailable, match="capacity"):
-        with terrace.serve("a lot", block=f"{disk}:64MiB"):
-            pass
+    for said, arguments in (('memory: "a lot" is not a size', {"memory": "a lot"}),
+                            ("memory: ", {"memory": "900TiB"}),
+                            ('device: "much" is not a size', {"memory": "16MiB", "device": "much"}),
+                            ("gpu: .*nothing", {"memory": "16MiB", "device": "8MiB", "gpu": "nothing"}),
+                            ('block: "wide" is not a size', {"memory": "16MiB", "block": f"{disk}:wide"}),
+                            ("metrics: ", {"memory": "16MiB", "metrics": 99999})):
+        with pytest.raises(terrace.InvalidArgument, match=f"terrace.serve: {said}") as refused:
+            with terrace.serve(**arguments):
+                pass
+        assert ".toml" not in str(refused.value)  # nobody's to look into, and gone
     assert list(disk.iterdir()) == [sockets] and list(sockets.iterdir()) == []
 
 

@@ -77,10 +77,36 @@ TEST_P(Restart, LeasesAndBytesOutliveTheDaemon) {
 
 INSTANTIATE_TEST_SUITE_P(Signals, Restart, ::testing::Values(SIGKILL, SIGTERM));
 
+TEST(Restarts, WhatIsAbandonedMeanwhileIsTorn) {
+  const Terraced terraced({.supervised = true});
+  const Said said_at_the_end{terraced};
+  Client client = terraced.connect();
+  std::vector<Tensor> tensors;
+  std::vector<Lease> leases;
+  for (int i = 0; i < 2; ++i) {
+    tensors.push_back(client.create({.name = "t" + std::to_string(i), .bytes = kMiB}).value());
+    write(client, tensors[static_cast<std::size_t>(i)], 1);
+    leases.push_back(client.acquire(tensors.back(), {.mode = Mode::kOverwrite}).value());
+  }
+  ASSERT_TRUE(leases[0].abandon().has_value());
+  ASSERT_EQ(::kill(terraced.daemon(), SIGSTOP), 0);
+  ASSERT_TRUE(leases[1].abandon().has_value()) << "asks nobody";
+  ASSERT_TRUE(replace(terraced, SIGKILL));
+  for (const Tensor& tensor : tensors) {
+    for (const Mode mode : {Mode::kRead, Mode::kWrite}) {
+      const Result<Lease> refused = client.acquire(tensor, {.mode = mode});
+      ASSERT_FALSE(refused.has_value());
+      EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition);
+      EXPECT_NE(refused.error().message.find("is torn"), std::string::npos) << refused.error().message;
+    }
+    write(client, tensor, 2);
+    check(client, tensor, 2);
+  }
+}
+
 // One trainer: works on tensors of its own until `stop`; every operation succeeds, every byte is right.
-void work(const Terraced& terraced, unsigned seed, const std::atomic<bool>& stop, std::atomic<std::uint64_t>& done) {
+void work(Client client, unsigned seed, const std::atomic<bool>& stop, std::atomic<std::uint64_t>& done) {
   std::mt19937 random(seed);
-  Client client = terraced.connect({.label = "worker"});
   struct Known {
     Tensor tensor;
     std::uint64_t version = 0;
@@ -125,7 +151,11 @@ TEST(Restarts, ManyInTheMidstOfWork) {
   std::atomic<bool> stop = false;
   std::atomic<std::uint64_t> done = 0;
   std::vector<std::jthread> workers;
-  for (unsigned i = 0; i < 2; ++i) workers.emplace_back([&, i] { work(terraced, seed + i, stop, done); });
+  for (unsigned i = 0; i < 2; ++i) {
+    workers.emplace_back([&, i, client = terraced.connect({.label = "worker"})]() mutable {
+      work(std::move(client), seed + i, stop, done);
+    });
+  }
   std::mt19937 random(seed);
   for (int kill = 0; kill < kKills && !HasFailure(); ++kill) {
     const std::uint64_t until = done + random() % 40;  // now and then while it comes back

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -29,7 +30,13 @@ std::filesystem::path make_folder(const std::filesystem::path& parent) {
   return name;
 }
 
-pid_t start(const std::filesystem::path& config, const std::filesystem::path& log, bool supervised = false) {
+void limit_descriptors(std::uint64_t count) {
+  const rlimit limit{count, count};
+  if (count != 0) ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+pid_t start(const std::filesystem::path& config, const std::filesystem::path& log,
+            const TerracedOptions& options = {}) {
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child != 0) return child;
@@ -38,8 +45,11 @@ pid_t start(const std::filesystem::path& config, const std::filesystem::path& lo
   const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   ::dup2(out, STDOUT_FILENO);
   ::dup2(out, STDERR_FILENO);
-  if (supervised)
-    ::execl(TERRACED, TERRACED, "supervise", "--restart-delay-max-ms", "20", "--config", config.c_str(), nullptr);
+  limit_descriptors(options.descriptors);
+  const std::string& argument = options.daemon_argument;
+  if (options.supervised)
+    ::execl(TERRACED, TERRACED, "supervise", "--restart-delay-max-ms", "20", "--config", config.c_str(),
+            argument.empty() ? nullptr : "--", argument.c_str(), nullptr);
   else
     ::execl(TERRACED, TERRACED, "--config", config.c_str(), nullptr);
   ::_exit(127);
@@ -66,9 +76,12 @@ std::byte expected(std::uint64_t seed, std::size_t at) {
 
 Terraced::Terraced(const TerracedOptions& options)
     : options_(options), folder_(make_folder(std::filesystem::temp_directory_path())), disk_(make_folder(TEST_DISK)) {
-  std::ofstream(folder_ / "terraced.toml") << configuration(folder_, disk_ / "block");
-  if (!options_.serves) return;
-  pid_ = start(folder_ / "terraced.toml", folder_ / "log", options.supervised);
+  std::ofstream(folder_ / "terraced.toml") << configuration(folder_, block_file());
+  if (options_.serves) start_again();
+}
+
+void Terraced::start_again() {
+  pid_ = start(folder_ / "terraced.toml", folder_ / "log", options_);
   const bool up = eventually([this] {
     int status = 0;
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
@@ -88,10 +101,11 @@ Terraced::~Terraced() {
 }
 
 std::string Terraced::configuration(const std::filesystem::path& sockets, const std::filesystem::path& block) const {
-  std::string text = "metrics_address = \"\"\n[sockets]\n";
+  std::string text = "metrics_address = \"\"\n[limits]\n" + options_.limits + "\n[sockets]\n";
   for (const auto& [key, file] : {std::pair("data", "data.sock"), {"grpc", "terraced.sock"}, {"admin", "admin.sock"}}) {
     text += std::string(key) + " = \"" + (sockets / file).string() + "\"\n";
   }
+  if (options_.any_uid) text += "[[tenant]]\nname = \"all\"\nuids = \"any\"\n";
   const auto tier = [&text](const char* kind, std::uint64_t mib, const std::string& more) {
     if (mib == 0) return;
     text += "[[tier]]\nkind = \"" + std::string(kind) + "\"\ncapacity = \"" + std::to_string(mib) + "MiB\"\n" + more;
@@ -127,7 +141,7 @@ nlohmann::json Terraced::status() const {
 
 Client Terraced::connect(ConnectOptions options) const {
   options.socket = data_socket();
-  Result<Client> client = Client::connect(std::move(options));
+  Result<Client> client = Client::connect(options);
   if (!client) std::fprintf(stderr, "no session: %s\n%s\n", client.error().message.c_str(), log().c_str());
   TERRACE_CHECK(client.has_value());
   return std::move(*client);
@@ -155,11 +169,22 @@ int Terraced::stop() {
   return exit_status(status);
 }
 
+void Terraced::crash() {
+  const pid_t inner = daemon();
+  ::kill(pid_, SIGKILL);
+  if (inner != 0 && inner != pid_) ::kill(inner, SIGKILL);
+  TERRACE_CHECK(::waitpid(pid_, nullptr, 0) == pid_);
+  pid_ = -1;
+  // A zombie has no command line any more, and its descriptors are closed.
+  const std::string command = "/proc/" + std::to_string(inner) + "/cmdline";
+  TERRACE_CHECK(inner == 0 || eventually([&] { return contents(command).empty(); }));
+}
+
 Terraced::Ended Terraced::run_second(bool own_sockets, bool own_block) const {
   const std::filesystem::path folder = make_folder(folder_);
   const std::filesystem::path config = folder / "terraced.toml";
   std::ofstream(config) << configuration(own_sockets ? folder : folder_,
-                                         own_block ? disk_ / "second" : disk_ / "block");
+                                         own_block ? disk_ / "second" : std::filesystem::path(block_file()));
   const pid_t second = start(config, folder / "log");
   int status = 0;
   if (!eventually([&] { return ::waitpid(second, &status, WNOHANG) == second; })) {

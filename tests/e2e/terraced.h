@@ -21,7 +21,12 @@ struct TerracedOptions {
   std::uint64_t block_mib = 64;
   bool supervised = false;  // by `terraced supervise`, which starts it again whenever it ends
   std::string device = "emulated";
-  bool serves = true;  // false: no daemon but those of run_second()
+  std::string daemon_argument{};  // one more, of supervised daemons
+  bool serves = true;             // false: no daemon but those of run_second()
+  std::string limits{};           // lines of the configuration's [limits]
+  std::uint64_t descriptors = 0;  // its RLIMIT_NOFILE; 0: the test's own
+  std::string block_path{};       // instead of a file of its own
+  bool any_uid = false;           // every user may connect, and not root alone
 };
 
 class Terraced {
@@ -33,7 +38,11 @@ class Terraced {
   ~Terraced();
 
   std::string data_socket() const { return (folder_ / "data.sock").string(); }
-  std::string block_file() const { return (disk_ / "block").string(); }
+  std::string admin_socket() const { return (folder_ / "admin.sock").string(); }
+  std::string configuration_file() const { return (folder_ / "terraced.toml").string(); }
+  std::string block_file() const {
+    return options_.block_path.empty() ? (disk_ / "block").string() : options_.block_path;
+  }
   pid_t pid() const { return pid_; }
   // The daemon itself: pid(), or its child where that is the supervisor. 0: none just now.
   pid_t daemon() const;
@@ -47,6 +56,9 @@ class Terraced {
   bool serves_on() const;
   // SIGTERM; its exit status.
   int stop();
+  // SIGKILL, to the supervisor too; then another one with the same configuration and block file.
+  void crash();
+  void start_again();
 
   // Runs another one with this configuration to its end: its exit status, and what it said.
   struct Ended {

@@ -24,12 +24,13 @@ BELOW = {
     "tier": {"base"},
     "mover": {"base", "tier"},
     "engine": {"base", "tier", "mover"},
-    "config": {"base", "topology"},
+    "config": {"base", "tier", "topology"},
     "topology": {"base"},
     "metrics": {"base", "tier", "mover", "engine", "front", "config"},
     "front": {"base", "service", "tier", "mover", "engine", "config", "topology"},
     "sim": {"base", "tier", "mover", "engine", "config", "topology"},
 }
+PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')
 
 
@@ -100,6 +101,18 @@ def layers(path, lines):
             yield number, f"{layer}/ includes {included[1]}/, which does not lie below it"
 
 
+def fields(path, lines):
+    """Every field of a .proto says what it holds, behind it or on the line before. `token` is said once for all."""
+    if path.suffix != ".proto":
+        return
+    for number, line in enumerate(lines, 1):
+        code, _, said = line.partition("//")
+        before = lines[number - 2].strip() if number > 1 else ""
+        undocumented = [name for name in PROTO_FIELD.findall(code) if name != "token"]
+        if undocumented and not said.strip() and not before.startswith("//"):
+            yield number, f"nothing says what '{undocumented[0]}' holds, and its unit: FIELD;  // ..."
+
+
 def machine(path, lines):
     """No file names a folder of the machine that it was written on."""
     places = {str(tree.ROOT) + "/", str(pathlib.Path.home()) + "/"} - {"//"}
@@ -108,7 +121,7 @@ def machine(path, lines):
             yield number, "a path of one machine"
 
 
-RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, machine)}
+RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, machine)}
 SCRIPTS = set()
 
 

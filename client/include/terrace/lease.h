@@ -31,12 +31,17 @@ void release_token(LeaseToken token) noexcept;
 // host memory it is release_token(token).
 void release_token(LeaseToken token, Place place, void* cuda_stream) noexcept;
 
+// Says of an overwrite that it is given up: as Lease::abandon(), but the token is still owed, so that what was exported
+// keeps its memory. Nothing for leases of other modes. Takes no lock and never blocks.
+void tear_token(LeaseToken token) noexcept;
+
 // The same for any lease, once the GPU has passed what was put into `cuda_stream` before this call: as
 // Lease::release(cuda_stream), whose errors it has; then the token is still owed.
 Result<void> release_token(LeaseToken token, void* cuda_stream);
 
 // Move-only. While it lives the bytes stay where they are, and the memory stays mapped, also after the Client is gone.
-// The destructor releases. Different threads may use different leases; one lease is one thread's at a time.
+// The destructor releases, also while an exception passes: what an overwrite leaves half written is to be abandoned
+// before. Different threads may use different leases; one lease is one thread's at a time.
 class Lease {
  public:
   Lease() = default;  // of nothing
@@ -73,6 +78,11 @@ class Lease {
   // Gives the lease back now. kFailedPrecondition if that was done already, or in a forked child; kInternal if the
   // shared table says that nothing was leased (somebody wrote there).
   Result<void> release();
+
+  // Gives the lease back, and an overwrite up: what it left in place of the old bytes is no content, and to read it (or
+  // write into it) is kFailedPrecondition "torn" until it is overwritten. A lease of another mode ends as by release():
+  // a write leaves the old bytes with the new ones among them. Of a set, each lease. Errors as release(). Never blocks.
+  Result<void> abandon();
 
   // Gives the lease back once the GPU has passed what was put into `cuda_stream` (a CUstream or cudaStream_t; null: the
   // default stream) before this call; does not wait for that. Also for host memory that the stream copies from or to.

@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -110,6 +111,16 @@ using Spec = std::tuple<std::string, std::vector<std::int64_t>, std::uint32_t>; 
 
 struct Session {
   std::shared_ptr<Connection> connection;
+  pid_t owner = ::getpid();
+
+  // The connection, to look at its state; raises FailedPrecondition in a forked child, which has none.
+  const Connection& here() const {
+    if (::getpid() == owner) return *connection;
+    raise(
+        {ErrorCode::kFailedPrecondition,
+         "this process is a fork of the one that opened the session: a session cannot be used across fork; connect in "
+         "the child"});
+  }
 
   Session(std::string socket, const std::vector<std::pair<std::string, std::uint64_t>>& guarantees,
           std::uint32_t local_world_size, double timeout, std::string label, double reconnect_timeout) {
@@ -257,16 +268,17 @@ void bind_client(nb::module_& module) {
                  const nb::gil_scoped_release without;
                  self.connection->client.close();
                })
-          .def_prop_ro("session", [](const Session& self) { return self.connection->client.session(); })
+          .def("_check_process", [](const Session& self) { static_cast<void>(self.here()); })
+          .def_prop_ro("session", [](const Session& self) { return self.here().client.session(); })
           .def_prop_ro("socket", [](const Session& self) { return self.connection->client.socket(); })
-          .def_prop_ro("reconnects", [](const Session& self) { return self.connection->client.reconnects(); })
-          .def_prop_ro("pinned_bytes", [](const Session& self) { return self.connection->client.pinned_bytes(); })
-          .def_prop_ro("held", [](const Session& self) { return self.connection->client.held(); })
-          .def_prop_ro("leased_bytes", [](const Session& self) { return self.connection->leased->now(); })
-          .def_prop_ro("leased_bytes_max", [](const Session& self) { return self.connection->leased->max(); })
+          .def_prop_ro("reconnects", [](const Session& self) { return self.here().client.reconnects(); })
+          .def_prop_ro("pinned_bytes", [](const Session& self) { return self.here().client.pinned_bytes(); })
+          .def_prop_ro("held", [](const Session& self) { return self.here().client.held(); })
+          .def_prop_ro("leased_bytes", [](const Session& self) { return self.here().leased->now(); })
+          .def_prop_ro("leased_bytes_max", [](const Session& self) { return self.here().leased->max(); })
           .def_prop_ro("_places", [](const Session& self) {
             std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>> places;
-            for (const PlaceOffer& offer : self.connection->client.places())
+            for (const PlaceOffer& offer : self.here().client.places())
               places.emplace_back(offer.place.name(), offer.capacity_bytes, offer.guarantee_bytes);
             return places;
           });

@@ -37,6 +37,11 @@ void HeldLease::release_past(std::uintptr_t stream) {
   hold_.reset();
 }
 
+void HeldLease::abandon() {
+  if (hold_ != nullptr) hold_->tear();
+  hold_.reset();
+}
+
 Hold::Hold(Lease lease, std::shared_ptr<LeasedBytes> leased)
     : tensor_(lease.tensor()),
       place_(lease.place()),
@@ -144,8 +149,12 @@ void bind_lease(nb::module_& module) {
            })
       .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def(
-          "__exit__", [](HeldLease& self, nb::handle, nb::handle, nb::handle) { self.release(); }, "kind"_a.none(),
-          "error"_a.none(), "trace"_a.none())
+          "__exit__",
+          [](HeldLease& self, nb::handle kind, nb::handle, nb::handle) {
+            return kind.is_none() ? self.release() : self.abandon();
+          },
+          "kind"_a.none(), "error"_a.none(), "trace"_a.none())
+      .def("abandon", &HeldLease::abandon)
       .def_prop_ro("released", &HeldLease::released)
       .def_prop_ro("address",
                    [](const HeldLease& self) { return reinterpret_cast<std::uintptr_t>(self.hold()->address()); })

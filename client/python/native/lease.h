@@ -50,6 +50,8 @@ class Hold {
 
   // The stream that works on the memory, as DLPack has it: 1 and 2 are the default ones.
   void used_on(std::uintptr_t stream) const { stream_.store(stream, std::memory_order_relaxed); }
+  // Says of an overwrite that it is given up; the lease goes on until the last part of it is gone.
+  void tear() const { tear_token(token_); }
   // Releases it now, once the GPU has passed the stream; nobody else has a part of it.
   Result<void> release_past(std::uintptr_t stream) const;
 
@@ -75,7 +77,9 @@ class HeldLease {
   const std::shared_ptr<const Hold>& hold() const;
   // Gives up this object's part: the lease ends with the last export.
   void release() { hold_.reset(); }
-  // The same, once the GPU has passed the stream.
+  // The same; an overwrite leaves no content, whatever is still exported.
+  void abandon();
+  // As release(), once the GPU has passed the stream.
   void release_past(std::uintptr_t stream);
 
  private:

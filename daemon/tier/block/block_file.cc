@@ -3,9 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/fs.h>
 #include <sys/file.h>
-#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -63,13 +61,9 @@ std::unexpected<Error> open_fail(const std::string& path, int error) {
     return path_fail(
         ErrorCode::kFailedPrecondition, path,
         fmt::format("its file system ({}) does no direct I/O (O_DIRECT); use a file on ext4, xfs or another "
-                    "local file system, or a block device",
+                    "local file system",
                     plain ? file_system_name(plain.get()) : "unknown"),
         error);
-  }
-  if (error == EBUSY) {
-    return path_fail(ErrorCode::kFailedPrecondition, path,
-                     "the device is in use (mounted, or part of an array); give one that is not", error);
   }
   return path_fail(code_of(error), path,
                    fmt::format("cannot be opened for reading and writing: {}", std::strerror(error)), error);
@@ -78,23 +72,22 @@ std::unexpected<Error> open_fail(const std::string& path, int error) {
 struct Opened {
   Fd fd;
   bool made = false;
-  bool regular = true;
 };
 
 Result<Opened> open_path(const std::string& path) {
   constexpr int kFlags = O_RDWR | O_DIRECT | O_CLOEXEC;
   struct stat facts{};
   if (stat(path.c_str(), &facts) == 0) {
-    if (!S_ISREG(facts.st_mode) && !S_ISBLK(facts.st_mode)) {
-      return path_fail(ErrorCode::kFailedPrecondition, path, "is neither a regular file nor a block device");
+    if (!S_ISREG(facts.st_mode)) {
+      return path_fail(ErrorCode::kFailedPrecondition, path,
+                       "is not a regular file; name one, or a path where the daemon can make one");
     }
-    const bool regular = S_ISREG(facts.st_mode);
-    Fd fd(::open(path.c_str(), regular ? kFlags : kFlags | O_EXCL));
+    Fd fd(::open(path.c_str(), kFlags));
     if (!fd) return open_fail(path, errno);
-    return Opened{.fd = std::move(fd), .made = false, .regular = regular};
+    return Opened{.fd = std::move(fd), .made = false};
   }
   Fd fd(::open(path.c_str(), kFlags | O_CREAT | O_EXCL, 0600));
-  if (fd) return Opened{.fd = std::move(fd), .made = true, .regular = true};
+  if (fd) return Opened{.fd = std::move(fd), .made = true};
   const int error = errno;
   auto refused = open_fail(path, error);
   if (error == EINVAL) unlink(path.c_str());  // some file systems make the file before they refuse O_DIRECT
@@ -137,17 +130,13 @@ Result<void> reserve_file(const std::string& path, int fd, std::uint64_t bytes) 
   struct stat before{};
   if (fstat(fd, &before) != 0) return path_fail(ErrorCode::kInternal, path, std::strerror(errno), errno);
   const auto free_bytes = file_system_free_bytes(fd);
-  if (fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) {
-    if (ftruncate(fd, static_cast<off_t>(bytes)) == 0) return {};
-    return path_fail(code_of(errno), path, fmt::format("cannot be sized: {}", std::strerror(errno)), errno);
-  }
+  if (fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0) return {};
   const int error = errno;
   (void)!ftruncate(fd, before.st_size);  // what it got so far goes back
   if (error == EOPNOTSUPP) {
     return path_fail(
         ErrorCode::kFailedPrecondition, path,
-        fmt::format("its file system ({}) cannot reserve space (fallocate); use ext4, xfs or a block device",
-                    file_system_name(fd)),
+        fmt::format("its file system ({}) cannot reserve space (fallocate); use ext4 or xfs", file_system_name(fd)),
         error);
   }
   return path_fail(code_of(error), path,
@@ -156,17 +145,6 @@ Result<void> reserve_file(const std::string& path, int fd, std::uint64_t bytes) 
                                format_bytes(bytes), std::strerror(error), format_bytes(free_bytes),
                                format_bytes(static_cast<std::uint64_t>(before.st_blocks) * 512)),
                    error);
-}
-
-Result<void> check_device(const std::string& path, int fd, std::uint64_t bytes) {
-  std::uint64_t size = 0;
-  if (ioctl(fd, BLKGETSIZE64, &size) != 0) {
-    return path_fail(ErrorCode::kInternal, path, fmt::format("its size: {}", std::strerror(errno)), errno);
-  }
-  if (size >= bytes) return {};
-  return path_fail(ErrorCode::kResourceExhausted, path,
-                   fmt::format("the device holds {}, and {} are configured for it; lower the capacity",
-                               format_bytes(size), format_bytes(bytes)));
 }
 
 Result<std::uint64_t> alignment_of(const std::string& path, int fd) {
@@ -197,8 +175,10 @@ Result<void> BlockFile::add(const std::string& path, std::uint64_t bytes) {
   auto opened = open_locked(path);
   if (!opened) return std::unexpected(std::move(opened.error()));
   const int fd = opened->fd.get();
-  auto done = opened->regular ? own_file(path, fd) : check_device(path, fd, bytes);
-  if (done && opened->regular) done = reserve_file(path, fd, bytes);
+  struct stat found{};
+  if (fstat(fd, &found) != 0) return path_fail(ErrorCode::kInternal, path, std::strerror(errno), errno);
+  auto done = own_file(path, fd);
+  if (done) done = reserve_file(path, fd, bytes);
   if (done) {
     auto alignment = alignment_of(path, fd);
     if (alignment) {
@@ -211,7 +191,10 @@ Result<void> BlockFile::add(const std::string& path, std::uint64_t bytes) {
     if (opened->made) unlink(path.c_str());
     return done;
   }
-  files_.push_back({.path = path, .fd = std::move(opened->fd), .regular = opened->regular, .made = opened->made});
+  files_.push_back({.path = path,
+                    .fd = std::move(opened->fd),
+                    .made = opened->made,
+                    .size_found = static_cast<std::uint64_t>(found.st_size)});
   return {};
 }
 
@@ -227,10 +210,7 @@ Result<std::unique_ptr<BlockFile>> BlockFile::open(const BlockOptions& options) 
   }
   std::unique_ptr<BlockFile> file(new BlockFile());
   for (const std::string& path : options.paths) {
-    if (auto added = file->add(path, rows * kStripeBytes); !added) {
-      file->unlink_files(true);
-      return std::unexpected(std::move(added.error()));
-    }
+    if (auto added = file->add(path, rows * kStripeBytes); !added) return std::unexpected(std::move(added.error()));
   }
   file->stripes_ = rows * options.paths.size();
   auto checksums = ChecksumTable::create(checksum_entries(file->capacity_bytes()));
@@ -247,14 +227,22 @@ Result<void> BlockFile::adopt_checksums(Fd memory) {
   return {};
 }
 
-void BlockFile::unlink_files(bool made_only) {
-  for (const File& file : files_) {
-    if (file.regular && (file.made || !made_only)) unlink(file.path.c_str());
-  }
+void BlockFile::keep() {
+  kept_ = true;
+  const std::uint64_t bytes = capacity_bytes() / files_.size();
+  // A file that stays larger than it has to be does no harm.
+  for (const File& file : files_)
+    if (file.size_found > bytes) (void)!ftruncate(file.fd.get(), static_cast<off_t>(bytes));
 }
 
+// Each file goes, or gets its size back, while its lock is held: the next owner may be waiting.
 BlockFile::~BlockFile() {
-  if (remove_on_close_) unlink_files(false);
+  for (const File& file : files_) {
+    if (kept_ ? remove_on_close_ : file.made)
+      unlink(file.path.c_str());
+    else if (!kept_)
+      (void)!ftruncate(file.fd.get(), static_cast<off_t>(file.size_found));
+  }
 }
 
 std::vector<int> BlockFile::descriptors() const {

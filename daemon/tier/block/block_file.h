@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block tier's storage: preallocated files (or raw block devices) opened with O_DIRECT, striped, and the checksums
-// of what lies in them. Opens, places and remembers; the reads and writes are the mover's.
+// The block tier's storage: preallocated files opened with O_DIRECT, striped, and the checksums of what lies in them.
+// Opens, places and remembers; the reads and writes are the mover's.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 namespace terrace::tier {
 
 struct BlockOptions {
-  std::vector<std::string> paths;    // at least one; regular files, made if they are not there, or block devices
+  std::vector<std::string> paths;    // at least one; regular files, made if they are not there
   std::uint64_t capacity_bytes = 0;  // of all together; rounded down to whole stripes
   bool remove_on_close = false;      // regular files are unlinked when the tier goes (private daemons)
 };
@@ -34,8 +34,8 @@ class BlockFile {
   static constexpr std::uint64_t kAlignmentMax = 4096;
 
   // Takes an exclusive flock on each path and reserves its space in full. Errors name the path and what would do:
-  // kFailedPrecondition (another process holds it, by name if that can be found; a path that is neither file nor
-  // device; a file system without O_DIRECT or without fallocate, by name; too coarse an alignment), kResourceExhausted
+  // kFailedPrecondition (another process holds it, by name if that can be found; a path that is no regular
+  // file; a file system without O_DIRECT or without fallocate, by name; too coarse an alignment), kResourceExhausted
   // (wanted and free bytes), kPermissionDenied, kInvalidArgument, kInternal; with system_error.
   static Result<std::unique_ptr<BlockFile>> open(const BlockOptions& options);
   ~BlockFile();
@@ -43,6 +43,10 @@ class BlockFile {
   BlockFile& operator=(const BlockFile&) = delete;
 
   std::uint64_t capacity_bytes() const { return stripes_ * kStripeBytes; }
+  // The tier is taken into use: its files stay from now on, unless they are to go. A tier that ends without, of a start
+  // that was refused, takes the files with it that it made, and leaves those that it found as large as they were.
+  void keep();
+
   // The files, for Ring::set_files(): borrowed, valid as long as this.
   std::vector<int> descriptors() const;
   // What each direct read or write must be aligned to: the coarsest of the files' (STATX_DIOALIGN).
@@ -64,18 +68,18 @@ class BlockFile {
   struct File {
     std::string path;
     Fd fd;
-    bool regular = true;
-    bool made = false;  // by this very open(): it goes again if that fails
+    bool made = false;             // by this very open()
+    std::uint64_t size_found = 0;  // in bytes, where it was there
   };
 
   BlockFile() = default;
   Result<void> add(const std::string& path, std::uint64_t bytes);
-  void unlink_files(bool made_only);
 
   std::vector<File> files_;
   std::uint64_t stripes_ = 0;
   std::uint64_t alignment_ = 512;
   bool remove_on_close_ = false;
+  bool kept_ = false;
   ChecksumTable checksums_;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tier/block/ownership.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
@@ -9,30 +10,47 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/fd.h"
+
 namespace terrace::tier {
 namespace {
 
 constexpr const char* kAttribute = "user.terrace.block";
 constexpr char kVersion = '1';
 
-}  // namespace
-
-Result<void> own_file(const std::string& path, int fd) {
+// Refuses a file that is neither empty nor marked.
+Result<void> check(const std::string& path, int fd) {
   struct stat facts{};
   if (fstat(fd, &facts) != 0)
     return fail(ErrorCode::kInternal, fmt::format("block tier {}: {}", path, std::strerror(errno)), errno);
   std::array<char, 16> mark{};
-  if (facts.st_size != 0 && fgetxattr(fd, kAttribute, mark.data(), mark.size()) <= 0) {
-    return fail(
-        ErrorCode::kFailedPrecondition,
-        fmt::format("block tier {}: a file of {} bytes that no terraced made is there; name another path, or remove "
-                    "it if it may go",
-                    path, facts.st_size));
-  }
+  if (facts.st_size == 0 || fgetxattr(fd, kAttribute, mark.data(), mark.size()) > 0) return {};
+  return fail(
+      ErrorCode::kFailedPrecondition,
+      fmt::format("block tier {}: a file of {} bytes that no terraced made is there; name another path, or remove "
+                  "it if it may go",
+                  path, facts.st_size));
+}
+
+}  // namespace
+
+Result<void> own_file(const std::string& path, int fd) {
+  if (auto good = check(path, fd); !good) return good;
   if (fsetxattr(fd, kAttribute, &kVersion, sizeof kVersion, 0) != 0 && errno != ENOTSUP)
     return fail(ErrorCode::kInternal, fmt::format("block tier {}: cannot be marked: {}", path, std::strerror(errno)),
                 errno);
   return {};
+}
+
+Result<void> check_file(const std::string& path) {
+  const Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (file) return check(path, file.get());
+  if (errno == ENOENT) return {};
+  const int error = errno;
+  return fail(error == EACCES || error == EPERM || error == EROFS ? ErrorCode::kPermissionDenied
+                                                                  : ErrorCode::kFailedPrecondition,
+              fmt::format("block tier {}: cannot be opened for reading and writing: {}", path, std::strerror(error)),
+              error);
 }
 
 }  // namespace terrace::tier

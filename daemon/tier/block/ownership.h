@@ -13,4 +13,8 @@ namespace terrace::tier {
 // are taken.
 Result<void> own_file(const std::string& path, int fd);
 
+// What would keep a block tier from the file at `path`, if there is one: it is not this user's to write
+// (kPermissionDenied), or own_file() would not take it. Changes nothing.
+Result<void> check_file(const std::string& path);
+
 }  // namespace terrace::tier

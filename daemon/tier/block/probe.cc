@@ -51,7 +51,7 @@ std::unexpected<Error> no_direct_io(int fd, int error) {
   return fail(
       ErrorCode::kFailedPrecondition,
       fmt::format("its file system ({}) does no direct I/O (O_DIRECT); use a file on ext4, xfs or another local "
-                  "file system, or a block device",
+                  "file system",
                   file_system_name(fd)),
       error);
 }

@@ -91,6 +91,17 @@ TEST_F(Calling, GivesBackWhatNobodyWaitsFor) {
   EXPECT_TRUE(eventually([&] { return daemon_.word(3).readers == 0; }));
 }
 
+TEST_F(Calling, TearsAnOverwriteThatNobodyWaitsFor) {
+  {
+    const auto dropped = client_.acquire_async({&tensor_, 1}, {.mode = Mode::kOverwrite});
+  }
+  const Asked asked = daemon_.next();
+  daemon_.publish(3, {.state = shm::State::kResident, .dirty = true, .writers = 1}, 0);
+  daemon_.answer(asked);
+  EXPECT_TRUE(eventually([&] { return daemon_.word(3).writers == 0; }));
+  EXPECT_TRUE(daemon_.word(3).torn) << "the old bytes went for it";
+}
+
 TEST_F(Calling, GivesUpOnADaemonThatIsSilent) {
   const Result<Lease> lease = client_.acquire(tensor_, {.timeout = 1ms});
   ASSERT_FALSE(lease.has_value());

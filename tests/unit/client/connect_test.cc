@@ -25,6 +25,13 @@ Result<Client> connect(ScriptedDaemon& daemon, Script script) {
   return connecting.get();
 }
 
+TEST(Connect, RefusesALabelThatTheGreetingHasNoRoomFor) {
+  const Result<Client> client = Client::connect({.socket = "/nowhere", .label = std::string(64, 'x')});
+  ASSERT_FALSE(client.has_value());
+  EXPECT_EQ(client.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(client.error().message, "a label of 64 bytes: it has at most 63");
+}
+
 TEST(Connect, GreetsAndIsWelcomed) {
   ScriptedDaemon daemon;
   auto connecting = beside([&] {
@@ -32,7 +39,7 @@ TEST(Connect, GreetsAndIsWelcomed) {
                             .guarantees = {{.place = Place::host(), .bytes = 4096}},
                             .local_world_size = 8,
                             .timeout = std::chrono::seconds(30),
-                            .label = std::string(100, 'x')});
+                            .label = std::string(63, 'x')});
   });
   const shm::Hello hello = daemon.accept();
   EXPECT_EQ(hello.header.version, shm::kProtocolVersion);

@@ -297,6 +297,33 @@ TEST_F(Leases, GoAwayWithTheSegmentThatIsRetired) {
   EXPECT_FALSE(accessible(address, false));
 }
 
+TEST_F(Leases, OnlyAnOverwriteThatIsAbandonedTears) {
+  for (const Mode mode : {Mode::kRead, Mode::kWrite, Mode::kOverwrite}) {
+    daemon_.publish(3, kResident, 0);
+    Lease lease = client_.acquire(tensor_, {.mode = mode}).value();
+    EXPECT_TRUE(lease.abandon().has_value());
+    EXPECT_EQ(daemon_.word(3).torn, mode == Mode::kOverwrite);
+    EXPECT_FALSE(daemon_.word(3).leased());
+    EXPECT_TRUE(lease.bytes().empty());
+    EXPECT_EQ(lease.abandon().error().code, ErrorCode::kFailedPrecondition) << "it is over";
+  }
+  EXPECT_FALSE(daemon_.rung()) << "nobody is asked, so nobody need be there";
+  auto acquiring = beside([&] { return client_.acquire(tensor_); });
+  daemon_.refuse(daemon_.next(), ErrorCode::kFailedPrecondition, "tensor 'weights' is torn");
+  EXPECT_THAT(acquiring.get().error().message, HasSubstr("torn"));
+}
+
+TEST_F(Leases, WhoWaitsForATornTensorHearsOfItsRelease) {
+  daemon_.publish(3, kResident, 0);
+  Lease lease = client_.acquire(tensor_, {.mode = Mode::kOverwrite}).value();
+  daemon_.publish(3, {.state = shm::State::kResident, .dirty = true, .wanted = true, .writers = 1}, 0);
+  while (daemon_.rung()) {
+  }
+  ASSERT_TRUE(lease.abandon().has_value());
+  EXPECT_TRUE(daemon_.rung());
+  EXPECT_TRUE(daemon_.word(3).torn);
+}
+
 class Sets : public Leases {
  protected:
   Sets() : other_(daemon_.create(client_, "bias", 512, 1)) {}

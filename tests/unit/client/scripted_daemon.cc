@@ -7,11 +7,17 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <new>
+#include <string>
+#include <string_view>
 #include <thread>
 
 #include "base/check.h"
@@ -21,8 +27,24 @@ namespace {
 
 constexpr int kPatienceMs = 60'000;
 
+constexpr std::string_view kFolderPrefix = "terrace-client-";
+
+// What tests left that were killed: folders of processes that are gone.
+void sweep(const std::filesystem::path& parent) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kFolderPrefix)) continue;
+    const int owner = std::atoi(name.c_str() + kFolderPrefix.size());
+    if (owner > 0 && ::kill(owner, 0) != 0 && errno == ESRCH) std::filesystem::remove_all(entry.path(), ignored);
+  }
+}
+
 std::filesystem::path make_folder() {
-  std::string name = (std::filesystem::temp_directory_path() / "terrace-client-XXXXXX").string();
+  const std::filesystem::path parent = std::filesystem::temp_directory_path();
+  static const bool swept = (sweep(parent), true);
+  TERRACE_CHECK(swept);
+  std::string name = (parent / (std::string(kFolderPrefix) + std::to_string(::getpid()) + "-XXXXXX")).string();
   TERRACE_CHECK(::mkdtemp(name.data()) != nullptr);
   return name;
 }

@@ -85,7 +85,7 @@ numa_node = 1
 huge_pages = "2MiB"
 [[tier]]
 kind = "block"
-capacity = 8192
+capacity = 8388608
 paths = ["/x/a", "/y/b"]
 [[tenant]]
 name = "team-a"
@@ -115,9 +115,9 @@ uids = "any"
   EXPECT_EQ(config->tiers[1].capacity, (Capacity{64 * kGiB, std::nullopt}));
   EXPECT_EQ(config->tiers[1].numa_node, 1u);
   EXPECT_EQ(config->tiers[1].huge_pages, HugePages::k2MiB);
-  EXPECT_EQ(config->tiers[2].capacity.bytes, 8192u);
+  EXPECT_EQ(config->tiers[2].capacity.bytes, 8 * kMiB);
   EXPECT_THAT(config->tiers[2].paths, ElementsAre("/x/a", "/y/b"));
-  EXPECT_EQ(config->tiers[2].line, 27u);
+  EXPECT_EQ(config->tiers[2].origin.line, 27u);
   ASSERT_THAT(config->tenants, SizeIs(2));
   EXPECT_EQ(config->tenants[0].data_socket, "/a/data");
   EXPECT_THAT(config->tenants[0].uids, ElementsAre(1000, 1001));
@@ -163,7 +163,12 @@ TEST(Parse, AnUnknownKeyGetsTheNearestOne) {
 TEST(Parse, WhatIsNotTomlIsNamedWithItsLine) {
   EXPECT_THAT(error_of("strict = true\n[[tier\n"), AllOf(StartsWith("t.toml:2: "), HasSubstr("not TOML")));
   EXPECT_THAT(error_of("strict = true\nstrict = true\n"), StartsWith("t.toml:2: "));
-  EXPECT_THAT(error_of(std::string("\0\xff\xfe", 3)), HasSubstr("not TOML"));
+  EXPECT_THAT(error_of(std::string("\0\xff\xfe", 3)), HasSubstr("not text"));
+  EXPECT_THAT(error_of("strict = true\n# \x1B[2J"), AllOf(StartsWith("t.toml:2: "), HasSubstr("not text")));
+  for (const char* torn :
+       {"[", "[\n", "[[", "[[tier\xE3\x81\x82]]", "\xEF\xBB\xBD", "\xE3\x81\x82 = 1", "a = \xC3\xA4"})
+    EXPECT_THAT(error_of(torn), HasSubstr("not TOML")) << torn;
+  EXPECT_TRUE(parse_here("log_level = \"info\" # \xE3\x81\x82")) << "in comments and strings all is well";
 }
 
 TEST(Parse, ATierNeedsAKindAndACapacity) {
@@ -177,7 +182,7 @@ TEST(Parse, ATierNeedsAKindAndACapacity) {
 TEST(Parse, CapacitiesThatAreNone) {
   for (const char* capacity :
        {"\"0%\"", "\"101%\"", "\"-5%\"", "\"%\"", "\"1e999%\"", "\"nan%\"", "\"64\u00a0GiB\"", "\"-1GiB\"", "\"GiB\"",
-        "\"99999999TiB\"", "0", "-1", "1.5", "true", "\"4095\"", "\"\""}) {
+        "\"99999999TiB\"", "0", "-1", "1.5", "true", "\"4095\"", "\"\"", "\"1MiB\""}) {
     const std::string text = std::string("[[tier]]\nkind = \"memory\"\ncapacity = ") + capacity;
     EXPECT_THAT(error_of(text), StartsWith("t.toml:3: tier[0].capacity: ")) << capacity;
   }
@@ -193,8 +198,12 @@ TEST(Parse, ValuesOutOfRange) {
   EXPECT_THAT(error_of(memory_tier("huge_pages = \"1GiB\"")), HasSubstr("\"2MiB\""));
   EXPECT_THAT(error_of("[limits]\nrequest_timeout_ms = 99999999999"), HasSubstr("from 1 to 86400000"));
   EXPECT_THAT(error_of("[limits]\nconnections_max = \"many\""), HasSubstr("whole number"));
-  for (const char* address : {"9464", ":9464", "localhost:", "localhost:65536", "localhost:http"}) {
+  for (const char* address : {"9464", ":9464", "localhost:", "localhost:http"}) {
     EXPECT_THAT(error_of(std::string("metrics_address = \"") + address + "\""), HasSubstr("HOST:PORT")) << address;
+  }
+  for (const char* address : {"localhost:65536", "127.0.0.1:99999", "h:99999999999999999999"}) {
+    EXPECT_THAT(error_of(std::string("metrics_address = \"") + address + "\""),
+                AllOf(StartsWith("t.toml:1: metrics_address: "), HasSubstr("a port is at most 65535")));
   }
 }
 
@@ -217,10 +226,11 @@ TEST(Parse, TiersStandFastestFirst) {
   EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\n") + memory_tier("")),
               AllOf(HasSubstr("t.toml:5: tier[1]"), HasSubstr("device, memory, block")));
   EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\n") + block_tier("paths = [\"/y\"]")), HasSubstr("stripe"));
+  EXPECT_THAT(error_of(memory_tier("") + memory_tier("")), HasSubstr("t.toml:4: tier[1]: is a second memory tier"));
   const std::string gpu = "[[tier]]\nkind = \"device\"\ncapacity = \"80%\"\ndevice = \"cuda:0\"\n";
   EXPECT_THAT(error_of(gpu + gpu), HasSubstr("tier[1].device: is cuda:0 again"));
   for (const char* device : {"cuda", "cuda:", "cuda:x", "cuda:1x", "gpu0", ""}) {
-    EXPECT_THAT(error_of("[[tier]]\nkind = \"device\"\ncapacity = 4096\ndevice = \"" + std::string(device) + "\""),
+    EXPECT_THAT(error_of("[[tier]]\nkind = \"device\"\ncapacity = \"2MiB\"\ndevice = \"" + std::string(device) + "\""),
                 HasSubstr("\"cuda:N\""));
   }
   std::string many;
@@ -231,7 +241,11 @@ TEST(Parse, TiersStandFastestFirst) {
 TEST(Parse, TenantsAreToldApart) {
   EXPECT_THAT(error_of("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\n"),
               AllOf(HasSubstr("t.toml:3: tenant[1].data_socket"), HasSubstr("tenant[0].data_socket already")));
-  EXPECT_THAT(error_of("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"\n"), HasSubstr("tenant[1].name"));
+  EXPECT_THAT(error_of("[sockets]\ndata = \"/d\"\n[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\n"),
+              AllOf(HasSubstr("t.toml:5: tenant[1].data_socket: \"/d\" is sockets.data already")));
+  EXPECT_THAT(error_of("[sockets]\ndata = \"/d\"\n[[tenant]]\nname = \"a\"\ngrpc_socket = \"/d\"\n"),
+              HasSubstr("t.toml:5: tenant[0].grpc_socket: \"/d\" is sockets.data already"));
+  EXPECT_THAT(error_of("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"\n"), HasSubstr("t.toml:4: tenant[1].name"));
   EXPECT_THAT(error_of("[[tenant]]\n"), HasSubstr("tenant[0].name"));
   EXPECT_THAT(error_of("[[tenant]]\nname = \"a b\"\n"), HasSubstr("letters"));
   for (const char* uids : {"1000", "[\"root\"]", "[-1]", "[4294967295]", "\"all\""}) {
@@ -248,6 +262,11 @@ TEST(Parse, SocketPathsThatCannotBe) {
   EXPECT_THAT(error_of("[sockets]\ngrpc = \"run/x\""), HasSubstr("absolute path"));
   EXPECT_THAT(error_of("[sockets]\ngrpc = \"/run/\\u0000x\""), HasSubstr("absolute path"));
   EXPECT_THAT(error_of("[sockets]\ngrpc = \"/a\"\ndata = \"/a\""), HasSubstr("a path of its own"));
+  EXPECT_THAT(error_of("[sockets]\ndata = \"/a\"\ngrpc = \"/a\"\nadmin = \"/a\"\n"),
+              AllOf(StartsWith("t.toml:3: sockets.grpc: \"/a\" is sockets.data already"),
+                    HasSubstr("\nt.toml:4: sockets.admin: \"/a\" is sockets.data already")));
+  EXPECT_THAT(error_of("[sockets]\ndata = \"/run/terrace/admin.sock\"\n"),
+              StartsWith("t.toml:2: sockets.data: \"/run/terrace/admin.sock\" is sockets.admin already"));
   EXPECT_THAT(error_of("[sockets]\nadmin = \"/run/terrace/data.sock\""), HasSubstr("a path of its own"));
   const Result<Config> too_long = parse("", "t.toml", longest);
   ASSERT_FALSE(too_long);
@@ -274,18 +293,19 @@ TEST(Parse, WhoMayConnect) {
 }
 
 TEST(Load, ReadsTheExampleThatIsShipped) {
-  const Result<Config> config = load(TERRACE_EXAMPLE_CONFIG, kRuntime);
-  ASSERT_TRUE(config) << config.error().message;
-  EXPECT_THAT(config->tiers, SizeIs(3));
+  const Result<Draft> draft = load(TERRACE_EXAMPLE_CONFIG, kRuntime);
+  ASSERT_TRUE(draft) << draft.error().message;
+  EXPECT_TRUE(draft->problems.none()) << draft->problems.error().message;
+  EXPECT_THAT(draft->config.tiers, SizeIs(3));
 }
 
 TEST(Load, NamesAFileThatCannotBeRead) {
   const std::string folder = std::filesystem::temp_directory_path();
-  const Result<Config> missing = load(folder + "/terrace-no-such-file.toml", kRuntime);
+  const Result<Draft> missing = load(folder + "/terrace-no-such-file.toml", kRuntime);
   ASSERT_FALSE(missing);
   EXPECT_EQ(missing.error().code, ErrorCode::kNotFound);
   EXPECT_THAT(missing.error().message, HasSubstr("terrace-no-such-file.toml"));
-  const Result<Config> a_folder = load(folder, kRuntime);
+  const Result<Draft> a_folder = load(folder, kRuntime);
   ASSERT_FALSE(a_folder);
   EXPECT_EQ(a_folder.error().code, ErrorCode::kInvalidArgument);
 }

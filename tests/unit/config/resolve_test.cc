@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows that parts become bytes of what may really be used, that what the machine cannot give is refused with both
-// numbers, that a home tier smaller than its caches is warned of, and what is taken without a configuration.
+// Shows that parts become bytes of what may really be used, in whole segments; that what could not be had at a start is
+// refused with the line and key that ask for it, and both numbers; that a home tier smaller than its caches is warned
+// of; and what is taken without a configuration.
 
 #include "config/resolve.h"
 
@@ -10,6 +11,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
 #include "base/bytes.h"
 
@@ -32,14 +34,21 @@ topology::Machine limited_machine() {
   return machine;
 }
 
+// A folder for sockets that is not there and could be made.
+std::string runtime() { return (std::filesystem::temp_directory_path() / "terrace-run").string(); }
+
 Config config_of(const std::string& text) {
-  Result<Config> config = parse(text, "t.toml", "/run/terrace");
+  Result<Config> config = parse(text, "t.toml", runtime());
   EXPECT_TRUE(config) << config.error().message;
   return config.value_or(Config());
 }
 
 std::string memory_tier(const std::string& capacity, const std::string& more = "") {
   return "[[tier]]\nkind = \"memory\"\ncapacity = \"" + capacity + "\"\n" + more + "\n";
+}
+
+std::string device_tier(const std::string& device, const std::string& capacity, const std::string& more = "") {
+  return "[[tier]]\nkind = \"device\"\ncapacity = \"" + capacity + "\"\ndevice = \"" + device + "\"\n" + more + "\n";
 }
 
 Config resolved(const std::string& text) {
@@ -93,37 +102,39 @@ TEST(Resolve, APartOfANodeIsOfThatNode) {
   EXPECT_EQ(config->tiers[0].capacity.bytes, 64 * kGiB);
 }
 
-TEST(Resolve, PartsAreWholeHugePages) {
+TEST(Resolve, PartsAreWholeSegments) {
   const Config config = resolved(memory_tier("33.3%"));
-  EXPECT_EQ(config.tiers[0].capacity.bytes % (2 * kMiB), 0u);
-  EXPECT_NEAR(static_cast<double>(config.tiers[0].capacity.bytes), 33.3 * kGiB, 2.0 * kMiB);
+  EXPECT_EQ(config.tiers[0].capacity.bytes % (256 * kMiB), 0u);
+  EXPECT_NEAR(static_cast<double>(config.tiers[0].capacity.bytes), 33.3 * kGiB, 256.0 * kMiB);
   EXPECT_THAT(error_of(memory_tier("0.0001%")), HasSubstr("less than 2 MiB"));
 }
 
 TEST(Resolve, MoreThanTheCgroupAllowsIsRefusedWithBothNumbers) {
   EXPECT_THAT(error_of(memory_tier("101GiB")),
-              AllOf(HasSubstr("t.toml:1: "), HasSubstr("101 GiB"), HasSubstr("100 GiB"),
+              AllOf(HasSubstr("t.toml:3: tier[0].capacity: "), HasSubstr("101 GiB"), HasSubstr("100 GiB"),
                     HasSubstr("/sys/fs/cgroup/jobs/memory.max")));
   EXPECT_THAT(resolved(memory_tier("100GiB")).warnings, IsEmpty());
 }
 
 TEST(Resolve, EmulatedDevicesAreMemoryToo) {
   const std::string device = "[[tier]]\nkind = \"device\"\ncapacity = \"60GiB\"\n";
-  EXPECT_THAT(error_of(device + memory_tier("60GiB")), AllOf(HasSubstr("120 GiB"), HasSubstr("100 GiB")));
-  EXPECT_THAT(error_of(memory_tier("60%") + memory_tier("60%")), HasSubstr("120 GiB"));
+  EXPECT_THAT(error_of(device + memory_tier("60GiB")),
+              AllOf(HasSubstr("t.toml:6: tier[1].capacity: "), HasSubstr("120 GiB"), HasSubstr("100 GiB")));
+  EXPECT_THAT(error_of(device + memory_tier("60%")), HasSubstr("120 GiB"));
 }
 
 TEST(Resolve, SizesThatWrapAreNoWayAround) {
-  EXPECT_THAT(error_of(memory_tier("8388607TiB") + memory_tier("8388607TiB") + memory_tier("4TiB")),
-              HasSubstr("100 GiB"));
+  EXPECT_THAT(
+      error_of(device_tier("emulated", "8388607TiB") + device_tier("emulated", "8388607TiB") + memory_tier("4TiB")),
+      HasSubstr("100 GiB"));
 }
 
 TEST(Resolve, ANodeMustBeThereAndHaveRoom) {
   EXPECT_THAT(error_of(memory_tier("1GiB", "numa_node = 7")),
-              AllOf(HasSubstr("t.toml:1: tier[0].numa_node: is 7"), HasSubstr("0, 1")));
+              AllOf(HasSubstr("t.toml:4: tier[0].numa_node: is 7"), HasSubstr("0, 1")));
   topology::Machine machine = limited_machine();
   machine.memory_bytes = machine.memory_total_bytes;
-  const std::string two = memory_tier("100GiB", "numa_node = 1") + memory_tier("100GiB", "numa_node = 1");
+  const std::string two = device_tier("emulated", "100GiB", "numa_node = 1") + memory_tier("100GiB", "numa_node = 1");
   const Result<Config> config = resolve(config_of(two), machine);
   ASSERT_FALSE(config);
   EXPECT_THAT(config.error().message,
@@ -132,13 +143,10 @@ TEST(Resolve, ANodeMustBeThereAndHaveRoom) {
 
 TEST(Resolve, HugePagesThatMustBeAreThere) {
   EXPECT_EQ(resolved(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 1")).tiers[0].capacity.bytes, 40 * kMiB);
-  EXPECT_THAT(error_of(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 0")),
-              AllOf(HasSubstr("takes 20 huge pages"), HasSubstr("10 are free")));
+  EXPECT_THAT(
+      error_of(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 0")),
+      AllOf(HasSubstr("t.toml:4: tier[0].huge_pages"), HasSubstr("takes 20 huge pages"), HasSubstr("10 are free")));
   EXPECT_THAT(error_of(memory_tier("62MiB", "huge_pages = \"2MiB\"")), HasSubstr("31 huge pages, and 30 are free"));
-}
-
-std::string device_tier(const std::string& device, const std::string& capacity, const std::string& more = "") {
-  return "[[tier]]\nkind = \"device\"\ncapacity = \"" + capacity + "\"\ndevice = \"" + device + "\"\n" + more + "\n";
 }
 
 topology::Machine gpu_machine() {
@@ -183,9 +191,10 @@ TEST(Resolve, AutoAndAllAreATierForEachGpu) {
 }
 
 TEST(Resolve, AGpusCapacityIsOfWhatIsFreeThere) {
-  EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "61GiB")), AllOf(HasSubstr("61 GiB"), HasSubstr("60 GiB")));
+  EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "61GiB")),
+              AllOf(HasSubstr("t.toml:3: tier[0].capacity"), HasSubstr("61 GiB"), HasSubstr("60 GiB")));
   EXPECT_THAT(gpu_error_of(device_tier("cuda:2", "1GiB")),
-              AllOf(HasSubstr("cuda:2"), HasSubstr("gives this process 2")));
+              AllOf(HasSubstr("t.toml:4: tier[0].device: "), HasSubstr("cuda:2"), HasSubstr("gives this process 2")));
   EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "1GiB", "numa_node = 0")), HasSubstr("numa_node"));
   EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "1GiB") + device_tier("cuda:all", "1GiB")), HasSubstr("cuda:0 again"));
   const Result<Config> tight = resolve(config_of(device_tier("cuda:0", "55GiB") + memory_tier("90GiB")), gpu_machine());
@@ -197,30 +206,115 @@ TEST(Resolve, AGpusCapacityIsOfWhatIsFreeThere) {
 
 TEST(Resolve, ABlockTierNeedsRoom) {
   const Folder folder;
-  const Config small = resolved(folder.block_tier("8MiB", 2));
-  EXPECT_EQ(small.tiers[0].capacity.bytes, 8 * kMiB);
-  EXPECT_THAT(error_of(folder.block_tier("8000000TiB")),
-              AllOf(HasSubstr("tier[0].capacity"), HasSubstr("have room for")));
-  const Config part = resolved(folder.block_tier("50%", 2));
+  const std::string memory = memory_tier("32MiB");
+  const Config small = resolved(memory + folder.block_tier("8MiB", 2));
+  EXPECT_EQ(small.tiers[1].capacity.bytes, 8 * kMiB);
+  EXPECT_THAT(error_of(memory + folder.block_tier("8000000TiB")),
+              AllOf(HasSubstr("t.toml:7: tier[1].capacity"), HasSubstr("have room for")));
+  const Config part = resolved(memory + folder.block_tier("50%", 2));
   const std::uint64_t room = topology::block_room(folder.path() + "/0")->free_bytes;
-  EXPECT_GT(part.tiers[0].capacity.bytes, 0u);
-  EXPECT_LT(part.tiers[0].capacity.bytes, room) << "two files of one file system share its room";
+  EXPECT_GT(part.tiers[1].capacity.bytes, 0u);
+  EXPECT_LT(part.tiers[1].capacity.bytes, room) << "two files of one file system share its room";
+  EXPECT_THAT(error_of(memory + folder.block_tier("1MiB", 2)),
+              AllOf(HasSubstr("tier[1].capacity"), HasSubstr("1 MiB")));
 }
 
 TEST(Resolve, ABlockTierNeedsAFolder) {
   const Folder folder;
-  EXPECT_THAT(error_of("[[tier]]\nkind = \"block\"\ncapacity = \"1GiB\"\npaths = [\"" + folder.path() + "/no/x\"]\n"),
-              AllOf(HasSubstr("tier[0].paths"), HasSubstr(folder.path() + "/no")));
+  EXPECT_THAT(error_of(memory_tier("1GiB") + "[[tier]]\nkind = \"block\"\ncapacity = \"1GiB\"\npaths = [\"" +
+                       folder.path() + "/no/x\"]\n"),
+              AllOf(HasSubstr("t.toml:8: tier[1].paths"), HasSubstr(folder.path() + "/no")));
+}
+
+TEST(Resolve, SomebodysFileIsNoBlockFile) {
+  const Folder folder;
+  std::ofstream(folder.path() + "/0") << "a thesis";
+  EXPECT_THAT(error_of(memory_tier("32MiB") + folder.block_tier("8MiB")),
+              AllOf(HasSubstr("t.toml:8: tier[1].paths"), HasSubstr(folder.path() + "/0"), HasSubstr("8 bytes")));
+}
+
+TEST(Resolve, AFileIsOneStripeByWhateverName) {
+  const Folder folder;
+  const std::string tiers = memory_tier("32MiB") + "[[tier]]\nkind = \"block\"\ncapacity = \"8MiB\"\npaths = [\"" +
+                            folder.path() + "/b\", \"" + folder.path() + "/../" +
+                            std::filesystem::path(folder.path()).filename().string() + "/b\"]\n";
+  EXPECT_THAT(error_of(tiers), AllOf(HasSubstr("t.toml:8: tier[1].paths"), HasSubstr("same file")));
+  std::ofstream(folder.path() + "/b").flush();
+  EXPECT_THAT(error_of(tiers), HasSubstr("same file")) << "when it is there, too";
+}
+
+// /proc has files and no direct I/O, on every machine.
+TEST(Resolve, AFileSystemWithoutDirectIoIsNamedBeforeItsRoom) {
+  const std::string error =
+      error_of(memory_tier("32MiB") +
+               "[[tier]]\nkind = \"block\"\ncapacity = \"1GiB\"\npaths = [\"/proc/self/coredump_filter\"]\n");
+  EXPECT_THAT(error, AllOf(HasSubstr("t.toml:8: tier[1].paths"), HasSubstr("proc")));
+  EXPECT_THAT(error, testing::Not(HasSubstr("room")));
+}
+
+TEST(Resolve, CapacityIsWholeSegmentsAndStripes) {
+  const Folder folder;
+  const Config config = resolved(memory_tier("100MiB") + folder.block_tier("201MiB", 2));
+  EXPECT_EQ(config.tiers[0].capacity.bytes, 96 * kMiB);
+  EXPECT_EQ(config.tiers[1].capacity.bytes, 200 * kMiB);
+  ASSERT_THAT(config.warnings, SizeIs(2));
+  EXPECT_THAT(config.warnings[0], AllOf(HasSubstr("t.toml:3: tier[0].capacity: "), HasSubstr("100 MiB"),
+                                        HasSubstr("96 MiB"), HasSubstr("segments, here of 6 MiB")));
+  EXPECT_THAT(config.warnings[1], AllOf(HasSubstr("t.toml:7: tier[1].capacity: "), HasSubstr("201 MiB"),
+                                        HasSubstr("200 MiB"), HasSubstr("stripes of 1 MiB")));
+  EXPECT_THAT(resolved(memory_tier("33.3%")).warnings, IsEmpty()) << "a part is no promise of a size";
+}
+
+TEST(Resolve, WhatNoTrainerCouldMapIsRefused) {
+  const Folder folder;
+  EXPECT_THAT(error_of(folder.block_tier("8MiB")), HasSubstr("t.toml:1: tier[0]: is a block tier alone"));
+  EXPECT_THAT(error_of(device_tier("emulated", "8MiB") + device_tier("emulated", "8MiB")),
+              HasSubstr("t.toml:6: tier[1]: is the last of 2 device tiers with nothing beneath"));
+}
+
+TEST(Resolve, WhatTheFileHasWrongHidesNothing) {
+  Result<Draft> draft = read(memory_tier("1GiB", "high_mark = 1.7\nnuma_node = 7") +
+                                 "[[tier]]\nkind = \"device\"\ncapacity = \"much\"\nnuma_node = 8\n",
+                             "t.toml", runtime());
+  ASSERT_TRUE(draft);
+  const Result<Config> config = resolve(std::move(*draft), limited_machine());
+  ASSERT_FALSE(config);
+  EXPECT_THAT(config.error().message,
+              AllOf(HasSubstr("t.toml:4: tier[0].high_mark: is 1.7"), HasSubstr("t.toml:5: tier[0].numa_node: is 7"),
+                    HasSubstr("t.toml:8: tier[1].capacity: \"much\""), HasSubstr("t.toml:9: tier[1].numa_node: is 8")));
+  EXPECT_THAT(config.error().message, testing::Not(HasSubstr("less than 2 MiB"))) << "that follows from \"much\"";
+}
+
+TEST(Resolve, AMetricsAddressIsOfThisMachine) {
+  const std::string tier = memory_tier("1GiB");
+  EXPECT_THAT(error_of("metrics_address = \"nohost.invalid:9464\"\n" + tier),
+              AllOf(HasSubstr("t.toml:1: metrics_address: "), HasSubstr("nohost.invalid")));
+  EXPECT_THAT(error_of("metrics_address = \"192.0.2.1:9464\"\n" + tier),  // RFC 5737: nobody's
+              AllOf(HasSubstr("t.toml:1: metrics_address: "), HasSubstr("192.0.2.1")));
+  EXPECT_EQ(resolved("metrics_address = \"127.0.0.1:0\"\n" + tier).metrics_address, "127.0.0.1:0");
+}
+
+TEST(Resolve, ASocketsFolderMustBeOne) {
+  const Folder folder;
+  std::ofstream(folder.path() + "/file") << "somebody's";
+  EXPECT_THAT(error_of(memory_tier("1GiB") + "[sockets]\ndata = \"" + folder.path() + "/file/x.sock\"\n"),
+              AllOf(HasSubstr("t.toml:6: sockets.data: "), HasSubstr("is no folder")));
+  if (::geteuid() == 0) GTEST_SKIP() << "root may write in every folder";
+  std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  EXPECT_THAT(error_of(memory_tier("1GiB") + "[sockets]\ndata = \"" + folder.path() + "/x.sock\"\n"),
+              AllOf(HasSubstr("t.toml:6: sockets.data: "), HasSubstr("Permission denied")));
+  std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_all);
 }
 
 TEST(Resolve, EverythingWrongIsNamedAtOnce) {
-  const std::string message = error_of(memory_tier("200GiB", "numa_node = 7") + memory_tier("1GiB", "numa_node = 8"));
+  const std::string message =
+      error_of(device_tier("emulated", "200GiB", "numa_node = 7") + memory_tier("1GiB", "numa_node = 8"));
   EXPECT_THAT(message, AllOf(HasSubstr("tier[0].numa_node"), HasSubstr("tier[1].numa_node"), HasSubstr("201 GiB")));
 }
 
 TEST(Resolve, WarnsOfAHomeTierSmallerThanItsCaches) {
   const Folder folder;
-  const Config config = resolved(memory_tier("40GiB") + memory_tier("20GiB") + folder.block_tier("8MiB"));
+  const Config config = resolved(device_tier("emulated", "40GiB") + memory_tier("20GiB") + folder.block_tier("8MiB"));
   ASSERT_THAT(config.warnings, SizeIs(1));
   EXPECT_THAT(config.warnings[0],
               AllOf(HasSubstr("60 GiB"), HasSubstr("8 MiB"), HasSubstr("block tier"), HasSubstr("capacity to 60 GiB")));
@@ -229,12 +323,12 @@ TEST(Resolve, WarnsOfAHomeTierSmallerThanItsCaches) {
 }
 
 TEST(Defaults, TakeAQuarterOfWhatMayBeUsed) {
-  const Result<Config> config = defaults(limited_machine(), "/run/terrace");
+  const Result<Config> config = defaults(limited_machine(), runtime());
   ASSERT_TRUE(config) << config.error().message;
   ASSERT_THAT(config->tiers, SizeIs(1)) << "no block file unless told, no device that is not there";
   EXPECT_EQ(config->tiers[0].kind, TierKind::kMemory);
   EXPECT_EQ(config->tiers[0].capacity.bytes, 25 * kGiB);
-  EXPECT_EQ(config->sockets.data, "/run/terrace/data.sock");
+  EXPECT_EQ(config->sockets.data, runtime() + "/data.sock");
   EXPECT_EQ(config->source, "");
   EXPECT_THAT(config->tenants, SizeIs(1));
 }
@@ -244,13 +338,11 @@ TEST(Defaults, AConfigurationWithoutTiersTakesThemToo) {
 }
 
 TEST(Resolve, AFileAtASocketsPathIsNamed) {
-  char path[] = "/tmp/terrace-resolve-XXXXXX";
-  const int file = mkstemp(path);
-  ASSERT_GE(file, 0);
-  close(file);
+  const Folder folder;
+  const std::string path = folder.path() + "/file";
+  std::ofstream(path) << "somebody's";
   const std::string error = error_of(memory_tier("1GiB") + "[sockets]\nadmin = \"" + path + "\"\n");
-  std::filesystem::remove(path);
-  EXPECT_THAT(error, AllOf(HasSubstr("sockets.admin"), HasSubstr("no socket"), HasSubstr(path)));
+  EXPECT_THAT(error, AllOf(HasSubstr("t.toml:6: sockets.admin"), HasSubstr("no socket"), HasSubstr(path)));
 }
 
 TEST(Defaults, NeedAPlaceForSockets) {
@@ -262,7 +354,7 @@ TEST(Defaults, NeedAPlaceForSockets) {
 TEST(Defaults, AMachineWithNoMemoryToSpareIsNamed) {
   topology::Machine machine = limited_machine();
   machine.memory_bytes = 4 * kMiB;
-  EXPECT_FALSE(defaults(machine, "/run/terrace"));
+  EXPECT_FALSE(defaults(machine, runtime()));
 }
 
 TEST(Taken, SumsWhatTheReportNeeds) {

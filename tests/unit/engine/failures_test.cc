@@ -164,5 +164,51 @@ TEST(Failures, WithNoSpareLeftTheHomeStands) {
   EXPECT_EQ(harness.read(client, a), 5u);
 }
 
+TEST(Failures, WithoutRoomForANoteNothingIsGranted) {
+  Harness harness(three_tiers(), true);
+  OpenSession open;
+  open.maps_segments = true;
+  const auto& client = *harness.open(open);
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 21);
+  const std::vector<GrantedSlot> many(65536);
+  const GrantRecord grant{.kind = GrantRecord::Kind::kLeases, .count = static_cast<std::uint32_t>(many.size())};
+  while (harness.catalog->has_room_for_note(many.size())) harness.catalog->note(grant, many);
+  while (harness.catalog->has_room_for_note(0)) harness.catalog->note({.kind = GrantRecord::Kind::kStep}, {});
+  const auto refused = [&](Body body) {
+    const auto result = harness.ask(client.id, std::move(body));
+    ASSERT_FALSE(result);
+    EXPECT_EQ(result.error().code, ErrorCode::kResourceExhausted);
+    EXPECT_THAT(result.error().message, HasSubstr("ask again"));
+  };
+  refused(Acquire{kDevice, shm::Mode::kOverwrite, {a}});
+  refused(CreateTensors{{spec_of("b", kMiB)}});
+  refused(MarkStep{});
+  EXPECT_EQ(harness.status().steps, 0u);
+  harness.catalog->forget_notes();
+  EXPECT_EQ(harness.read(client, a), 21u) << "no lease was taken, and the content is not given up";
+  harness.create(client, "b", kMiB);
+}
+
+TEST(Failures, ASuccessorSaysWhatItsPredecessorWasKilledIn) {
+  Harness harness(three_tiers(), true);
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  const Handle b = harness.create(client, "b", kMiB);
+  harness.write(client, a, 1);
+  harness.write(client, b, 2);
+  harness.send(client.id, Move{shm::kPlaceBlock, {a}});
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  harness.restart([] { return true; });
+  const Restored restored = harness.status().restored;
+  EXPECT_EQ(restored.sessions, 1u);
+  EXPECT_EQ(restored.tensors, 2u);
+  EXPECT_EQ(restored.transfers, 1u);
+  harness.settle();
+  harness.restart([] { return true; });
+  EXPECT_EQ(harness.status().restored.transfers, 0u) << "of the last death alone";
+  EXPECT_EQ(harness.read(client, a), 1u);
+}
+
 }  // namespace
 }  // namespace terrace::engine

@@ -33,12 +33,13 @@ TEST_F(Requests, CreateRefusesWhatIsWrong) {
   EXPECT_EQ(code(create("zero", 0)), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code(create("big", 64 * kMiB + 1)), ErrorCode::kResourceExhausted);
   EXPECT_EQ(code(create("overflow", UINT64_MAX)), ErrorCode::kResourceExhausted);
-  CreateTensors many{{spec_of("m1", 40 * kMiB), spec_of("m2", 40 * kMiB)}};
+  CreateTensors many;
+  for (int i = 0; i < 9; ++i) many.tensors.push_back(spec_of("m" + std::to_string(i), 8 * kMiB));
   const auto refused = harness.ask(client->id, many);
   EXPECT_EQ(code(refused), ErrorCode::kResourceExhausted);
   EXPECT_THAT(refused.error().message, HasSubstr("67108864"));
   EXPECT_EQ(harness.status().sessions[0].tensors, 1u) << "all or none";
-  EXPECT_TRUE(create("m1", 40 * kMiB));
+  EXPECT_TRUE(create("m1", 8 * kMiB));
   TensorSpec odd = spec_of("odd", 4);
   odd.dtype = static_cast<DType>(99);
   EXPECT_EQ(code(harness.ask(client->id, CreateTensors{{odd}})), ErrorCode::kInvalidArgument);
@@ -104,6 +105,7 @@ TEST_F(Requests, AnOverwriteThatWasGivenUpLeavesATornTensor) {
   ASSERT_TRUE(acquire({a}, shm::Mode::kOverwrite));
   ASSERT_TRUE(harness.ask(client->id, Release{shm::Mode::kOverwrite, {a}, true}));
   EXPECT_TRUE(client->table.load(a.slot).leased()) << "the other writer's lease stands";
+  EXPECT_THAT(acquire({a}).error().message, HasSubstr("torn")) << "the first may have written over the second";
   ASSERT_TRUE(harness.ask(client->id, Release{shm::Mode::kOverwrite, {a}, true}));
   const auto refused = acquire({a});
   EXPECT_EQ(code(refused), ErrorCode::kFailedPrecondition);
@@ -111,6 +113,40 @@ TEST_F(Requests, AnOverwriteThatWasGivenUpLeavesATornTensor) {
   EXPECT_THAT(acquire({a}, shm::Mode::kWrite).error().message, HasSubstr("torn"));
   harness.write(*client, a, 2);
   EXPECT_EQ(harness.read(*client, a), 2u);
+}
+
+TEST_F(Requests, ATrainerGivesAnOverwriteUpInTheWord) {
+  const Handle a = harness.create(*client, "a", kMiB);
+  harness.write(*client, a, 1);
+  ASSERT_TRUE(acquire({a}, shm::Mode::kOverwrite));
+  ASSERT_TRUE(acquire({a}, shm::Mode::kRead));
+  harness.abandon(*client, a);
+  EXPECT_THAT(acquire({a}).error().message, HasSubstr("'a' is torn")) << "though a reader's lease keeps it there";
+  EXPECT_THAT(acquire({a}, shm::Mode::kWrite).error().message, HasSubstr("torn"));
+  harness.release(*client, a, shm::Mode::kRead);
+  EXPECT_EQ(code(acquire({a})), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(code(harness.ask(client->id, Move{shm::kPlaceBlock, {a}})), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(code(harness.acquire(*client, kHost, shm::Mode::kRead, {a})), ErrorCode::kFailedPrecondition);
+  ASSERT_TRUE(acquire({a}, shm::Mode::kOverwrite));
+  harness.fill(*client, a, 2);
+  harness.release(*client, a, shm::Mode::kOverwrite);
+  EXPECT_EQ(harness.read(*client, a), 2u);
+}
+
+TEST_F(Requests, ATornTensorStaysTornWhereverItGoes) {
+  const Handle a = harness.create(*client, "a", kMiB);
+  ASSERT_TRUE(harness.acquire(*client, kDevice, shm::Mode::kOverwrite, {a}));
+  harness.abandon(*client, a);
+  ASSERT_TRUE(harness.ask(client->id, Evict{{a}}));
+  EXPECT_THAT(acquire({a}).error().message, HasSubstr("torn"));
+  ASSERT_TRUE(harness.ask(client->id, Prefetch{kHost, {a}}));
+  harness.settle();
+  EXPECT_THAT(harness.acquire(*client, kHost, shm::Mode::kRead, {a}).error().message, HasSubstr("torn"));
+  ASSERT_TRUE(harness.ask(client->id, Pin{kHost, {a}}));
+  EXPECT_THAT(harness.acquire(*client, kHost, shm::Mode::kRead, {a}).error().message, HasSubstr("torn"));
+  ASSERT_TRUE(harness.ask(client->id, Unpin{{a}}));
+  ASSERT_TRUE(harness.ask(client->id, DontNeed{{a}}));
+  EXPECT_THAT(acquire({a}).error().message, HasSubstr("never written")) << "given up by its owner, and not torn";
 }
 
 TEST_F(Requests, DontNeedWhileAPrefetchBringsIt) {
@@ -171,7 +207,22 @@ TEST_F(Requests, ASetLargerThanThePlaceFailsAtOnceWithNumbers) {
   const auto refused = harness.acquire(*client, kDevice, shm::Mode::kOverwrite, {a, b});
   EXPECT_EQ(code(refused), ErrorCode::kResourceExhausted);
   EXPECT_THAT(refused.error().message, HasSubstr("6291456"));
-  EXPECT_THAT(refused.error().message, HasSubstr("largest free extent"));
+  EXPECT_THAT(refused.error().message, HasSubstr("4194304"));
+  EXPECT_THAT(refused.error().message, HasSubstr("never"));
+  harness.write(*client, a, 1);
+  EXPECT_THAT(harness.acquire(*client, kDevice, shm::Mode::kOverwrite, {a, b}).error().message, HasSubstr("never"))
+      << "though one is there already";
+}
+
+TEST_F(Requests, ATensorThatFitsNoPlaceIsRefusedWhenItIsCreated) {
+  const auto create_both = [&](std::uint64_t bytes) {
+    return harness.ask(client->id, CreateTensors{{spec_of("fits", kMiB), spec_of("tall", bytes)}});
+  };
+  const auto refused = create_both(8 * kMiB + 1);  // the block tier would have the room
+  EXPECT_EQ(code(refused), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message, HasSubstr("'tall' of 8388609 bytes"));
+  EXPECT_THAT(refused.error().message, HasSubstr("'host', has 8388608 bytes"));
+  EXPECT_TRUE(create_both(8 * kMiB)) << "the larger place decides, and all or none: nothing was created before";
 }
 
 TEST_F(Requests, WaitsForLeasesThenNamesTheHolders) {

@@ -58,7 +58,9 @@ TEST(RingRequest, RefusesByName) {
   std::memset(records[0].name.data(), 'x', records[0].name.size());
   const shm::Submission create{.operation = shm::Operation::kCreate, .count = 1};
   EXPECT_NE(to_request(create, bytes_of(records)).error().message.find("175"), std::string::npos);
-  records[0].name[3] = 0;
+  records[0].name = {'x', '\xC3', '('};
+  EXPECT_NE(to_request(create, bytes_of(records)).error().message.find("UTF-8"), std::string::npos);
+  records[0].name = {'x'};
   records[0].rank = 9;
   EXPECT_NE(to_request(create, bytes_of(records)).error().message.find("9 dimensions"), std::string::npos);
 }

@@ -39,6 +39,8 @@ engine::Status sample() {
     session.leases = number;
   }
   status.prefetches.late = 8;
+  status.restored = {.sessions = 12, .tensors = 13, .unanswered_requests = 14, .transfers = 15};
+  status.resubmitted_requests = 16;
   return status;
 }
 
@@ -51,17 +53,26 @@ std::string text(const engine::Status& status) {
 
 TEST(Families, ExportEachNumber) {
   const std::string out = text(sample());
-  for (const char* line :
-       {"terrace_up 1\n", "terrace_build_info{version=\"1.2.3\"} 1\n",
-        "terrace_tier_capacity_bytes{tier=\"memory\"} 9007199254740991\n",
-        "terrace_tier_used_bytes{tier=\"memory\"} 11\n", "terrace_tier_fragmentation_ratio{tier=\"memory\"} 0.25\n",
-        "terrace_checksum_failures_total{tier=\"memory\"} 2\n",
-        "terrace_evictions_total{tier=\"memory\",reason=\"taken_back\"} 5\n",
-        "terrace_transfer_bytes_total{link=\"host_to_device:1\"} 77\n",
-        "terrace_acquires_total{place=\"host\",result=\"hit\"} 5\n",
-        "terrace_acquires_total{place=\"host\",result=\"error\"} 7\n", "terrace_prefetches_total{outcome=\"late\"} 8\n",
-        "terrace_sessions{tenant=\"default\"} 0\n", "terrace_sessions{tenant=\"team\"} 2\n",
-        "terrace_tensors{tenant=\"team\"} 7\n", "terrace_leases{tenant=\"team\"} 3\n"})
+  for (const char* line : {"terrace_up 1\n",
+                           "terrace_build_info{version=\"1.2.3\"} 1\n",
+                           "terrace_tier_capacity_bytes{tier=\"memory\"} 9007199254740991\n",
+                           "terrace_tier_used_bytes{tier=\"memory\"} 11\n",
+                           "terrace_tier_fragmentation_ratio{tier=\"memory\"} 0.25\n",
+                           "terrace_checksum_failures_total{tier=\"memory\"} 2\n",
+                           "terrace_evictions_total{tier=\"memory\",reason=\"taken_back\"} 5\n",
+                           "terrace_transfer_bytes_total{link=\"host_to_device:1\"} 77\n",
+                           "terrace_acquires_total{place=\"host\",result=\"hit\"} 5\n",
+                           "terrace_acquires_total{place=\"host\",result=\"error\"} 7\n",
+                           "terrace_prefetches_total{outcome=\"late\"} 8\n",
+                           "terrace_sessions{tenant=\"default\"} 0\n",
+                           "terrace_sessions{tenant=\"team\"} 2\n",
+                           "terrace_tensors{tenant=\"team\"} 7\n",
+                           "terrace_leases{tenant=\"team\"} 3\n",
+                           "terrace_restored_sessions 12\n",
+                           "terrace_restored_tensors 13\n",
+                           "terrace_restored_unanswered_requests 14\n",
+                           "terrace_restored_transfers 15\n",
+                           "terrace_resubmitted_requests_total 16\n"})
     EXPECT_THAT(out, HasSubstr(line));
 }
 

@@ -28,6 +28,8 @@ TEST(Word, PackingKeepsEveryField) {
                     .dirty = (bits >> 2 & 1) != 0,
                     .wanted = (bits >> 3 & 1) != 0,
                     .lent = (bits >> 4 & 1) != 0,
+                    .turn = (bits >> 61 & 1) != 0,
+                    .torn = (bits >> 62 & 1) != 0,
                     .readers = static_cast<std::uint32_t>(bits >> 5) & kReadersMax,
                     .writers = static_cast<std::uint32_t>(bits >> 21) & kWritersMax,
                     .incarnation = static_cast<std::uint32_t>(bits >> 33) & kIncarnationMask};
@@ -45,8 +47,8 @@ TEST(Word, AcquireCountsAndAWriterDirties) {
 }
 
 TEST(Word, AcquireAsksTheDaemonWhereItMust) {
-  for (const Word refused :
-       {Word{.wanted = true}, Word{.lent = true}, Word{.readers = kReadersMax}, Word{.writers = kWritersMax}}) {
+  for (const Word refused : {Word{.wanted = true}, Word{.lent = true}, Word{.torn = true}, Word{.readers = kReadersMax},
+                             Word{.writers = kWritersMax}}) {
     AtomicWord word = resident(refused);
     const std::uint64_t before = word.load();
     EXPECT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kAskDaemon);
@@ -68,6 +70,21 @@ TEST(Word, AnotherLifeOfTheSlotIsStale) {
   EXPECT_EQ(begin_clean(word, kLife + 1).outcome, Outcome::kStale);
   AtomicWord free{Word{.incarnation = kLife}.packed()};
   EXPECT_EQ(acquire(free, kLife, Mode::kRead).outcome, Outcome::kStale);
+}
+
+TEST(Word, WhatIsTornIsLeasedByTheDaemonsOverwriteAlone) {
+  AtomicWord word = resident({.writers = 2});
+  EXPECT_EQ(tear(word, kLife + 1).outcome, Outcome::kStale);
+  EXPECT_EQ(tear(word, kLife).outcome, Outcome::kDone);
+  EXPECT_EQ(tear(word, kLife).word, (Word{.state = State::kResident, .torn = true, .writers = 2, .incarnation = kLife}))
+      << "twice is the same, and the leases are still to be released";
+  for (const Mode mode : {Mode::kRead, Mode::kWrite, Mode::kOverwrite})
+    EXPECT_EQ(acquire(word, kLife, mode).outcome, Outcome::kAskDaemon);
+  EXPECT_EQ(grant(word, kLife, Mode::kRead, true).outcome, Outcome::kAskDaemon);
+  EXPECT_EQ(grant(word, kLife, Mode::kWrite, true).outcome, Outcome::kAskDaemon);
+  EXPECT_TRUE(release(word, kLife, Mode::kOverwrite).word.torn) << "a release mends nothing";
+  EXPECT_FALSE(grant(word, kLife, Mode::kOverwrite, true).word.torn);
+  EXPECT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kDone);
 }
 
 TEST(Word, AReleaseWithoutALeaseChangesNothing) {

@@ -61,7 +61,9 @@ TEST_F(BlockFileTest, TakesAllItsSpaceAtOnce) {
 
 TEST_F(BlockFileTest, StaysUnlessItIsToGo) {
   {
-    ASSERT_TRUE(BlockFile::open(options()));
+    const auto file = BlockFile::open(options());
+    ASSERT_TRUE(file);
+    (*file)->keep();
   }
   EXPECT_TRUE(std::filesystem::exists(path()));
   auto leaving = options(2 * kMiB);
@@ -69,9 +71,27 @@ TEST_F(BlockFileTest, StaysUnlessItIsToGo) {
   {
     const auto file = BlockFile::open(leaving);
     ASSERT_TRUE(file) << file.error().message;
-    EXPECT_EQ(std::filesystem::file_size(path()), 2 * kMiB);  // a file that was there is cut to size
+    EXPECT_EQ(std::filesystem::file_size(path()), 4 * kMiB);  // its end may be somebody's until the start has succeeded
+    (*file)->keep();
+    EXPECT_EQ(std::filesystem::file_size(path()), 2 * kMiB);
   }
   EXPECT_FALSE(std::filesystem::exists(path()));
+}
+
+TEST_F(BlockFileTest, AStartThatComesToNothingLeavesWhatItFound) {
+  {
+    ASSERT_TRUE(BlockFile::open(options()));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path())) << "it made this one";
+  {
+    const auto file = BlockFile::open(options());
+    ASSERT_TRUE(file);
+    (*file)->keep();
+  }
+  for (const std::uint64_t bytes : {2 * kMiB, 8 * kMiB}) {
+    ASSERT_TRUE(BlockFile::open(options(bytes)));
+    EXPECT_EQ(std::filesystem::file_size(path()), 4 * kMiB) << "as the former daemon left it";
+  }
 }
 
 TEST_F(BlockFileTest, ASecondOwnerIsToldWhoTheFirstIs) {
@@ -107,9 +127,9 @@ TEST_F(BlockFileTest, OneOfSeveralFailingLeavesNone) {
   EXPECT_FALSE(std::filesystem::exists(path()));
 }
 
-TEST_F(BlockFileTest, OnlyFilesAndDevicesWillDo) {
+TEST_F(BlockFileTest, OnlyFilesWillDo) {
   std::filesystem::create_directory(path());
-  expect_refused(BlockFile::open(options()), ErrorCode::kFailedPrecondition, "neither");
+  expect_refused(BlockFile::open(options()), ErrorCode::kFailedPrecondition, "not a regular file");
   BlockOptions character{.paths = {"/dev/null"}, .capacity_bytes = kMiB};
   expect_refused(BlockFile::open(character), ErrorCode::kFailedPrecondition, "/dev/null");
 }

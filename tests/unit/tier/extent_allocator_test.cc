@@ -30,6 +30,30 @@ TEST(ExtentAllocator, TakesTheSmallestThatFitsAndTheLowestOfEquals) {
   space.check_invariants();
 }
 
+TEST(ExtentAllocator, SaysOfAnyNumbersWhetherTheyCanBeTaken) {
+  constexpr std::uint64_t kMax = UINT64_MAX;
+  constexpr std::uint64_t kUnit = 4096;
+  ExtentAllocator space(kUnit);
+  EXPECT_FALSE(space.is_free({0, kUnit})) << "there is no space";
+  space.extend(10 * kUnit);
+  space.take({4 * kUnit, kUnit});
+  for (const Extent free : {Extent{0, kUnit}, {0, 4 * kUnit}, {5 * kUnit, 5 * kUnit}, {9 * kUnit, kUnit}})
+    EXPECT_TRUE(space.is_free(free)) << free.offset;
+  for (const Extent taken : {Extent{0, 0},
+                             {kUnit, 0},
+                             {1, kUnit},
+                             {0, 1},
+                             {0, 5 * kUnit},
+                             {4 * kUnit, kUnit},
+                             {3 * kUnit, 2 * kUnit},
+                             {9 * kUnit, 2 * kUnit},
+                             {10 * kUnit, kUnit},
+                             {kMax - kUnit + 1, kUnit},
+                             {kUnit, kMax - kUnit + 1},
+                             {kMax, kMax}})
+    EXPECT_FALSE(space.is_free(taken)) << taken.offset << ", " << taken.bytes;
+}
+
 TEST(ExtentAllocator, JoinsNeighboursAndReportsFragmentation) {
   ExtentAllocator space(1);
   space.extend(30);

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple, Self, SupportsIndex, overload
 
 import numpy
 
-from . import _dtypes
+from . import _checks, _dtypes
 from ._errors import Error
 from ._terrace import Lease, Session, Tensor
 
 TIMEOUT_SECONDS = 60.0
 RECONNECT_TIMEOUT_SECONDS = 60.0
+LOCAL_WORLD_SIZE_MAX = (1 << 32) - 1
+BYTES_MAX = (1 << 64) - 1
 
 
 def _extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
@@ -31,7 +33,8 @@ class Place(NamedTuple):
 
 
 class LeaseSet(Sequence[Lease]):
-    """Leases that were granted together, in the order of the tensors; as a context manager it releases them all."""
+    """Leases that were granted together, in the order of the tensors; as a context manager it releases them all, or
+    abandons them all where an exception leaves it."""
 
     def __init__(self, leases: list[Lease]):
         self._leases = leases
@@ -54,7 +57,15 @@ class LeaseSet(Sequence[Lease]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        self.release()
+        if kind is None:
+            self.release()
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Gives every lease back, and overwrites up: see Lease.abandon."""
+        for lease in self._leases:
+            lease.abandon()
 
     def release(self, stream: Any = None) -> None:
         """Gives every lease back; what was exported from one keeps that one until it is gone. stream: as Lease.release."""
@@ -81,8 +92,14 @@ class Client(Session):
     def __init__(self, socket: str | None = None, *, guarantees: Mapping[str, int] | None = None,
                  local_world_size: int | None = None, timeout: float = TIMEOUT_SECONDS, label: str = "",
                  reconnect_timeout: float = RECONNECT_TIMEOUT_SECONDS):
-        super().__init__(socket or "", list((guarantees or {}).items()), local_world_size or 0, timeout, label,
-                         reconnect_timeout)
+        call = "terrace.Client"
+        floors = [(_checks.text(call, "a place of guarantees", place),
+                   _checks.count(call, f"guarantees[{place!r}]", size, BYTES_MAX))
+                  for place, size in (guarantees or {}).items()]
+        ranks = _checks.count(call, "local_world_size", local_world_size or 0, LOCAL_WORLD_SIZE_MAX)
+        super().__init__(_checks.text(call, "socket", socket or ""), floors, ranks,
+                         _checks.seconds(call, "timeout", timeout), _checks.text(call, "label", label),
+                         _checks.seconds(call, "reconnect_timeout", reconnect_timeout))
         self._tensors: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:
@@ -103,8 +120,9 @@ class Client(Session):
     def create_many(self, specs: Iterable[tuple[str, SupportsIndex | Sequence[SupportsIndex], Any]], *,
                     timeout: float = TIMEOUT_SECONDS) -> list[Tensor]:
         """Creates many, given as (name, shape, dtype): all of them, or none."""
-        numbered = [(name, _extents(shape), _dtypes.number_of(dtype)) for name, shape, dtype in specs]
-        made = self._create(numbered, timeout)
+        numbered = [(_checks.text("create", "name", name), _extents(shape), _dtypes.number_of(dtype))
+                    for name, shape, dtype in specs]
+        made = self._create(numbered, _checks.seconds("create", "timeout", timeout))
         self._tensors.update((tensor.name, tensor) for tensor in made)
         return made
 
@@ -132,12 +150,13 @@ class Client(Session):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that this client created and has not deleted, by name."""
+        self._check_process()
         return dict(self._tensors)
 
     def delete(self, tensors: Iterable[Tensor], *, timeout: float = TIMEOUT_SECONDS) -> None:
         """Deletes tensors: the names are free at once, the bytes at the last release of each."""
-        gone = list(tensors)
-        self._delete(gone, timeout)
+        gone = _checks.tensors("delete", tensors)
+        self._delete(gone, _checks.seconds("delete", "timeout", timeout))
         for tensor in gone:
             self._tensors.pop(tensor.name, None)
 
@@ -151,7 +170,10 @@ class Client(Session):
         timeout: 0 means at once or not at all.
         writable_view: of a read lease, the address that write leases have; writing there remains an error.
         """
-        return LeaseSet(self._acquire(list(tensors), mode, place, timeout, writable_view))
+        wanted = _checks.tensors("acquire", tensors)
+        return LeaseSet(self._acquire(wanted, _checks.text("acquire", "mode", mode),
+                                      _checks.text("acquire", "place", place),
+                                      _checks.seconds("acquire", "timeout", timeout), bool(writable_view)))
 
     def places(self) -> list[Place]:
         """The places that this session can lease in."""

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Element types: Terrace's numbers, and the names that numpy and PyTorch have for them."""
 
+import contextlib
+
+import numpy
+
 from ._errors import InvalidArgument
 
 # The numbers of terrace::DType (client/include/terrace/dtype.h). They travel in shared memory and never change.
@@ -26,9 +30,13 @@ _NUMBERS = {
 
 
 def number_of(dtype: object) -> int:
-    """Terrace's number for a name ("bfloat16"), a numpy dtype or type, or a torch.dtype. Raises InvalidArgument."""
+    """Terrace's number for a name ("bfloat16", "f4"), a numpy dtype or type, or a torch.dtype. Raises InvalidArgument."""
     name = dtype if isinstance(dtype, str) else str(getattr(dtype, "name", getattr(dtype, "__name__", dtype)))
     name = {"float": "float64", "int": "int64", "bool_": "bool"}.get(name, name.removeprefix("torch."))
+    if name not in _NUMBERS and isinstance(dtype, str):
+        with contextlib.suppress(TypeError, ValueError, SyntaxError):
+            known = numpy.dtype(dtype)  # by numpy's other names: "f4", "<i8", "half"
+            name = known.name if known.isnative else name
     if name not in _NUMBERS:
         raise InvalidArgument(f"no such element type: {dtype!r}; types are {', '.join(_NUMBERS)}")
     return _NUMBERS[name]

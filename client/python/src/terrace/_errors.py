@@ -62,7 +62,7 @@ class FailedPrecondition(Error):
 
 
 class Aborted(Error):
-    """The tensor was deleted: look it up again."""
+    """The tensor was deleted: create it again."""
 
     code = "ABORTED"
 

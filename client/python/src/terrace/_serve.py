@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import select
 import shutil
 import socket
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from . import _terrace
 from ._client import Client
-from ._errors import InvalidArgument, Unavailable
+from ._errors import Error, InvalidArgument, Unavailable
 
 SOCKET_PATH_BYTES_MAX = 107
 LOG_LINES_SHOWN = 15
@@ -58,7 +59,8 @@ class _OwnStack(contextlib.ExitStack):
 class _Daemon:
     """The daemon's process, through its keeper (_keeper.py)."""
 
-    def __init__(self, folders: list[pathlib.Path], command: list[str]):
+    def __init__(self, folders: list[pathlib.Path], command: list[str], configuration: "_Configuration"):
+        self._configuration = configuration
         self.log = folders[0] / "daemon.log"
         keeper = pathlib.Path(__file__).with_name("_keeper.py")
         keeping = subprocess.Popen(
@@ -76,13 +78,18 @@ class _Daemon:
     def _line(self) -> str:
         return self._said.readline().decode().strip()
 
-    def ended(self) -> str | None:
-        """How the daemon ended by itself, with the end of its log; None while it runs."""
+    def ended(self) -> Error | None:
+        """Why the daemon ended by itself: InvalidArgument for a configuration it refused, else Unavailable with the end
+        of its log; None while it runs."""
         if not select.select([self._said], [], [], 0)[0]:
             return None
-        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+        said = self.log.read_text(errors="replace")
+        if (refusal := self._configuration.refusal(said)) is not None:
+            return InvalidArgument(f"terrace.serve: {refusal}")
+        lines = said.splitlines()[-LOG_LINES_SHOWN:]
         status = self._line().removeprefix("ended ") or "unknown"
-        return f"terraced ended with status {status}; it said last:\n" + "\n".join(f"  {line}" for line in lines)
+        return Unavailable(f"terraced ended with status {status}; it said last:\n" +
+                           "\n".join(f"  {line}" for line in lines))
 
     def stop(self) -> None:
         """Stops the daemon, removes what it made, and returns when both are done."""
@@ -129,23 +136,49 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _toml(folder: pathlib.Path, tiers: list[dict[str, Any]], metrics_address: str) -> str:
-    """The daemon's configuration (docs/configuration.md). JSON's strings, numbers and lists are TOML's."""
-    lines = [f"metrics_address = {json.dumps(metrics_address)}", "", "[sockets]"]
-    lines += [f"{name} = {json.dumps(f'{folder}/{name}.sock')}" for name in ("data", "grpc", "admin")]
-    for tier in tiers:
-        lines += ["", "[[tier]]"] + [f"{key} = {json.dumps(value)}" for key, value in tier.items()]
-    return "\n".join(lines) + "\n"
+class _Configuration:
+    """The daemon's configuration (docs/configuration.md), and which argument of serve() each of its lines is from.
+    JSON's strings, numbers and lists are TOML's."""
+
+    def __init__(self, path: pathlib.Path, metrics_address: str):
+        self.path = path
+        self._lines: list[str] = []
+        self._from: list[str] = []
+        self._add("metrics", f"metrics_address = {json.dumps(metrics_address)}", "[sockets]")
+        self._add("", *(f"{name} = {json.dumps(f'{path.parent}/{name}.sock')}" for name in ("data", "grpc", "admin")))
+
+    def _add(self, argument: str, *lines: str) -> None:
+        self._lines += lines
+        self._from += [argument] * len(lines)
+
+    def add_tier(self, argument: str, capacity: str | int, **rest: Any) -> None:
+        self._add(argument, "[[tier]]", f"capacity = {json.dumps(capacity)}")
+        for key, value in rest.items():
+            self._add("gpu" if key == "device" else argument, f"{key} = {json.dumps(value)}")
+
+    def write(self) -> None:
+        self.path.write_text("\n".join(self._lines) + "\n")
+
+    def refusal(self, said: str) -> str | None:
+        """What the daemon found wrong with it, in the words of serve()'s arguments; None if it said nothing of it."""
+        found = []
+        complaint = rf"^terraced: {re.escape(str(self.path))}:(\d+): ([^ :]+): (.+)"  # not the warnings, which come first
+        for line, key, what in re.findall(complaint, said, re.MULTILINE):
+            argument = self._from[int(line) - 1] if 0 < int(line) <= len(self._from) else ""
+            if key.startswith("tier") != (argument in ("memory", "device", "gpu", "block")):
+                argument = ""  # of several lines together
+            found.append(f"{argument}: {what}" if argument else what)
+        return "; ".join(found) or None
 
 
 def _as_soon_as(attempt: Callable[[], T], daemon: _Daemon, deadline: float) -> T:
-    """What the attempt gives when the daemon has come up; Unavailable if it ends, or the deadline passes."""
+    """What the attempt gives when the daemon has come up; its end's error if it ends; Unavailable at the deadline."""
     while True:
         try:
             return attempt()
         except (Unavailable, OSError) as error:
             if (ended := daemon.ended()) is not None:
-                raise Unavailable(ended) from None
+                raise ended from None
             if time.monotonic() > deadline:
                 raise Unavailable(f"terraced runs (pid {daemon.pid}) but does not serve: {error}") from error
             time.sleep(0.02)
@@ -167,25 +200,26 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, gpu: s
     terraced: the daemon's binary; None: $TERRACED, else the PATH's, else the one in the source tree.
     guarantees, label: as for terrace.Client. timeout: seconds until it must serve.
 
-    Unavailable if there is no terraced, or it ends, with its last words.
+    InvalidArgument, naming the argument, for what the daemon cannot be configured with here. Unavailable if there is no
+    terraced, or it ends for another reason, with its last words.
     """
     binary = find_terraced(terraced)
     with _OwnStack() as made:
         folders = [_private_folder()]
         made.callback(shutil.rmtree, folders[0], ignore_errors=True)
-        tiers: list[dict[str, Any]] = [{"kind": "memory", "capacity": memory}]
+        port = _free_port() if metrics is True else int(metrics)
+        address = f"127.0.0.1:{port}" if port else ""
+        configuration = _Configuration(folders[0] / "terraced.toml", address)
         if device is not None:
-            tiers.insert(0, {"kind": "device", "device": gpu, "capacity": device})
+            configuration.add_tier("device", device, kind="device", device=gpu)
+        configuration.add_tier("memory", memory, kind="memory")
         if block is not None:
             folder, size = _block_file(block)
             made.callback(shutil.rmtree, folder, ignore_errors=True)
             folders.append(folder)
-            tiers.append({"kind": "block", "capacity": size, "paths": [str(folder / "block")]})
-        port = _free_port() if metrics is True else int(metrics)
-        address = f"127.0.0.1:{port}" if port else ""
-        config = folders[0] / "terraced.toml"
-        config.write_text(_toml(folders[0], tiers, address))
-        daemon = _Daemon(folders, [binary, "--config", str(config)])
+            configuration.add_tier("block", size, kind="block", paths=[str(folder / "block")])
+        configuration.write()
+        daemon = _Daemon(folders, [binary, "--config", str(configuration.path)], configuration)
         made.callback(daemon.stop)
         deadline = time.monotonic() + timeout
         client = _as_soon_as(lambda: ServedClient(str(folders[0] / "data.sock"), guarantees=guarantees, label=label,

@@ -13,7 +13,8 @@ SOURCE_TREE: str
 class Lease:
     """The right to a tensor's bytes, until it is released.
 
-    While it is held the bytes stay where they are. Leaving the `with`, release() or the object's end gives it back;
+    While it is held the bytes stay where they are. Leaving the `with`, release() or the object's end gives it back
+    (leaving the `with` by an exception abandons it);
     arrays and tensors made from it own a part of it, and it ends with the last of them.
     """
 
@@ -32,7 +33,14 @@ class Lease:
 
         stream: a torch.cuda.Stream, or the number of one (0: the default stream). The lease ends once the GPU has
         passed what was put into it before; the call does not wait. Without one, it ends now; but memory of a GPU that
-        was exported ends once the GPU has passed the stream that it was exported to.
+        was exported ends once the GPU has passed the stream that it was exported to. Released already: nothing happens.
+        """
+    def abandon(self) -> None:
+        """Gives the lease back, and an overwrite up: as leaving the `with` by an exception does.
+
+        The tensor has no content then, whatever still holds a part of the lease: FailedPrecondition "torn" to whoever
+        reads it, until it is overwritten. A read ends as by release(), and so does a write, which leaves the old bytes
+        with the new ones among them.
         """
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -129,6 +137,7 @@ class Session:
     @property
     def leased_bytes_max(self) -> int:
         """The most bytes that were ever leased at once."""
+    def _check_process(self) -> None: ...
     @property
     def _places(self) -> list[tuple[str, int, int]]: ...
     def _create(self, specs: Sequence[tuple[str, Sequence[int], int]], timeout: float) -> list[Tensor]: ...

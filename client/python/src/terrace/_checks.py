@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments looked at before the extension module has them, so that an error names the public call and the argument."""
+
+import numbers
+from collections.abc import Iterable
+from typing import Any
+
+from ._errors import InvalidArgument
+from ._terrace import Tensor
+
+
+def seconds(call: str, name: str, value: Any) -> float:
+    """A time to wait. TypeError for what is no number, InvalidArgument below 0."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{call}: {name} is {value!r}; it is a number of seconds, 0 or more")
+    if not value >= 0:
+        raise InvalidArgument(f"{call}: {name} is {value!r}; it is in seconds, and 0 or more")
+    return float(value)
+
+
+def count(call: str, name: str, value: Any, most: int) -> int:
+    """A number from 0 to `most`. TypeError for what is no integer, InvalidArgument beyond the bounds."""
+    if not hasattr(value, "__index__") or isinstance(value, bool):
+        raise TypeError(f"{call}: {name} is {value!r}; it is an integer")
+    number: int = value.__index__()
+    if not 0 <= number <= most:
+        raise InvalidArgument(f"{call}: {name} is {number}; it is from 0 to {most}")
+    return number
+
+
+def text(call: str, name: str, value: Any) -> str:
+    """A string that is UTF-8. TypeError for what is no string, InvalidArgument for what has no encoding."""
+    if not isinstance(value, str):
+        raise TypeError(f"{call}: {name} is {value!r}; it is a str")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{call}: {name} is {value!r}, which UTF-8 cannot encode: {error.reason}") from None
+    return value
+
+
+def tensors(call: str, values: Iterable[Any]) -> list[Tensor]:
+    """A set of tensors. TypeError for anything else in it."""
+    listed = list(values)
+    for at, value in enumerate(listed):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{call}: element {at} of the set is {value!r}; a set is of terrace.Tensor")
+    return listed

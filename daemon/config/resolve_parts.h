@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of resolve() that have a file of their own. Internal to config.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "config/config.h"
+#include "config/findings.h"
+
+namespace terrace::config {
+
+// Both figures, so that two that round alike can be told apart.
+std::string exact(std::uint64_t bytes);
+
+std::uint64_t part_of(std::uint64_t whole, double percent);
+
+// A block tier's files and room: looks at each path, and puts the capacity in bytes, in whole stripes.
+void resolve_block(TierConfig& tier, Findings& findings);
+
+// Where the daemon is to listen: the sockets' paths, and the address of /metrics.
+void check_listening(const Config& config, Findings& findings);
+
+}  // namespace terrace::config

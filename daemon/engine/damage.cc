@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/damage.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/bytes.h"
+#include "shm/word.h"
+#include "terrace/dtype.h"
+
+namespace terrace::engine {
+namespace {
+
+constexpr std::uint8_t kLevelBits = (1u << kLevels) - 1;
+constexpr std::uint8_t kFlags = kWritten | kLost | kTorn | kDeleted | kForget | kHomeBad | kUnderWay;
+
+std::string damage_of(const TensorFacts& facts, std::uint64_t capacity_bytes) {
+  const auto end = std::ranges::find(facts.name, '\0');
+  if (end == facts.name.begin() || end == facts.name.end()) return "its name has no bytes, or no end";
+  if (facts.bytes == 0 || facts.bytes > capacity_bytes)
+    return fmt::format("its size is {} bytes, and its home's tier has {}", facts.bytes, capacity_bytes);
+  if (element_bytes(static_cast<DType>(facts.dtype)) == 0) return fmt::format("there is no dtype {}", facts.dtype);
+  if (facts.rank > kRankMax || (facts.dimension_count != facts.rank && facts.dimension_count != 2 * facts.rank))
+    return fmt::format("{} numbers do not make a shape of {} dimensions", facts.dimension_count, facts.rank);
+  return {};
+}
+
+// A level that trainers lease at, and at which the tensor has a copy.
+bool is_mapped_copy(const TensorState& state, std::uint8_t level) {
+  return level < index(Level::kBlock) && (state.extents & bit(static_cast<Level>(level))) != 0;
+}
+
+std::string damage_of_copies(const TensorState& state) {
+  constexpr auto kNone = static_cast<std::uint8_t>(Level::kNone);
+  const auto has = [&](std::uint8_t flag) { return (state.flags & flag) != 0; };
+  const auto valid = static_cast<std::uint8_t>(state.valid & state.extents);
+  if (((state.extents | state.valid) & ~kLevelBits) != 0) return "it has copies in tiers that there are not";
+  if ((state.flags & ~kFlags) != 0) return fmt::format("its flags are {}", state.flags);
+  if (state.piece_count > tier::kPiecesMax) return fmt::format("its home is in {} pieces", state.piece_count);
+  if (state.published != kNone) {
+    if (!is_mapped_copy(state, state.published)) return "a copy is published that there is not";
+    if (!has(kWritten) || (valid & bit(static_cast<Level>(state.published))) == 0)
+      return "a copy without content is published";
+  }
+  if (state.pinned != kNone && !is_mapped_copy(state, state.pinned)) return "a copy is pinned that there is not";
+  if (has(kWritten) && !has(kLost) && !has(kDeleted) && valid == 0) return "no copy has its content";
+  if (has(kLost) && valid != 0) return "its content is lost, and a copy has it";
+  return {};
+}
+
+std::string damage_of_slide(const TensorState& state, std::uint64_t extent_bytes) {
+  if (state.sliding == static_cast<std::uint8_t>(Level::kNone)) return {};
+  if (!is_mapped_copy(state, state.sliding) || state.published == state.sliding)
+    return "a copy is on its way that there is not, or that is published";
+  if (state.slide_offset >= state.offset[state.sliding] || state.slid_bytes >= extent_bytes ||
+      state.slid_bytes % kPageBytes != 0)
+    return "a copy is on its way to where none goes";
+  return {};
+}
+
+}  // namespace
+
+std::string damage_of(const TensorRecord& record, const HomeTier& home) {
+  const TensorState& state = record.state;
+  if (std::string damage = damage_of(record.facts, home.capacity_bytes); !damage.empty()) return damage;
+  if (state.incarnation > shm::kIncarnationMask) return fmt::format("its incarnation is {}", state.incarnation);
+  if ((state.extents & bit(home.level)) == 0) return "it has no home";
+  if (std::string damage = damage_of_copies(state); !damage.empty()) return damage;
+  return damage_of_slide(state, align_up(record.facts.bytes, kPageBytes));
+}
+
+}  // namespace terrace::engine

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// After a restore: what nobody was told of is undone, and words and records are brought together again.
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+#include "engine/planted.h"
+
+namespace terrace::engine {
+
+// Leases that their trainer was not told of end; tensors that it was not told of go.
+std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::span<const Survivor> survivors) {
+  std::map<SessionId, Unanswered> unanswered;
+  catalog_->each_note([&](const GrantRecord& grant, std::span<const GrantedSlot> slots) {
+    const auto survivor = std::ranges::find(survivors, SessionId{grant.session}, &Survivor::session);
+    Session* session = find_session(SessionId{grant.session});
+    if (session == nullptr || survivor == survivors.end()) return;
+    const auto beyond = static_cast<std::int32_t>(survivor->completions - grant.position);
+    if (grant.answering != 0 && beyond >= 0) return;
+    if (grant.kind == GrantRecord::Kind::kStep && session->step != 0 &&
+        static_cast<std::uint32_t>(session->step) == grant.mode) {
+      --session->step;
+      --steps_;
+    }
+    for (const GrantedSlot& granted : slots) {
+      if (granted.slot >= session->tensors.size()) continue;
+      const Slot slot{granted.slot};
+      const Tensor& tensor = session->at(slot);
+      if (!tensor.live()) continue;
+      if (grant.kind == GrantRecord::Kind::kTensors) {
+        if (!tensor.deleted && tensor.incarnation == granted.mark) unanswered[session->id].created.push_back(slot);
+      } else {
+        const auto mode = static_cast<shm::Mode>(grant.mode % 256);
+        const bool undone = shm::ungrant(session->table.word(slot), mode, (granted.mark & 1) != 0);
+        // Its content was given up with the record, which comes before the word.
+        const bool recorded = index(session->at(slot).published) == grant.mode / 256;
+        if ((undone || recorded) && mode == shm::Mode::kOverwrite && (granted.mark & kFresh) != 0)
+          unanswered[session->id].torn.push_back(slot);
+      }
+    }
+  });
+  return unanswered;
+}
+
+// The words and the records of one session are brought together again; then nothing of it is under way.
+// (Slots from there on were never used: whoever gets one sets its word.)
+void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    if (tensor.live())
+      settle_word(session, Slot{at});
+    else
+      session.table.publish(Slot{at}, {.state = shm::State::kFree, .incarnation = tensor.incarnation}, 0, 0, 0);
+  }
+  for (const Slot slot : unanswered.torn) tear(session, slot);
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    if (!tensor.live()) continue;
+    if (tensor.sliding != Level::kNone)
+      slide_on(session, Slot{at});
+    else if (!tensor.deleted)
+      rest(session, Slot{at});
+  }
+  for (const Slot slot : unanswered.created)
+    if (session.at(slot).live() && !session.at(slot).deleted) delete_tensor(session, slot);
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    if (!tensor.live() || !tensor.deleted || std::ranges::find(session.leaving, Slot{at}) != session.leaving.end())
+      continue;
+    if (!try_finish_delete(session, Slot{at})) {
+      want(session, Slot{at});
+      session.leaving.push_back(Slot{at});
+    }
+  }
+}
+
+// Lease counts and dirty are true in the word, everything else in the record. A word that is neither is a scribble of
+// its own session's: the copy that was published stands, with nobody's lease.
+void EngineImpl::settle_word(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  const shm::Word word = session.table.load(slot);
+  if (word.incarnation == tensor.incarnation && word.torn) tensor.torn = true;
+  if (tensor.published == Level::kNone) return unpublish(session, slot);
+  const Level level = tensor.published;
+  const bool known = word.incarnation == tensor.incarnation &&
+                     (word.state == shm::State::kResident || word.state == shm::State::kClaimed);
+  if (!known || (word.dirty && !planted(Plant::kRestartForgetsDirty))) tensor.valid = bit(level);
+  const bool leased = known && word.state == shm::State::kResident && session.maps_segments;
+  if (leased) {
+    shm::want(session.table.word(slot), false);
+    shm::lend(session.table.word(slot), false);
+    return;
+  }
+  // Of a session over gRPC, a lease ended with the call that held it.
+  const bool torn = known && !session.maps_segments && word.writers != 0;
+  shm::publish(
+      session.table.word(slot),
+      {.state = shm::State::kClaimed, .turn = word.turn, .torn = tensor.torn, .incarnation = tensor.incarnation});
+  tensor.published = Level::kNone;
+  tensor.claimed = true;
+  if (torn) {
+    tensor.torn = true;
+    tensor.forget = true;
+  }
+}
+
+}  // namespace terrace::engine

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong: devices that fail, hang and lie, trainers that stop and scribble, a daemon that dies.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "sim/world.h"
+
+namespace terrace::sim {
+
+using namespace engine;
+
+namespace {
+
+constexpr Duration kHang{300};  // ten times the longest deadline
+constexpr Duration kStop{60};
+
+}  // namespace
+
+void World::complete_something() {
+  if (!node_.orders.empty() && (node_.transfers.empty() || random_.one_in(4))) return complete_order();
+  if (!node_.transfers.empty()) complete_transfer();
+}
+
+void World::complete_order() {
+  std::size_t at = random_.below(node_.orders.size());
+  for (std::size_t i = 0; i < at; ++i)  // those of one space are carried out in order
+    if (node_.orders[i].session == node_.orders[at].session && node_.orders[i].tier == node_.orders[at].tier) at = i;
+  const bool add = node_.orders[at].kind == mover::SegmentOrder::Kind::kAdd;
+  if (!faults_ || !add || !random_.one_in(40)) {
+    say("a segment comes or goes");
+    return node_.complete_order(at);
+  }
+  say("no memory for a segment");
+  ++counts_.faults;
+  node_.complete_order(at, Error{ErrorCode::kResourceExhausted, "no memory", 12});
+}
+
+void World::complete_transfer() {
+  const std::size_t at = random_.below(node_.transfers.size());
+  const mover::Transfer& transfer = node_.transfers[at];
+  const auto hangs = hanging_.find(transfer.id);
+  if (hangs != hanging_.end() && node_.now < hangs->second) return;
+  if (hangs != hanging_.end()) hanging_.erase(hangs);
+  const auto name = [&] {
+    return fmt::format("transfer {} of tensor number {}", static_cast<std::uint64_t>(transfer.id), transfer.tensor);
+  };
+  const bool writes = transfer.link.kind == mover::LinkKind::kBlockWrite;
+  if (faults_ && random_.one_in(150)) {
+    say(name() + " fails");
+    return fail_transfer(at);
+  }
+  if (faults_ && random_.one_in(300)) {
+    say(name() + " hangs");
+    ++counts_.faults;
+    hanging_[transfer.id] = node_.now + kHang;
+    return;
+  }
+  if (faults_ && writes && random_.one_in(60)) {
+    const auto lie = static_cast<Lie>(1 + random_.below(3));
+    say(fmt::format("{} is reported done, and is a lie of kind {}", name(), static_cast<int>(lie)));
+    ++counts_.faults;
+    return node_.complete_write(at, lie, random_.below(node_.disk_pages()),
+                                [this](std::uint64_t tensor) { harm(tensor); });
+  }
+  say(name() + " is done");
+  node_.complete_transfer(at);
+}
+
+void World::fail_transfer(std::size_t at) {
+  const mover::Transfer& transfer = node_.transfers[at];
+  const bool reads = transfer.link.kind == mover::LinkKind::kBlockRead;
+  const bool slides = transfer.link.kind == mover::LinkKind::kMemcpy && !transfer.zero_fill;
+  const bool writes = transfer.link.kind == mover::LinkKind::kBlockWrite;
+  if (reads || slides) harm(transfer.tensor);
+  ++counts_.faults;
+  const TierId failed = writes ? transfer.to.tier : transfer.from.tier;
+  const bool lost = reads && random_.one_in(2);
+  node_.fail_transfer(at, Error{lost ? ErrorCode::kDataLoss : ErrorCode::kInternal, "injected", lost ? 0 : 5}, failed,
+                      [this] { return random_.one_in(2); });
+}
+
+void World::misfortune() {
+  const std::uint64_t dice = random_.below(10);
+  const std::size_t index = random_.below(trainers_.size());
+  Trainer& trainer = trainers_[index];
+  if (dice < 5 && has_block_) {
+    const std::uint64_t page = random_.below(node_.disk_pages());
+    say(fmt::format("a bit of the disk's page {} flips", page));
+    ++counts_.faults;
+    return harm(node_.flip_bit(page));
+  }
+  if (dice < 7) {
+    say(fmt::format("trainer {} stops", index));
+    ++counts_.faults;
+    trainer.stopped_until = node_.now + kStop;
+    return;
+  }
+  if (!trainer.sane() || !random_.one_in(2)) return;
+  say(fmt::format("trainer {} begins to scribble over its table", index));
+  ++counts_.faults;
+  trainer.client->scribbles = true;
+  trainer.leases.clear();
+}
+
+// Words and addresses that nobody gave it: at random, nearly right, or out of range.
+void World::scribble(Trainer& trainer) {
+  shm::TableSlot& slot = trainer.client->slots[random_.below(trainer.client->slots.size())];
+  say("scribbles");
+  shm::Word word = shm::Word::unpack(slot.word.load());
+  switch (random_.below(6)) {
+    case 0:
+      return slot.word.store(random_.next());
+    case 1:
+      word.state = static_cast<shm::State>(random_.below(8));
+      return slot.word.store(word.packed());
+    case 2:
+      word.readers = static_cast<std::uint32_t>(random_.below(4));
+      word.writers = static_cast<std::uint32_t>(random_.below(2));
+      return slot.word.store(word.packed());
+    case 3:
+      word.incarnation += 1;
+      return slot.word.store(word.packed());
+    case 4:
+      word.dirty = !word.dirty;
+      word.turn = !word.turn;
+      return slot.word.store(word.packed());
+    default:
+      slot.offset = random_.next();
+      slot.place = static_cast<std::uint32_t>(random_.next());
+      slot.bytes = random_.next();
+      node_.engine->lease_ended(node_.now, trainer.client->id);
+      return node_.drain();
+  }
+}
+
+// A device has, or may have, other bytes of it than were written.
+void World::harm(std::uint64_t tensor_number) {
+  for (Trainer& trainer : trainers_)
+    for (Tensor& tensor : trainer.tensors)
+      if (tensor.number == tensor_number) tensor.may_be_lost = true;
+}
+
+// Between any two stores of the catalog the process may end, and a trainer may lease or release in its table.
+void World::arm() {
+  if (!options_.restarts || !random_.one_in(20)) return;
+  node_.catalog->between_stores = [this, left = random_.below(random_.one_in(2) ? 12 : 400)]() mutable {
+    if (left-- != 0) return;
+    if (random_.one_in(2)) throw Death{};
+    meanwhile();
+    left = random_.below(4);
+  };
+}
+
+void World::meanwhile() {
+  const std::size_t index = random_.below(trainers_.size());
+  if (!trainers_[index].sane() || node_.now < trainers_[index].stopped_until) return;
+  if (random_.one_in(2)) return static_cast<void>(take_in_table(index));
+  if (trainers_[index].leases.empty()) return;
+  if (release_in_table(index, take_lease(index))) doorbells_.push_back(index);
+}
+
+void World::restart() {
+  say("the daemon dies, and has a successor");
+  ++counts_.restarts;
+  node_.catalog->between_stores = nullptr;
+  hanging_.clear();
+  doorbells_.clear();  // whoever waits is looked at anyway
+  take_replies();      // those that were in their rings
+  const std::vector<RequestId> lost = node_.restart([this] { return random_.one_in(2); });
+  take_replies();
+  for (Trainer& trainer : trainers_) {
+    if (trainer.client != nullptr && trainer.client->gone) trainer = Trainer{};
+    if (trainer.sane()) check_counts(trainer);
+  }
+  dying_.clear();
+  for (std::size_t index = 0; index < trainers_.size(); ++index) {
+    if (!trainers_[index].ending) continue;
+    node_.engine->session_died(node_.now, trainers_[index].client->id);
+    node_.drain();
+    dying_.push_back(index);
+  }
+  for (const RequestId id : lost) {
+    const auto found = asked_.find(id);
+    if (found == asked_.end()) continue;  // of calm()'s own
+    Asked asked = std::move(found->second);
+    asked_.erase(found);
+    ask_again(asked.trainer, std::move(asked.body));
+    take_replies();
+  }
+}
+
+// Lease counts are what the trainer holds, and nothing else.
+void World::check_counts(const Trainer& trainer) const {
+  for (const Tensor& tensor : trainer.tensors) {
+    const shm::Word word = trainer.client->table.load(tensor.handle.slot);
+    const auto held = [&](bool reads) {
+      return std::ranges::count_if(trainer.leases, [&](const Lease& lease) {
+        return lease.handle == tensor.handle && (lease.mode == shm::Mode::kRead) == reads;
+      });
+    };
+    require(word.readers == held(true) && word.writers == held(false),
+            fmt::format("a restart keeps leases: tensor {} has {} readers and {} writers in its word, and in truth {} "
+                        "and {}",
+                        tensor.name, word.readers, word.writers, held(true), held(false)));
+  }
+}
+
+void World::ask_again(std::size_t index, Body body) {
+  Trainer& trainer = trainers_[index];
+  if (std::holds_alternative<OpenSession>(body)) {
+    trainer.opening.reset();
+    return;
+  }
+  if (!trainer.open()) return;
+  if (const auto* acquire = std::get_if<Acquire>(&body); acquire != nullptr)
+    for (const Handle handle : acquire->tensors)
+      if (Tensor* tensor = find(trainer, handle)) {
+        tensor->may_be_zeros |= acquire->mode == shm::Mode::kWrite;
+        tensor->may_be_torn |= acquire->mode == shm::Mode::kOverwrite;
+      }
+  if (const auto* gone = std::get_if<DeleteTensors>(&body)) {
+    for (const Handle handle : gone->tensors) {
+      std::erase_if(trainer.tensors, [&](const Tensor& tensor) { return tensor.handle == handle; });
+      std::erase(trainer.pinned, handle);
+      send(index, DeleteTensors{{handle}}, kNever);  // done already, or done now
+    }
+    return;
+  }
+  send(index, std::move(body), kNever);
+}
+
+}  // namespace terrace::sim

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows what becomes of a job whose daemon has a successor that cannot go on with what it left: that one stays up, does
+// not serve, and says why; everything is held, and the next daemon that can takes over without loss.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include "e2e/terraced.h"
+
+namespace terrace::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string contents(const std::string& file) {
+  std::ifstream stream(file);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+// What terracectl says of the daemon, and its errors.
+std::string administration(const Terraced& terraced) {
+  const std::string command =
+      std::string(TERRACECTL) + " --socket " + terraced.admin_socket() + " status 2>&1 </dev/null";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  std::string text;
+  std::array<char, 4096> piece{};
+  while (const std::size_t read = std::fread(piece.data(), 1, piece.size(), pipe)) text.append(piece.data(), read);
+  ::pclose(pipe);
+  return text;
+}
+
+bool replace(const Terraced& terraced, int signal) {
+  const pid_t before = terraced.daemon();
+  if (before == 0 || ::kill(before, signal) != 0) return false;
+  return eventually([&] { return terraced.daemon() != 0 && terraced.daemon() != before; });
+}
+
+TEST(Held, UntilADaemonThatCanGoOnTakesOver) {
+  const Terraced terraced({.supervised = true});
+  Client client = terraced.connect();
+  const Result<Tensor> tensor = client.create({.name = "weights", .bytes = 3 << 20});
+  ASSERT_TRUE(tensor.has_value()) << tensor.error().message;
+  Result<Lease> lease = client.acquire(*tensor, {.mode = Mode::kOverwrite});
+  ASSERT_TRUE(lease.has_value()) << lease.error().message;
+  fill(lease->writable_bytes(), tensor->handle(), 1);
+
+  const std::string good = contents(terraced.configuration_file());
+  std::string other = good;
+  const std::string section = "[limits]\n";
+  other.insert(other.find(section) + section.size(), "sessions_max = 7\n");
+  std::ofstream(terraced.configuration_file()) << other;
+  ASSERT_TRUE(replace(terraced, SIGKILL));
+  std::string said;
+  ASSERT_TRUE(eventually([&] {
+    said = administration(terraced);
+    return said.find("does not serve") != std::string::npos;
+  })) << said
+      << terraced.log();
+  EXPECT_THAT(said, HasSubstr("limits.sessions_max"));
+  EXPECT_THAT(said, HasSubstr("--discard"));
+  const pid_t holding = terraced.daemon();
+  ASSERT_TRUE(lease->release().has_value()) << "a lease ends without a daemon";
+  EXPECT_EQ(terraced.daemon(), holding) << "it stays up";
+
+  std::ofstream(terraced.configuration_file()) << good;
+  ASSERT_TRUE(replace(terraced, SIGTERM));
+  EXPECT_TRUE(client.create({.name = "more", .bytes = 4096}).has_value());
+  const Result<Lease> again = client.acquire(*tensor);
+  ASSERT_TRUE(again.has_value()) << again.error().message << terraced.log();
+  EXPECT_EQ(first_difference(again->bytes(), tensor->handle(), 1), again->bytes().size());
+  EXPECT_EQ(client.reconnects(), 1u);
+}
+
+TEST(Held, NotForACatalogOfNobody) {
+  const Terraced terraced({.supervised = true});
+  ASSERT_TRUE(terraced.serves_on());  // its session has ended
+  std::string other = contents(terraced.configuration_file());
+  const std::string capacity = "capacity = \"16MiB\"";
+  ASSERT_NE(other.find(capacity), std::string::npos);
+  other.replace(other.find(capacity), capacity.size(), "capacity = \"24MiB\"");
+  std::ofstream(terraced.configuration_file()) << other;
+  ASSERT_TRUE(replace(terraced, SIGKILL));
+  EXPECT_TRUE(eventually([&] { return terraced.serves_on(); })) << terraced.log();
+  EXPECT_EQ(terraced.log().find("does not serve"), std::string::npos);
+}
+
+TEST(Held, NothingByADaemonThatIsToldToDiscard) {
+  const Terraced terraced({.supervised = true, .daemon_argument = "--discard"});
+  Client client = terraced.connect();
+  const Result<Tensor> tensor = client.create({.name = "weights", .bytes = 3 << 20});
+  ASSERT_TRUE(tensor.has_value()) << tensor.error().message;
+  ASSERT_TRUE(replace(terraced, SIGKILL));
+  const auto lost = client.acquire(*tensor, {.mode = Mode::kOverwrite});
+  ASSERT_FALSE(lost.has_value());
+  EXPECT_EQ(lost.error().code, ErrorCode::kNotFound) << lost.error().message;
+  EXPECT_THAT(lost.error().message, HasSubstr("no such session to resume"));
+  EXPECT_TRUE(terraced.serves_on());
+}
+
+}  // namespace
+}  // namespace terrace::e2e

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows what a disk that fails, hangs or lies costs: nobody a byte, but that a tensor whose bytes are gone says so; and
+// that all else is served meanwhile. The disk is a file system of the test's own, behind the kernel's own completions;
+// where mounting one is not permitted the tests are skipped by name.
+#include "faults/faulty_disk.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <optional>
+#include <random>
+
+#include "faults/cases.h"
+
+namespace terrace::faults {
+namespace {
+
+using namespace std::chrono_literals;
+using e2e::eventually;
+using e2e::fill;
+using e2e::first_difference;
+using e2e::kMiB;
+using e2e::Terraced;
+
+constexpr std::uint64_t kTierMib = 64;
+constexpr std::uint64_t kTensors = 6;
+
+nlohmann::json block_tier(const Terraced& terraced) {
+  const nlohmann::json status = terraced.status();
+  for (const auto& tier : status["tiers"])
+    if (tier["name"] == "block") return tier;
+  return {};
+}
+
+std::uint64_t count_of(const nlohmann::json& tier, const char* name) { return tier[name].get<std::uint64_t>(); }
+
+class FaultyDisks : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!disk_.trouble().empty()) GTEST_SKIP() << disk_.trouble();
+    terraced_.emplace(e2e::TerracedOptions{.block_mib = kTierMib, .supervised = true, .block_path = disk_.file()});
+    client_.emplace(terraced_->connect());
+    std::vector<TensorSpec> specs;
+    for (std::uint64_t i = 0; i < kTensors; ++i) specs.push_back({.name = "t" + std::to_string(i), .bytes = kMiB});
+    tensors_ = client_->create(specs).value();
+    for (const Tensor& tensor : tensors_) write(tensor, 1);
+  }
+  void TearDown() override {
+    disk_.set(Fault::kNone);
+    if (terraced_ && HasFailure()) std::printf("%s", terraced_->log().c_str());
+    if (terraced_) {
+      EXPECT_TRUE(terraced_->serves_on());
+    }
+  }
+
+  void write(const Tensor& tensor, std::uint64_t version) {
+    const Result<Lease> lease = client_->acquire(tensor, {.mode = Mode::kOverwrite});
+    ASSERT_TRUE(lease.has_value()) << lease.error().message;
+    fill(lease->writable_bytes(), tensor.handle(), version);
+  }
+  void expect_content(const Tensor& tensor, std::uint64_t version) {
+    const Result<Lease> lease = client_->acquire(tensor);
+    ASSERT_TRUE(lease.has_value()) << lease.error().message;
+    EXPECT_EQ(first_difference(lease->bytes(), tensor.handle(), version), kMiB) << tensor.name();
+  }
+  // The code of the error with which a read fails.
+  ErrorCode failure_of(const Tensor& tensor) {
+    const Result<Lease> lease = client_->acquire(tensor);
+    EXPECT_FALSE(lease.has_value()) << tensor.name();
+    if (lease) return ErrorCode::kCancelled;
+    EXPECT_NE(lease.error().message.find(tensor.name()), std::string::npos) << lease.error().message;
+    return lease.error().code;
+  }
+
+  FaultyDisk disk_{(kTierMib + 8) * kMiB};
+  std::optional<Terraced> terraced_;
+  std::optional<Client> client_;
+  std::vector<Tensor> tensors_;
+};
+
+TEST_F(FaultyDisks, ReadErrorsAreTypedAndPass) {
+  ASSERT_TRUE(client_->swap_out(tensors_).has_value());
+  disk_.set(Fault::kReadFailsOnce);
+  expect_content(tensors_[0], 1);
+  EXPECT_EQ(disk_.injected(), 1u) << "read once more, and nobody noticed";
+  EXPECT_EQ(count_of(block_tier(*terraced_), "io_errors"), 0u);
+  ASSERT_TRUE(client_->swap_out(tensors_).has_value());
+  disk_.set(Fault::kReadFails);
+  for (const Tensor& tensor : tensors_) EXPECT_EQ(failure_of(tensor), ErrorCode::kInternal);
+  const nlohmann::json tier = block_tier(*terraced_);
+  EXPECT_GE(count_of(tier, "io_errors"), kTensors) << tier;
+  disk_.set(Fault::kNone);
+  for (const Tensor& tensor : tensors_) expect_content(tensor, 1);
+  figure(24, "one EIO was read over; " + std::to_string(kTensors) + " reads that failed twice: INTERNAL, " +
+                 std::to_string(count_of(tier, "io_errors")) + " errors counted, read again once the disk could");
+}
+
+TEST_F(FaultyDisks, WriteErrorsKeepTheSource) {
+  disk_.set(Fault::kWriteFails);
+  for (const Tensor& tensor : tensors_) {
+    const Result<void> out = client_->swap_out({&tensor, 1});
+    ASSERT_FALSE(out.has_value());
+    EXPECT_EQ(out.error().code, ErrorCode::kInternal) << out.error().message;
+  }
+  for (const Tensor& tensor : tensors_) expect_content(tensor, 1);
+  const nlohmann::json tier = block_tier(*terraced_);
+  EXPECT_GE(count_of(tier, "io_errors"), kTensors) << tier;
+  EXPECT_GT(count_of(tier, "retired_bytes"), 0u) << tier;
+  disk_.set(Fault::kNone);
+  ASSERT_TRUE(client_->swap_out(tensors_).has_value());
+  for (const Tensor& tensor : tensors_) expect_content(tensor, 1);
+  figure(25, std::to_string(kTensors) + " writes failed with EIO: " +
+                 std::to_string(count_of(tier, "retired_bytes") / kMiB) + " MiB retired, every source kept");
+}
+
+TEST_F(FaultyDisks, LiesAreFoundOutEveryOne) {
+  const unsigned seed = std::random_device()();
+  std::printf("seed %u\n", seed);
+  std::mt19937 random(seed);
+  std::uint64_t lies = 0;
+  std::uint64_t found = 0;
+  const std::uint64_t rounds = times(8, 2000);
+  for (std::uint64_t round = 0; round < rounds && !HasFailure(); ++round) {
+    for (const Fault fault : {Fault::kWriteLost, Fault::kWriteTorn, Fault::kWriteMisdirected, Fault::kBitFlipped}) {
+      const Tensor& tensor = tensors_[random() % kTensors];
+      const std::uint64_t version = 2 * round + 2;
+      write(tensor, version);
+      disk_.set(fault);
+      const std::uint64_t before = disk_.injected();
+      ASSERT_TRUE(client_->swap_out({&tensor, 1}).has_value());
+      disk_.set(Fault::kNone);
+      ASSERT_GT(disk_.injected(), before);
+      ++lies;
+      if (failure_of(tensor) == ErrorCode::kDataLoss) ++found;
+      for (const Tensor& each : tensors_) write(each, version + 1);  // a misdirected one may have hit a neighbour
+    }
+  }
+  EXPECT_EQ(found, lies);
+  EXPECT_EQ(count_of(block_tier(*terraced_), "retired_bytes"), 0u);
+  figure(26, std::to_string(found) + " of " + std::to_string(lies) +
+                 " lost, torn, misdirected and flipped writes found out");
+}
+
+TEST_F(FaultyDisks, AHangHoldsUpWhoNeedsTheDiskAndNobodyElse) {
+  const Tensor& away = tensors_[0];
+  ASSERT_TRUE(client_->swap_out({&away, 1}).has_value());
+  disk_.set(Fault::kHangs);
+  const Result<Lease> late = client_->acquire(away, {.timeout = 300ms});
+  ASSERT_FALSE(late.has_value());
+  EXPECT_EQ(late.error().code, ErrorCode::kDeadlineExceeded) << late.error().message;
+  EXPECT_TRUE(eventually([&] { return disk_.injected() > 0; }));
+  std::uint64_t served = 0;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(times(1, 30));
+  while (std::chrono::steady_clock::now() < end && !HasFailure()) {
+    const Place place = ++served % 2 == 0 ? Place::host() : Place::device(0);
+    const Result<Lease> lease = client_->acquire(tensors_[1], {.place = place, .mode = Mode::kWrite});
+    ASSERT_TRUE(lease.has_value()) << lease.error().message;
+  }
+  EXPECT_TRUE(terraced_->connect().mark_step().has_value());
+  disk_.set(Fault::kNone);
+  for (const Tensor& tensor : tensors_) expect_content(tensor, 1);
+  figure(28, "the disk hung for " + std::to_string(times(1, 30)) + " s: " + std::to_string(served) +
+                 " moves between memory and device meanwhile, every byte right afterwards");
+}
+
+TEST_F(FaultyDisks, ADaemonKilledWhileTheDiskHangsIsReplacedWhenItIsDone) {
+  ASSERT_TRUE(client_->swap_out(std::span(tensors_).first(2)).has_value());
+  disk_.set(Fault::kHangs);
+  Pending<void> out = client_->swap_out_async(std::span(tensors_).subspan(2));
+  Pending<void> in = client_->swap_in_async(std::span(tensors_).first(2), Place::host());
+  ASSERT_TRUE(eventually([&] { return disk_.injected() > 1; }));
+  const pid_t before = terraced_->daemon();
+  ASSERT_EQ(::kill(before, SIGKILL), 0);
+  ASSERT_TRUE(eventually([&] { return terraced_->daemon() != 0 && terraced_->daemon() != before; }));
+  const auto released = std::chrono::steady_clock::now();
+  disk_.set(Fault::kNone);
+  const Result<void> is_out = out.wait(60s);
+  EXPECT_TRUE(is_out.has_value()) << is_out.error().message;
+  const Result<void> is_in = in.wait(60s);
+  EXPECT_TRUE(is_in.has_value()) << is_in.error().message;
+  figure(31, "killed while the disk hung, both requests were answered " +
+                 std::to_string(static_cast<int>(milliseconds_since(released))) + " ms after the disk was back");
+  for (const Tensor& tensor : tensors_) expect_content(tensor, 1);
+  EXPECT_EQ(client_->reconnects(), 1u);
+}
+
+}  // namespace
+}  // namespace terrace::faults

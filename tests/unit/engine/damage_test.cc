@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows that a damaged catalog is refused with kFailedPrecondition and a text that names the damage, that nothing is
+// changed in it then, and that it is taken again once it is mended. (tests/fuzz/catalog_fuzz.cc looks for damage that
+// nobody thought of.)
+#include <gmock/gmock.h>
+
+#include <cstring>
+
+#include "engine/damage.h"
+#include "unit/engine/harness.h"
+
+namespace terrace::engine {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kNotes = 64 * kKiB;
+constexpr std::uint64_t kJournal = kNotes + 64 * kMiB;
+
+// Two sessions of three tensors each, in all tiers, one note, and nothing under way.
+class Damage : public ::testing::Test {
+ protected:
+  Damage() {
+    for (int i = 0; i < 2; ++i) {
+      OpenSession open;
+      open.maps_segments = true;
+      open.local_world_size = 2;
+      open.token.fill(static_cast<std::uint8_t>(i + 1));
+      const auto& client = *harness_.open(open);
+      for (const char* name : {"a", "b", "c"}) harness_.write(client, harness_.create(client, name, 3 * kPageBytes), 7);
+    }
+  }
+
+  NodeRecord& node() { return const_cast<NodeRecord&>(harness_.catalog->node()); }
+  SessionRecord& session(std::size_t i) { return const_cast<SessionRecord&>(harness_.catalog->session(i)); }
+  TensorRecord& tensor(std::size_t i, std::size_t slot) {
+    return const_cast<TensorRecord&>(harness_.catalog->tensor(i, slot));
+  }
+  TensorState& state() { return tensor(0, 1).state; }
+  TensorFacts& facts() { return tensor(0, 1).facts; }
+  template <typename T>
+  T& at(std::uint64_t offset) {
+    return *reinterpret_cast<T*>(harness_.catalog_bytes().data() + offset);
+  }
+  std::uint64_t offset_of(const void* record) {
+    return static_cast<std::uint64_t>(static_cast<const std::byte*>(record) - harness_.catalog_bytes().data());
+  }
+  std::uint64_t& journal_used() { return at<std::uint64_t>(24); }
+  std::uint64_t& notes_used() { return at<std::uint64_t>(32); }
+
+  std::vector<std::byte> records() {
+    const auto bytes = harness_.catalog_bytes();
+    std::vector<std::byte> seen(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(kNotes + kPageBytes));
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto record = std::as_bytes(std::span(&session(i), 1));
+      seen.insert(seen.end(), record.begin(), record.end());
+      const auto tensors = std::as_bytes(std::span(&tensor(i, 0), 3));
+      seen.insert(seen.end(), tensors.begin(), tensors.end());
+    }
+    return seen;
+  }
+  Result<void> take_over() {
+    auto opened = CatalogMemory::open(harness_.catalog_bytes(), Harness::shape());
+    if (!opened) return std::unexpected(opened.error());
+    Options options = three_tiers();
+    options.sessions_max = Harness::shape().sessions_max;
+    auto restored = Engine::restore(options, *opened, harness_.survivors());
+    if (!restored) return std::unexpected(restored.error());
+    (*restored)->check_invariants();
+    return {};
+  }
+  // `value` put to `to` is refused with `what`; without it all is well.
+  template <typename T>
+  void refuses(T& value, std::type_identity_t<T> to, const char* what) {
+    SCOPED_TRACE(what);
+    const T sound = std::exchange(value, to);
+    const auto before = records();
+    const auto taken = take_over();
+    ASSERT_FALSE(taken.has_value());
+    EXPECT_EQ(taken.error().code, ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(taken.error().message, HasSubstr(what));
+    EXPECT_TRUE(records() == before) << "nothing is changed";
+    value = sound;
+  }
+
+  Harness harness_{three_tiers(), true};
+};
+
+TEST_F(Damage, NoneIsTaken) {
+  const auto taken = take_over();
+  EXPECT_TRUE(taken.has_value()) << taken.error().message;
+}
+
+TEST_F(Damage, OfCounters) {
+  refuses(node().next_session, 0, "next session");
+  refuses(node().next_session, UINT32_MAX, "next session");
+  refuses(node().next_session, 2, "a session has a number to come");
+  refuses(node().next_number, 0, "next tensor");
+  refuses(node().next_number, UINT64_MAX, "next tensor");
+  refuses(node().next_number, 3, "a tensor has a number to come");
+  refuses(node().retired_count, 1, "a retired region");
+  refuses(node().retired_count, kRetiredMax + 1, "retired");
+}
+
+TEST_F(Damage, OfSessions) {
+  refuses(session(1).id, session(0).id, "there twice");
+  refuses(session(1).token, session(0).token, "one token");
+  refuses(session(0).slots_used, 257, "slots");
+  refuses(session(0).mapped_bytes[1], UINT64_MAX, "of 'memory'");
+  refuses(session(0).mapped_bytes[1], kPageBytes, "of 'memory'");
+  refuses(session(0).floor_bytes[0], UINT64_MAX - kSegment + 1, "of 'device:0'");
+  refuses(session(0).floor_bytes[0], 4 * kMiB, "more of 'device:0' than there is");
+}
+
+TEST_F(Damage, OfFacts) {
+  refuses(facts().rank, 3, "shape of 3 dimensions");  // describe() would read past the dimensions that there are
+  refuses(facts().rank, 9, "shape of 9 dimensions");
+  refuses(facts().dimension_count, 17, "17 numbers");
+  refuses(facts().bytes, 0, "its size is 0");
+  refuses(facts().bytes, UINT64_MAX, "its size is 18446744073709551615");
+  refuses(facts().bytes, kMiB, "not as large");
+  refuses(facts().dtype, 99, "dtype 99");
+  refuses(facts().name[0], '\0', "its name");
+  refuses(facts().name[0], 'a', "another has its name");
+  const auto name = facts().name;
+  auto endless = name;
+  endless.fill('x');
+  refuses(facts().name, endless, "no end");
+}
+
+TEST_F(Damage, OfPlaces) {
+  ASSERT_EQ(state().piece_count, 1);
+  const tier::Extent home = state().pieces[0];
+  refuses(state().piece_count, 9, "9 pieces");
+  refuses(state().piece_count, 0, "not as large");
+  refuses(state().piece_count, 2, "home");                             // the second has no bytes
+  refuses(state().pieces[0].offset, home.offset + 1, "lies outside");  // not a whole page: take() would abort
+  refuses(state().pieces[0].offset, UINT64_MAX - kPageBytes + 1, "lies outside");
+  refuses(state().pieces[0].offset, tensor(1, 0).state.pieces[0].offset, "home");
+  refuses(state().pieces[0].bytes, home.bytes + 1, "lies outside");
+  refuses(state().offset[index(Level::kBlock)], home.offset + kPageBytes, "two places");
+  refuses(state().first_checksum, UINT64_MAX, "checksums");
+  refuses(state().first_checksum, tensor(0, 0).state.first_checksum, "checksums");
+  const auto level = static_cast<std::size_t>(state().published);
+  ASSERT_LT(level, index(Level::kBlock));
+  refuses(state().offset[level], 1, "extent");
+  refuses(state().offset[level], 1ull << 62, "extent");
+  refuses(state().offset[level], tensor(0, 0).state.offset[level], "overlaps");
+  refuses(state().device, 1, "tier that is not there");
+  refuses(state().device, 200, "tier that is not there");
+  refuses(state().extents, std::uint8_t{0}, "no home");
+  refuses(state().extents, std::uint8_t{0xFF}, "tiers that there are not");
+}
+
+TEST_F(Damage, OfStates) {
+  refuses(state().incarnation, UINT32_MAX, "incarnation");
+  refuses(tensor(0, 2).state.number, state().number, "one number");
+  refuses(state().flags, std::uint8_t{0xFF}, "flags");
+  refuses(state().flags, std::uint8_t{0}, "without content");
+  refuses(state().flags, std::uint8_t{kWritten | kLost}, "lost");
+  refuses(state().valid, std::uint8_t{0}, "published");
+  refuses(state().published, std::uint8_t{2}, "published");
+  refuses(state().published, std::uint8_t{1}, "published");
+  refuses(state().published, std::uint8_t{77}, "published");
+  refuses(state().pinned, std::uint8_t{1}, "pinned");
+  refuses(state().pinned, std::uint8_t{77}, "pinned");
+  refuses(state().sliding, std::uint8_t{1}, "on its way");
+  refuses(state().sliding, state().published, "on its way");
+  state().published = 3;
+  state().valid = 0;
+  refuses(state().sliding, std::uint8_t{77}, "content");
+}
+
+TEST_F(Damage, OfSlides) {
+  TensorState& last = tensor(0, 2).state;
+  const auto level = last.published;
+  last.published = 3;
+  refuses(last.sliding, level, "slid into another's");  // to offset 0, where another tensor begins
+  last.sliding = level;
+  last.offset[level] += kPageBytes;
+  last.slide_offset = last.offset[level] - kPageBytes;
+  EXPECT_TRUE(damage_of(tensor(0, 2), {Level::kBlock, 64 * kMiB}).empty());
+  refuses(last.slide_offset, last.offset[level], "goes");
+  refuses(last.slide_offset, 0, "slid into another's");
+  refuses(last.slid_bytes, 3 * kPageBytes, "goes");
+  refuses(last.slid_bytes, 100, "goes");
+  EXPECT_TRUE(take_over().has_value());
+}
+
+TEST_F(Damage, OfNotes) {
+  const std::uint64_t used = std::exchange(notes_used(), sizeof(GrantRecord));
+  GrantRecord& note = at<GrantRecord>(kNotes);
+  note = {.request = 1, .session = session(0).id, .kind = GrantRecord::Kind::kLeases};
+  EXPECT_TRUE(take_over().has_value());
+  notes_used() = sizeof(GrantRecord);
+  refuses(note.count, 1, "no note at offset 0");
+  refuses(note.count, UINT32_MAX, "no note at offset 0");
+  refuses(note.kind, GrantRecord::Kind{0}, "no note at offset 0");
+  refuses(note.kind, GrantRecord::Kind{9}, "no note at offset 0");
+  refuses(notes_used(), sizeof(GrantRecord) + 8, "no note at offset 32");
+  refuses(notes_used(), 64 * kMiB + 8, "more than there is room for");
+  notes_used() = used;
+}
+
+// Tensors and leases that there are not, or that are named twice, are not there to be undone.
+TEST_F(Damage, OfWhatNotesName) {
+  const std::array slots = {GrantedSlot{1, state().incarnation}, GrantedSlot{1, state().incarnation},
+                            GrantedSlot{200, 1}, GrantedSlot{UINT32_MAX, 1}};
+  for (const auto kind : {GrantRecord::Kind::kTensors, GrantRecord::Kind::kLeases, GrantRecord::Kind::kStep}) {
+    const GrantRecord note{.request = 1, .session = session(0).id, .kind = kind, .mode = 0x302, .count = slots.size()};
+    notes_used() = sizeof note + sizeof slots;
+    std::memcpy(&at<std::byte>(kNotes), &note, sizeof note);
+    std::memcpy(&at<std::byte>(kNotes + sizeof note), slots.data(), sizeof slots);
+    const auto taken = take_over();
+    EXPECT_TRUE(taken.has_value()) << taken.error().message;
+  }
+  EXPECT_EQ(session(0).step, 0u) << "fewer than none were not marked";
+}
+
+TEST_F(Damage, OfTheJournal) {
+  struct Entry {
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+  };
+  Entry& first = at<Entry>(kJournal);
+  const std::uint64_t whole = sizeof(Entry) + sizeof(NodeRecord);
+  NodeRecord& former = at<NodeRecord>(kJournal + sizeof(Entry));
+  first = {offset_of(&node()), sizeof(NodeRecord)};
+  former = node();
+  ++former.steps;
+  refuses(journal_used(), 8, "journal");
+  refuses(journal_used(), whole - 8, "journal");
+  refuses(journal_used(), whole + 8, "journal");
+  journal_used() = whole;
+  refuses(first.bytes, UINT64_MAX, "journal");
+  refuses(first.bytes, 8, "journal");
+  refuses(first.offset, 0, "journal");   // the magic number
+  refuses(first.offset, 32, "journal");  // the length of the notes
+  refuses(first.offset, UINT64_MAX, "journal");
+  refuses(first.offset, offset_of(&state()) + 8, "journal");
+  refuses(former.retired_count, kRetiredMax + 1, "journal");
+  journal_used() = whole;
+  const std::uint64_t steps = node().steps;
+  EXPECT_TRUE(take_over().has_value());
+  EXPECT_EQ(node().steps, steps + 1) << "undone";
+}
+
+}  // namespace
+}  // namespace terrace::engine
