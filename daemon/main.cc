@@ -55,7 +55,7 @@ struct Plan {
 };
 
 Result<Plan> make_plan(const Arguments& arguments) {
-  topology::raise_memlock();
+  topology::raise_limits();
   auto machine = topology::discover();
   if (!machine) return std::unexpected(machine.error());
   auto draft = arguments.config_path.empty() ? config::without_file() : config::load(arguments.config_path);

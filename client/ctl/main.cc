@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include "ctl/connection.h"
@@ -76,6 +78,13 @@ int report(const Error& error) {
   return 1;
 }
 
+// 0 only if all of it was written: on a full disk, half an answer is none.
+int print(const std::string& text) {
+  if (std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0) return 0;
+  const int error = errno;
+  return report({ErrorCode::kInternal, fmt::format("standard output: {}", std::strerror(error)), error});
+}
+
 int run(int argc, char** argv) {
   Arguments arguments;
   Command command = nullptr;
@@ -111,8 +120,7 @@ int run(int argc, char** argv) {
   Connection connection(std::move(*socket));
   const auto text = command(connection, arguments);
   if (!text) return report(text.error());
-  std::fputs(text->c_str(), stdout);
-  return 0;
+  return print(*text);
 }
 
 }  // namespace

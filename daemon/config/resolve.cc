@@ -36,6 +36,7 @@ class Resolver {
     check_memory();
     check_what_can_be_mapped();
     check_listening(config_, findings_);
+    fit_connections(config_, machine_.open_files_max, findings_);
     if (!findings_.problems().none()) return std::unexpected(findings_.problems().error());
     warn_of_small_home();
     config_.warnings.insert(config_.warnings.end(), findings_.warnings().begin(), findings_.warnings().end());
@@ -115,18 +116,24 @@ class Resolver {
     const topology::NumaNode* node = tier.numa_node ? machine_.numa_node(*tier.numa_node) : nullptr;
     const std::uint64_t pages = (tier.capacity.bytes + kHugePageBytes - 1) / kHugePageBytes;
     std::uint64_t wanted = huge_pages_ += pages;
+    std::uint64_t reserved = machine_.huge_pages();
     std::uint64_t free = machine_.huge_pages_free();
-    if (wanted <= free && node != nullptr) {
+    if (wanted <= reserved && node != nullptr) {
       wanted = node_huge_pages_[node->os_index] += pages;
+      reserved = node->huge_pages;
       free = node->huge_pages_free;
     }
-    if (wanted <= free) return;
-    complain(
-        tier, "huge_pages",
-        fmt::format("is \"2MiB\", which takes {} huge pages, and {} are free{}; reserve more (vm.nr_hugepages), or "
-                    "write \"auto\"",
-                    wanted, free,
-                    node != nullptr ? fmt::format(" (on node {}: {})", node->os_index, node->huge_pages_free) : ""));
+    const std::string where = node != nullptr ? fmt::format(" on node {}", node->os_index) : "";
+    if (wanted > reserved)
+      return complain(tier, "huge_pages",
+                      fmt::format("is \"2MiB\", which takes {} huge pages, and {} are reserved{}; reserve more "
+                                  "(vm.nr_hugepages), or write \"auto\"",
+                                  wanted, reserved, where));
+    if (wanted > free)
+      findings_.warn(tier.origin, "huge_pages",
+                     fmt::format("takes {} of {} huge pages reserved{}, and {} are free: unless it is this daemon that "
+                                 "has the others, the tier cannot grow to its capacity",
+                                 wanted, reserved, where, free));
   }
 
   // What "auto" and "cuda:all" stand for: as many tiers as there are GPUs, all alike.
@@ -190,21 +197,25 @@ class Resolver {
       if (set) complain(tier, key, "is a key of emulated devices and of memory; remove it here");
     const topology::CudaDevice& gpu = gpus[ordinal];
     tier.device_name = fmt::format("{} at {}", gpu.name, gpu.pci_bus_id);
-    if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu.free_bytes, *tier.capacity.percent);
+    if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu.total_bytes, *tier.capacity.percent);
     round(tier);
-    if (tier.capacity.bytes > gpu.free_bytes) {
+    if (tier.capacity.bytes > gpu.total_bytes) {
       return complain(tier, "capacity",
-                      fmt::format("is {}, and {} has {} free of {}; write less, or a part such as \"50%\"",
-                                  exact(tier.capacity.bytes), tier.device_name, exact(gpu.free_bytes),
-                                  format_bytes(gpu.total_bytes)));
+                      fmt::format("is {}, and {} has {}; write less, or a part such as \"50%\"",
+                                  exact(tier.capacity.bytes), tier.device_name, exact(gpu.total_bytes)));
     }
-    if (gpu.free_bytes - tier.capacity.bytes < gpu.total_bytes / 10) {
-      findings_.warn(fmt::format(
-          "{} takes {} of {} that are free of {} on {}: what is left, {}, is all that trainers have there for "
-          "contexts, "
-          "libraries and PyTorch's own allocator",
-          tier.device, format_bytes(tier.capacity.bytes), format_bytes(gpu.free_bytes), format_bytes(gpu.total_bytes),
-          tier.device_name, format_bytes(gpu.free_bytes - tier.capacity.bytes)));
+    if (tier.capacity.bytes > gpu.free_bytes)
+      findings_.warn(tier.origin, "capacity",
+                     fmt::format("is {}, and of {} on {}, {} are free: unless it is this daemon that has the rest, the "
+                                 "tier cannot grow to its capacity",
+                                 exact(tier.capacity.bytes), format_bytes(gpu.total_bytes), tier.device_name,
+                                 exact(gpu.free_bytes)));
+    if (gpu.total_bytes - tier.capacity.bytes < gpu.total_bytes / 10) {
+      findings_.warn(tier.origin, "capacity",
+                     fmt::format("is {} of {} on {}: what is left, {}, is all that trainers have there for contexts, "
+                                 "libraries and PyTorch's own allocator",
+                                 exact(tier.capacity.bytes), format_bytes(gpu.total_bytes), tier.device_name,
+                                 format_bytes(gpu.total_bytes - tier.capacity.bytes)));
     }
   }
 

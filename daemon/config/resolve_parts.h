@@ -21,4 +21,8 @@ void resolve_block(TierConfig& tier, Findings& findings);
 // Where the daemon is to listen: the sockets' paths, and the address of /metrics.
 void check_listening(const Config& config, Findings& findings);
 
+// Lowers limits.connections_max to what the descriptors that the daemon may have are enough for, so that it never runs
+// out of them; says so.
+void fit_connections(Config& config, std::uint64_t open_files_max, Findings& findings);
+
 }  // namespace terrace::config

@@ -126,7 +126,9 @@ void Host::accept(Door& door) {
       if (!door.adopt)
         refuse(std::move(accepted->connection),
                {ErrorCode::kResourceExhausted,
-                fmt::format("the daemon has {} connections, as many as limits.connections_max allows; try again later",
+                fmt::format("the daemon has {} connections, as many as limits.connections_max and the descriptors that "
+                            "it may have allow; "
+                            "try again later",
                             connections),
                 0});
     } else if (!door.adopt) {

@@ -77,7 +77,9 @@ std::vector<NumaNode> numa_nodes(hwloc_topology_t topology, const std::string& r
     node.cpus = indices(object->cpuset);
     const std::string folder = fmt::format("{}/sys/devices/system/node/node{}", root, node.os_index);
     node.bytes = node_bytes(folder, node.os_index, object->attr->numanode.local_memory);
-    node.huge_pages_free = read_number(folder + "/hugepages/hugepages-2048kB/free_hugepages").value_or(0);
+    const std::string pages = folder + "/hugepages/hugepages-2048kB/";
+    node.huge_pages = read_number(pages + "nr_hugepages").value_or(0);
+    node.huge_pages_free = read_number(pages + "free_hugepages").value_or(0);
     nodes.push_back(std::move(node));
   }
   std::ranges::sort(nodes, {}, &NumaNode::os_index);
@@ -132,6 +134,11 @@ std::vector<BlockDevice> block_devices(hwloc_topology_t topology, const Machine&
   return result;
 }
 
+std::uint64_t sum_of(const std::vector<NumaNode>& nodes, std::uint64_t NumaNode::* field) {
+  return std::accumulate(nodes.begin(), nodes.end(), std::uint64_t{0},
+                         [field](std::uint64_t sum, const NumaNode& node) { return sum + node.*field; });
+}
+
 }  // namespace
 
 bool IoUring::has(std::string_view feature) const { return std::ranges::find(features, feature) != features.end(); }
@@ -141,10 +148,9 @@ const NumaNode* Machine::numa_node(unsigned os_index) const {
   return found == numa_nodes.end() ? nullptr : &*found;
 }
 
-std::uint64_t Machine::huge_pages_free() const {
-  return std::accumulate(numa_nodes.begin(), numa_nodes.end(), std::uint64_t{0},
-                         [](std::uint64_t sum, const NumaNode& node) { return sum + node.huge_pages_free; });
-}
+std::uint64_t Machine::huge_pages() const { return sum_of(numa_nodes, &NumaNode::huge_pages); }
+
+std::uint64_t Machine::huge_pages_free() const { return sum_of(numa_nodes, &NumaNode::huge_pages_free); }
 
 Result<Machine> discover(const Sources& sources) {
   Result<Topology> topology = load(sources);
@@ -164,6 +170,7 @@ Result<Machine> discover(const Sources& sources) {
   }
   machine.kernel_version = read_text(sources.root + "/proc/sys/kernel/osrelease").value_or("");
   machine.io_uring = sources.io_uring ? *sources.io_uring : probe_io_uring(sources.root);
+  machine.open_files_max = open_files_limit(sources.root);
   machine.memlock_bytes = memlock_limit(sources.root, machine.io_uring.registers_slice);
   return machine;
 }

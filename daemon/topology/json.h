@@ -8,8 +8,9 @@
 
 namespace terrace::topology {
 
-// One object: numa_nodes (os_index, bytes, cpus, huge_pages_free), gpus and block_devices (name, numa_node or null),
-// memory_bytes, memory_limit_source, memlock_bytes (null: unlimited), kernel_version, io_uring.
+// One object: numa_nodes (os_index, bytes, cpus, huge_pages, huge_pages_free), gpus and block_devices (name, numa_node
+// or null), memory_bytes, memory_limit_source, memlock_bytes and open_files_max (null:
+// unlimited), kernel_version, io_uring.
 std::string to_json(const Machine& machine);
 
 }  // namespace terrace::topology

@@ -19,7 +19,8 @@ struct NumaNode {
   unsigned os_index = 0;
   std::uint64_t bytes = 0;
   std::vector<unsigned> cpus;         // empty for memory alone, such as CXL
-  std::uint64_t huge_pages_free = 0;  // of 2 MiB
+  std::uint64_t huge_pages = 0;       // of 2 MiB: reserved
+  std::uint64_t huge_pages_free = 0;  // of those, in nobody's hands
 
   bool cpu_less() const { return cpus.empty(); }
 };
@@ -61,10 +62,12 @@ struct Machine {
   std::uint64_t memory_total_bytes = 0;  // before the cgroup's limit
   std::string memory_limit_source;  // what memory_bytes comes from: "MemTotal", "hwloc" or "cgroup /a/b/memory.max"
   std::uint64_t memlock_bytes = 0;  // locked memory that this process may have now, or kUnlimited
-  std::string kernel_version;       // "6.1.0-18-amd64"
+  std::uint64_t open_files_max = kUnlimited;  // descriptors that this process may have
+  std::string kernel_version;                 // "6.1.0-18-amd64"
   IoUring io_uring;
 
   const NumaNode* numa_node(unsigned os_index) const;
+  std::uint64_t huge_pages() const;
   std::uint64_t huge_pages_free() const;
 };
 
@@ -79,8 +82,8 @@ struct Sources {
 // what was missing. What is merely absent (a GPU, io_uring) is no error here: see report.h.
 Result<Machine> discover(const Sources& sources = {});
 
-// Raises this process's limit on locked memory as far as it may (to the hard limit, or beyond with the capability).
-// Call before discover(), which reads back what came of it.
-void raise_memlock();
+// Raises this process's limits on locked memory and on open files as far as it may (to the hard limit; of locked memory
+// beyond it with the capability). Call before discover(), which reads back what came of it.
+void raise_limits();
 
 }  // namespace terrace::topology

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory this process may really use. Internal to topology.
+// How much memory this process may really use, and how many descriptors. Internal to topology.
 #pragma once
 
 #include <cstdint>
@@ -20,5 +20,8 @@ MemoryLimit memory_limit(const std::string& root, std::uint64_t hwloc_bytes);
 // Locked memory that this process may have: RLIMIT_MEMLOCK as /proc has it; kUnlimited where there is none, or where
 // the process has CAP_IPC_LOCK and `capability_counts`: in a user namespace of its own the ring does not honour it.
 std::uint64_t memlock_limit(const std::string& root, bool capability_counts);
+
+// Descriptors that this process may have: RLIMIT_NOFILE as /proc has it; kUnlimited where there is none.
+std::uint64_t open_files_limit(const std::string& root);
 
 }  // namespace terrace::topology

@@ -69,6 +69,24 @@ void add_ring_lacks(const Machine& machine, std::vector<Lack>& result) {
   }
 }
 
+void add_path_lacks(const BlockPath& block, bool several_nodes, std::vector<Lack>& result) {
+  if (block.file_system == "tmpfs" || block.file_system == "ramfs") {
+    result.push_back({fmt::format("{} lies in memory ({}), not on a disk", block.path, block.file_system),
+                      "what the block tier holds takes the memory that it is to spare, and does not outlive a reboot",
+                      "put the file on a local drive"});
+  }
+  if (block.direct_io.supported && block.direct_io.source == "probe") {
+    result.push_back({fmt::format("the kernel does not say how O_DIRECT is aligned at {} (STATX_DIOALIGN)", block.path),
+                      "a write and a read of 4 KiB were tried instead, so that transfers are aligned to that",
+                      "use a kernel of 6.1 or later, and ext4 or xfs"});
+  }
+  if (several_nodes && !block.numa_node) {
+    result.push_back({fmt::format("the NUMA node of {} is unknown", block.path),
+                      "its transfers may cross between sockets",
+                      "put the file on one local disk, or stripe over files on disks of one node each"});
+  }
+}
+
 }  // namespace
 
 std::vector<Lack> lacks(const Machine& machine, const Taken& taken) {
@@ -80,22 +98,14 @@ std::vector<Lack> lacks(const Machine& machine, const Taken& taken) {
                       "what is not registered is looked up and pinned by the kernel anew for every transfer",
                       "LimitMEMLOCK=infinity in the unit, or \"memlock unlimited\" in /etc/security/limits.conf"});
   }
-  const std::uint64_t huge_bytes = machine.huge_pages_free() * kHugePageBytes;
-  if (huge_bytes < taken.huge_page_bytes) {
-    result.push_back({fmt::format("huge pages of 2 MiB for {} are free, and the tiers have {}",
-                                  format_bytes(huge_bytes), format_bytes(taken.huge_page_bytes)),
+  const std::uint64_t wanted = (taken.huge_page_bytes + kHugePageBytes - 1) / kHugePageBytes;
+  if (machine.huge_pages_free() < wanted) {
+    result.push_back({fmt::format("{} huge pages of 2 MiB wanted, {} free", wanted, machine.huge_pages_free()),
                       "copies miss the TLB more often, and pinning goes page by page of 4 KiB",
-                      fmt::format("sysctl vm.nr_hugepages={}, or huge_pages = \"never\"",
-                                  (taken.huge_page_bytes + kHugePageBytes - 1) / kHugePageBytes)});
+                      fmt::format("sysctl vm.nr_hugepages={}, or huge_pages = \"never\"", wanted)});
   }
   add_ring_lacks(machine, result);
-  for (const BlockPath& block : taken.block_paths) {
-    if (machine.numa_nodes.size() > 1 && !block.numa_node) {
-      result.push_back({fmt::format("the NUMA node of {} is unknown", block.path),
-                        "its transfers may cross between sockets",
-                        "put the file on one local disk, or stripe over files on disks of one node each"});
-    }
-  }
+  for (const BlockPath& block : taken.block_paths) add_path_lacks(block, machine.numa_nodes.size() > 1, result);
   return result;
 }
 
@@ -138,8 +148,9 @@ std::string describe(const Machine& machine, const Taken& taken, std::span<const
                          : fmt::format("{} ({})", format_bytes(machine.memory_bytes), machine.memory_limit_source));
   for (const NumaNode& node : machine.numa_nodes) {
     line(fmt::format("node {}", node.os_index),
-         fmt::format("{}, {}, {} huge pages of 2 MiB free", format_bytes(node.bytes),
-                     node.cpu_less() ? "no CPUs" : "CPUs " + ranges_text(node.cpus), node.huge_pages_free));
+         fmt::format("{}, {}, {} huge pages of 2 MiB, {} of them free", format_bytes(node.bytes),
+                     node.cpu_less() ? "no CPUs" : "CPUs " + ranges_text(node.cpus), node.huge_pages,
+                     node.huge_pages_free));
   }
   line("gpus", list_text(machine.gpus, 8, [](const Gpu& gpu) {
          return fmt::format("{} {} ({})", gpu.pci_bus_id, gpu.name, node_text(gpu.numa_node));

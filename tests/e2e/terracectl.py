@@ -61,6 +61,13 @@ def test_topology(daemon):  # noqa: F811
     assert "numa_nodes" in json.loads(terracectl("topology", "--json", "--socket", str(daemon.admin)))
 
 
+def test_an_answer_that_cannot_be_written_is_a_failure(daemon):  # noqa: F811
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([BUILD / "terracectl", "status", "--socket", daemon.admin], stdout=full,
+                              stderr=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert done.returncode == 1 and "standard output: No space left on device" in done.stderr, done
+
+
 def test_top(daemon, busy):  # noqa: F811
     once = terracectl("top", "--once", "--socket", str(daemon.admin))
     assert "TIER" in once and "BYTES/S" not in once and "default" in once

@@ -12,7 +12,7 @@ namespace {
 
 topology::Machine machine() {
   topology::Machine machine;
-  machine.numa_nodes = {{.os_index = 0, .bytes = 64ull << 30, .cpus = {0, 1}, .huge_pages_free = 100},
+  machine.numa_nodes = {{.os_index = 0, .bytes = 64ull << 30, .cpus = {0, 1}, .huge_pages = 100, .huge_pages_free = 50},
                         {.os_index = 2, .bytes = 32ull << 30, .cpus = {}}};
   machine.memory_bytes = machine.memory_total_bytes = 96ull << 30;
   machine.memory_limit_source = "MemTotal";

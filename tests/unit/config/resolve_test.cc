@@ -26,7 +26,7 @@ using testing::SizeIs;
 // 256 GiB on two nodes, of which the cgroup allows 100 GiB.
 topology::Machine limited_machine() {
   topology::Machine machine;
-  machine.numa_nodes = {{0, 128 * kGiB, {0, 1}, 10}, {1, 128 * kGiB, {2, 3}, 20}};
+  machine.numa_nodes = {{0, 128 * kGiB, {0, 1}, 10, 10}, {1, 128 * kGiB, {2, 3}, 20, 20}};
   machine.gpus = {{"0000:12:00.0", "H100", 0}};
   machine.memory_total_bytes = 256 * kGiB;
   machine.memory_bytes = 100 * kGiB;
@@ -141,12 +141,43 @@ TEST(Resolve, ANodeMustBeThereAndHaveRoom) {
               AllOf(HasSubstr("tier[1].capacity"), HasSubstr("node 1"), HasSubstr("200 GiB"), HasSubstr("128 GiB")));
 }
 
-TEST(Resolve, HugePagesThatMustBeAreThere) {
+TEST(Resolve, ConnectionsAreAsManyAsThereAreDescriptorsFor) {
+  topology::Machine machine = limited_machine();
+  const auto connections = [&](std::uint64_t open_files, const std::string& limits) {
+    machine.open_files_max = open_files;
+    const Result<Config> config = resolve(config_of(memory_tier("32MiB") + "[limits]\n" + limits), machine);
+    EXPECT_TRUE(config) << config.error().message;
+    return std::pair(config->limits.connections_max, config->warnings.size());
+  };
+  // 64 of its own, 16 segments; each connection takes two, and a session two more.
+  EXPECT_EQ(connections(topology::kUnlimited, ""), std::pair(512u, std::size_t{0}));
+  EXPECT_EQ(connections(80 + 2 * 512 + 2 * 256, ""), std::pair(512u, std::size_t{0}));
+  EXPECT_EQ(connections(80 + 2 * 512 + 2 * 256 - 1, ""), std::pair(511u, std::size_t{1}));
+  EXPECT_EQ(connections(80 + 4 * 256, ""), std::pair(256u, std::size_t{1}));
+  EXPECT_EQ(connections(84, "sessions_max = 64"), std::pair(1u, std::size_t{1}));
+  machine.open_files_max = 83;
+  const Result<Config> none = resolve(config_of(memory_tier("32MiB")), machine);
+  ASSERT_FALSE(none);
+  EXPECT_THAT(none.error().message, AllOf(HasSubstr("limits"), HasSubstr("83 descriptors"), HasSubstr("LimitNOFILE")));
+}
+
+TEST(Resolve, HugePagesThatMustBeAreReserved) {
   EXPECT_EQ(resolved(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 1")).tiers[0].capacity.bytes, 40 * kMiB);
-  EXPECT_THAT(
-      error_of(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 0")),
-      AllOf(HasSubstr("t.toml:4: tier[0].huge_pages"), HasSubstr("takes 20 huge pages"), HasSubstr("10 are free")));
-  EXPECT_THAT(error_of(memory_tier("62MiB", "huge_pages = \"2MiB\"")), HasSubstr("31 huge pages, and 30 are free"));
+  EXPECT_THAT(error_of(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 0")),
+              AllOf(HasSubstr("t.toml:4: tier[0].huge_pages"), HasSubstr("takes 20 huge pages"),
+                    HasSubstr("10 are reserved on node 0")));
+  EXPECT_THAT(error_of(memory_tier("62MiB", "huge_pages = \"2MiB\"")), HasSubstr("31 huge pages, and 30 are reserved"));
+}
+
+TEST(Resolve, HugePagesInUseAreWarnedOfSinceAFormerDaemonsAreKept) {
+  topology::Machine machine = limited_machine();
+  machine.numa_nodes[1].huge_pages_free = 0;
+  const Result<Config> config =
+      resolve(config_of(memory_tier("40MiB", "huge_pages = \"2MiB\"\nnuma_node = 1")), machine);
+  ASSERT_TRUE(config) << config.error().message;
+  ASSERT_THAT(config->warnings, SizeIs(1));
+  EXPECT_THAT(config->warnings[0], HasSubstr("t.toml:4: tier[0].huge_pages: takes 20 of 20 huge pages reserved on node "
+                                             "1, and 0 are free"));
 }
 
 topology::Machine gpu_machine() {
@@ -184,23 +215,25 @@ TEST(Resolve, AutoAndAllAreATierForEachGpu) {
     ASSERT_TRUE(config) << config.error().message;
     ASSERT_THAT(config->tiers, SizeIs(3));
     EXPECT_EQ(config->tiers[0].device, "cuda:0");
-    EXPECT_EQ(config->tiers[0].capacity.bytes, 30 * kGiB) << "of what is free";
+    EXPECT_EQ(config->tiers[0].capacity.bytes, 40 * kGiB)
+        << "of what it has, whatever is free: a restart must come to the same";
     EXPECT_EQ(config->tiers[1].device, "cuda:1");
     EXPECT_EQ(config->tiers[1].device_name, "Faster at 0000:13:00.0");
   }
 }
 
-TEST(Resolve, AGpusCapacityIsOfWhatIsFreeThere) {
-  EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "61GiB")),
-              AllOf(HasSubstr("t.toml:3: tier[0].capacity"), HasSubstr("61 GiB"), HasSubstr("60 GiB")));
+TEST(Resolve, AGpusCapacityIsOfWhatItHas) {
+  EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "81GiB")),
+              AllOf(HasSubstr("t.toml:3: tier[0].capacity"), HasSubstr("81 GiB"), HasSubstr("80 GiB")));
   EXPECT_THAT(gpu_error_of(device_tier("cuda:2", "1GiB")),
               AllOf(HasSubstr("t.toml:4: tier[0].device: "), HasSubstr("cuda:2"), HasSubstr("gives this process 2")));
   EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "1GiB", "numa_node = 0")), HasSubstr("numa_node"));
   EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "1GiB") + device_tier("cuda:all", "1GiB")), HasSubstr("cuda:0 again"));
-  const Result<Config> tight = resolve(config_of(device_tier("cuda:0", "55GiB") + memory_tier("90GiB")), gpu_machine());
+  const Result<Config> tight = resolve(config_of(device_tier("cuda:0", "75GiB") + memory_tier("90GiB")), gpu_machine());
   ASSERT_TRUE(tight) << tight.error().message << ": a GPU's memory is not the machine's";
-  ASSERT_FALSE(tight->warnings.empty());
-  EXPECT_THAT(tight->warnings[0], AllOf(HasSubstr("5 GiB"), HasSubstr("PyTorch")));
+  ASSERT_THAT(tight->warnings, SizeIs(2));
+  EXPECT_THAT(tight->warnings[0], AllOf(HasSubstr("75 GiB"), HasSubstr("60 GiB"), HasSubstr("are free")));
+  EXPECT_THAT(tight->warnings[1], AllOf(HasSubstr("5 GiB"), HasSubstr("PyTorch")));
   EXPECT_THAT(taken(*tight)->tiers[0], AllOf(HasSubstr("cuda:0"), HasSubstr("Fast at 0000:12:00.0")));
 }
 

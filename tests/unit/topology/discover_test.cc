@@ -115,15 +115,20 @@ TEST_F(Discover, AContainerThatSeesItsCgroupAsTheRootIsLimited) {
 TEST_F(Discover, ReadsLimitsAndHugePages) {
   root_.write("/proc/self/limits",
               "Limit                     Soft Limit           Hard Limit           Units\n"
-              "Max locked memory         8388608              67108864             bytes\n");
+              "Max locked memory         8388608              67108864             bytes\n"
+              "Max open files            1024                 1048576              files\n");
   root_.write("/proc/self/status", "Name:\tterraced\nCapEff:\t0000000000000000\n");
   root_.write("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
+  root_.write("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages", "1024\n");
   root_.write("/sys/devices/system/node/node1/hugepages/hugepages-2048kB/free_hugepages", "512\n");
   const Machine machine = discover_or_fail();
   EXPECT_EQ(machine.memlock_bytes, 8 * kMiB) << "the soft limit is what is in effect";
+  EXPECT_EQ(machine.open_files_max, 1024u);
   EXPECT_EQ(machine.kernel_version, "6.1.0-18-amd64");
   EXPECT_EQ(machine.numa_nodes[0].huge_pages_free, 0u);
   EXPECT_EQ(machine.numa_nodes[1].huge_pages_free, 512u);
+  EXPECT_EQ(machine.numa_nodes[1].huge_pages, 1024u);
+  EXPECT_EQ(machine.huge_pages(), 1024u);
   EXPECT_EQ(machine.huge_pages_free(), 512u);
 }
 
@@ -164,12 +169,13 @@ TEST(DiscoverHere, FindsThisMachine) {
   }
 }
 
-TEST(DiscoverHere, RaisingMemlockNeverLowersIt) {
+TEST(DiscoverHere, RaisingLimitsNeverLowersThem) {
   const Result<Machine> before = discover();
-  raise_memlock();
+  raise_limits();
   const Result<Machine> after = discover();
   ASSERT_TRUE(before && after);
   EXPECT_GE(after->memlock_bytes, before->memlock_bytes);
+  EXPECT_GE(after->open_files_max, before->open_files_max);
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ using testing::SizeIs;
 
 Machine rich_machine() {
   Machine machine;
-  machine.numa_nodes = {{0, 512 * kGiB, {0, 1, 2, 3, 8}, 262144}, {1, 512 * kGiB, {4, 5, 6, 7}, 262144}};
+  machine.numa_nodes = {{0, 512 * kGiB, {0, 1, 2, 3, 8}, 262144, 262144},
+                        {1, 512 * kGiB, {4, 5, 6, 7}, 262144, 262144}};
   for (unsigned i = 0; i < 8; ++i) machine.gpus.push_back({"0000:" + std::to_string(10 + i) + ":00.0", "H100", i / 4});
   machine.block_devices = {{"nvme0n1", 0}, {"nvme1n1", std::nullopt}};
   machine.memory_bytes = machine.memory_total_bytes = 1024 * kGiB;
@@ -88,7 +89,7 @@ TEST(Report, NamesHugePages) {
   Machine machine = rich_machine();
   machine.numa_nodes[0].huge_pages_free = machine.numa_nodes[1].huge_pages_free = 1;
   const Lack lack = only_lack(machine, all());
-  EXPECT_THAT(lack.what, HasSubstr("4 MiB"));
+  EXPECT_EQ(lack.what, "262144 huge pages of 2 MiB wanted, 2 free");
   EXPECT_THAT(lack.cure, HasSubstr("vm.nr_hugepages=262144"));
 }
 
@@ -99,6 +100,18 @@ TEST(Report, NamesFeaturesOfIoUring) {
   machine = rich_machine();
   std::erase(machine.io_uring.features, "write_fixed");
   EXPECT_THAT(only_lack(machine, all()).what, HasSubstr("fixed"));
+}
+
+TEST(Report, NamesABlockFileInMemory) {
+  Taken taken = all();
+  taken.block_paths[0].file_system = "tmpfs";
+  EXPECT_THAT(only_lack(rich_machine(), taken).what, AllOf(HasSubstr("/scratch/terrace.block"), HasSubstr("tmpfs")));
+}
+
+TEST(Report, NamesAnAlignmentThatTheKernelDoesNotSay) {
+  Taken taken = all();
+  taken.block_paths[0].direct_io = {true, 4096, 4096, "probe", ""};
+  EXPECT_THAT(only_lack(rich_machine(), taken).what, HasSubstr("STATX_DIOALIGN"));
 }
 
 TEST(Report, NamesABlockPathOfUnknownNodeWhereThereAreSeveral) {
@@ -142,9 +155,10 @@ TEST(Report, FitsOneScreenAndSaysWhatItFound) {
   const std::string text = describe(machine, all(), missing);
   EXPECT_LE(std::ranges::count(text, '\n'), 24);
   for (const char* part :
-       {"256 GiB of 1 TiB, by cgroup /sys/fs/cgroup/jobs/memory.max", "CPUs 0-3,8", "262144 huge pages",
-        "0000:17:00.0 H100 (node 1)", "nvme0n1 (node 0)", "nvme1n1 (node unknown)", "defer_taskrun", "memory, 512 GiB",
-        "512 B in memory and 4 KiB on disk (by statx)", "memlock    8 MiB", "ext4 on nvme0n1 (node 0)"}) {
+       {"256 GiB of 1 TiB, by cgroup /sys/fs/cgroup/jobs/memory.max", "CPUs 0-3,8",
+        "262144 huge pages of 2 MiB, 262144 of them free", "0000:17:00.0 H100 (node 1)", "nvme0n1 (node 0)",
+        "nvme1n1 (node unknown)", "defer_taskrun", "memory, 512 GiB", "512 B in memory and 4 KiB on disk (by statx)",
+        "memlock    8 MiB", "ext4 on nvme0n1 (node 0)"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
 }
