@@ -168,6 +168,8 @@ class EngineImpl final : public Engine {
   void free_extent(Session& session, std::size_t tier, tier::Extent extent);
   void free_home(Tensor& tensor);
   void retire_home(Tensor& tensor);
+  void block_failed(Tensor& tensor, const Flight& flight, const Error& error);
+  void lose_copy(Tensor& tensor, Level level);
   void rest(Session& session, Slot slot);
   Level fastest_valid(const Tensor& tensor) const;
 

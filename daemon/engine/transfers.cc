@@ -8,6 +8,12 @@
 #include "engine/planted.h"
 
 namespace terrace::engine {
+namespace {
+
+// Unlike bytes that came, and were not those that were written.
+bool is_of_the_device(const Error& error) { return error.code != ErrorCode::kDataLoss || error.system_error != 0; }
+
+}  // namespace
 
 std::vector<mover::Link> EngineImpl::links() const {
   std::vector<mover::Link> all;
@@ -95,7 +101,7 @@ void EngineImpl::transfer_done(Time now, const mover::TransferDone& done) {
 void EngineImpl::count_failure(const Error& error, TierId failed) {
   if (terrace::index(failed) >= tiers_.size()) return;
   Tier& tier = tiers_[terrace::index(failed)];
-  ++(error.code == ErrorCode::kDataLoss ? tier.checksum_failures : tier.io_errors);
+  ++(is_of_the_device(error) ? tier.io_errors : tier.checksum_failures);
 }
 
 void EngineImpl::completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed) {
@@ -108,10 +114,7 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
   if (flight.activity == Activity::kEvicting)
     place_of(session, tensor, flight.from).leaving_bytes -= tensor.extent_bytes();
   if (session.life != Session::Life::kOpen) return;
-  // The device itself failed while the home was written: that region is not to be trusted again.
-  if (!result && flight.to == Level::kBlock && result.error().code != ErrorCode::kDataLoss &&
-      terrace::index(failed) == block_tier_)
-    retire_home(tensor);
+  if (!result && terrace::index(failed) == block_tier_) block_failed(tensor, flight, result.error());
   switch (flight.activity) {
     case Activity::kFetching:
       return fetched(session, flight, result);
@@ -135,16 +138,25 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
   TERRACE_CHECK(false);
 }
 
+// Where the device itself failed, the region is not to be trusted again. Bytes that do not match their checksum say
+// nothing of it: whoever shares the memory may have written there while they were on their way.
+void EngineImpl::block_failed(Tensor& tensor, const Flight& flight, const Error& error) {
+  if (flight.from == Level::kBlock && error.code == ErrorCode::kDataLoss) lose_copy(tensor, Level::kBlock);
+  if (is_of_the_device(error) && !tensor.is_valid(Level::kBlock)) retire_home(tensor);
+}
+
+void EngineImpl::lose_copy(Tensor& tensor, Level level) {
+  tensor.valid &= static_cast<std::uint8_t>(~bit(level));
+  if (tensor.valid == 0 && tensor.written) tensor.lost = true;
+}
+
 void EngineImpl::fetched(Session& session, const Flight& flight, const Result<void>& result) {
   Tensor& tensor = session.at(flight.slot);
   if (result) {
     tensor.valid |= bit(flight.to);
     return arrived(session, flight.slot);
   }
-  if (result.error().code == ErrorCode::kDataLoss && flight.from != Level::kNone) {
-    tensor.valid &= static_cast<std::uint8_t>(~bit(flight.from));
-    if (tensor.valid == 0) tensor.lost = true;
-  }
+  if (result.error().code == ErrorCode::kDataLoss && flight.from != Level::kNone) lose_copy(tensor, flight.from);
   Error error = result.error();
   error.message = fmt::format("tensor '{}': {}", tensor.name, error.message);
   if (tensor.admission == 0) return rest(session, flight.slot);
@@ -183,8 +195,7 @@ void EngineImpl::slid(Session& session, Slot slot, const Result<void>& result) {
     free_extent(session, tier, overlaps ? tier::Extent{fresh.end(), old.end() - fresh.end()} : old);
   } else {
     free_extent(session, tier, overlaps ? tier::Extent{fresh.offset, old.offset - fresh.offset} : fresh);
-    if (tensor.slid_bytes > 0 || overlaps) tensor.valid &= static_cast<std::uint8_t>(~bit(level));
-    if (tensor.valid == 0 && tensor.written) tensor.lost = true;
+    if (tensor.slid_bytes > 0 || overlaps) lose_copy(tensor, level);
   }
   tensor.slide_offset = tensor.slid_bytes = 0;
   rest(session, slot);

@@ -20,6 +20,10 @@ constexpr unsigned kRetriesMax = 64;
 
 bool is_passing(int error) { return error == EINTR || error == EAGAIN; }
 
+// What the kernel says where the device has given the bytes up, unlike one that is gone or does not answer: those may
+// come back.
+bool is_of_the_medium(int error) { return error == EIO || error == ENODATA || error == EILSEQ; }
+
 }  // namespace
 
 void Chunk::start(const ChunkWork& work) {
@@ -311,12 +315,16 @@ void Chunk::io_done() {
 void Chunk::io_failed(int error) {
   ++surroundings_.counts.io_errors;
   const auto piece = next_piece();
+  const bool writes = step_ == Step::kWrite;
   const bool full = error == ENOSPC || error == EDQUOT || error == ENOMEM;
-  finish(fail(
-      full ? ErrorCode::kResourceExhausted : ErrorCode::kInternal,
-      fmt::format("{} {} at offset {} of the block tier's file {}: {}", step_ == Step::kWrite ? "writing" : "reading",
-                  format_bytes(piece.bytes), piece.offset, piece.file, std::strerror(error)),
-      error));
+  const bool lost = !writes && is_of_the_medium(error);
+  finish(fail(full   ? ErrorCode::kResourceExhausted
+              : lost ? ErrorCode::kDataLoss
+                     : ErrorCode::kInternal,
+              fmt::format("{} {} at offset {} of the block tier's file {}: {}{}", writes ? "writing" : "reading",
+                          format_bytes(piece.bytes), piece.offset, piece.file, std::strerror(error),
+                          lost ? ", twice: the device has lost them; write the tensor again" : ""),
+              error));
 }
 
 // Only a file that somebody else cut short does this, or a device that takes nothing.

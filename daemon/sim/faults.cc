@@ -75,9 +75,10 @@ void World::fail_transfer(std::size_t at) {
   if (reads || slides) harm(transfer.tensor);
   ++counts_.faults;
   const TierId failed = writes ? transfer.to.tier : transfer.from.tier;
-  const bool lost = reads && random_.one_in(2);
-  node_.fail_transfer(at, Error{lost ? ErrorCode::kDataLoss : ErrorCode::kInternal, "injected", lost ? 0 : 5}, failed,
-                      [this] { return random_.one_in(2); });
+  // Bytes that do not match, bytes that the device gives up, or a device that does not answer.
+  const std::uint64_t kind = reads ? random_.below(3) : 2;
+  node_.fail_transfer(at, Error{kind < 2 ? ErrorCode::kDataLoss : ErrorCode::kInternal, "injected", kind == 0 ? 0 : 5},
+                      failed, [this] { return random_.one_in(2); });
 }
 
 void World::misfortune() {

@@ -78,7 +78,7 @@ class FaultyDisks : public ::testing::Test {
   std::vector<Tensor> tensors_;
 };
 
-TEST_F(FaultyDisks, ReadErrorsAreTypedAndPass) {
+TEST_F(FaultyDisks, ReadErrorsLoseThatTensorAloneAndRetireItsRegion) {
   ASSERT_TRUE(client_->swap_out(tensors_).has_value());
   disk_.set(Fault::kReadFailsOnce);
   expect_content(tensors_[0], 1);
@@ -86,13 +86,22 @@ TEST_F(FaultyDisks, ReadErrorsAreTypedAndPass) {
   EXPECT_EQ(count_of(block_tier(*terraced_), "io_errors"), 0u);
   ASSERT_TRUE(client_->swap_out(tensors_).has_value());
   disk_.set(Fault::kReadFails);
-  for (const Tensor& tensor : tensors_) EXPECT_EQ(failure_of(tensor), ErrorCode::kInternal);
-  const nlohmann::json tier = block_tier(*terraced_);
-  EXPECT_GE(count_of(tier, "io_errors"), kTensors) << tier;
+  constexpr std::size_t kHarmed = 2;
+  for (std::size_t i = 0; i < kHarmed; ++i) EXPECT_EQ(failure_of(tensors_[i]), ErrorCode::kDataLoss);
   disk_.set(Fault::kNone);
-  for (const Tensor& tensor : tensors_) expect_content(tensor, 1);
-  figure(24, "one EIO was read over; " + std::to_string(kTensors) + " reads that failed twice: INTERNAL, " +
-                 std::to_string(count_of(tier, "io_errors")) + " errors counted, read again once the disk could");
+  const nlohmann::json tier = block_tier(*terraced_);
+  EXPECT_EQ(count_of(tier, "io_errors"), kHarmed) << tier;
+  EXPECT_EQ(count_of(tier, "checksum_failures"), 0u) << tier;
+  EXPECT_GT(count_of(tier, "retired_bytes"), 0u) << tier;
+  for (std::size_t i = kHarmed; i < kTensors; ++i) expect_content(tensors_[i], 1);
+  for (std::size_t i = 0; i < kHarmed; ++i) {
+    EXPECT_EQ(failure_of(tensors_[i]), ErrorCode::kDataLoss) << "until it is written again";
+    write(tensors_[i], 2);
+  }
+  ASSERT_TRUE(client_->swap_out(tensors_).has_value());
+  for (std::size_t i = 0; i < kTensors; ++i) expect_content(tensors_[i], i < kHarmed ? 2 : 1);
+  figure(24, "one EIO was read over; " + std::to_string(kHarmed) + " tensors whose reads failed twice: DATA_LOSS, " +
+                 std::to_string(count_of(tier, "retired_bytes") / kMiB) + " MiB retired, the others whole");
 }
 
 TEST_F(FaultyDisks, WriteErrorsKeepTheSource) {

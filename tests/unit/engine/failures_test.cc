@@ -112,7 +112,36 @@ TEST(Failures, BitRotIsDataLossForThatTensorAlone) {
   EXPECT_EQ(harness.read(client, a), 3u);
 }
 
-TEST(Failures, ADeviceErrorOnReadingLosesNothing) {
+TEST(Failures, BytesThatTheDeviceGivesUpAreLostAndItsRegionIsRetired) {
+  Options options = three_tiers();
+  options.spare_share = 0.25;
+  Harness harness(options);
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  const Handle b = harness.create(client, "b", kMiB);
+  harness.write(client, a, 1);
+  harness.write(client, b, 2);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a, b}}));
+  const RequestId reads = harness.send(client.id, Acquire{kDevice, shm::Mode::kRead, {a}});
+  harness.complete_orders();
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  const auto bad = harness.transfers[0].from.pieces;
+  harness.complete_transfer(0, Error{ErrorCode::kDataLoss, "the device has lost them", 5}, kBlockTier);
+  EXPECT_EQ(harness.reply(reads).error().code, ErrorCode::kDataLoss);
+  const TierStatus block = harness.status().tiers[2];
+  EXPECT_EQ(block.io_errors, 1u);
+  EXPECT_EQ(block.checksum_failures, 0u);
+  EXPECT_EQ(block.retired_bytes, kMiB);
+  EXPECT_EQ(harness.read(client, b), 2u) << "nobody else is harmed";
+  harness.write(client, a, 3);
+  harness.send(client.id, Move{shm::kPlaceBlock, {a}});
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  EXPECT_NE(harness.transfers[0].to.pieces, bad);
+  harness.settle();
+  EXPECT_EQ(harness.read(client, a), 3u);
+}
+
+TEST(Failures, ADeviceThatDoesNotAnswerLosesNothing) {
   Harness harness(three_tiers());
   const auto& client = *harness.open();
   const Handle a = harness.create(client, "a", kMiB);
