@@ -24,6 +24,7 @@
 #include "front/grpc_server.h"
 #include "front/holding.h"
 #include "front/host.h"
+#include "front/succession.h"
 #include "metrics/exporter.h"
 #include "supervise/supervisor.h"
 #include "topology/json.h"
@@ -37,6 +38,8 @@ struct Arguments {
   std::string config_path;
   bool check_config = false;
   bool discard = false;
+  int catalog = -1;                  // to be checked
+  std::vector<std::string> command;  // that starts the next daemon
 };
 
 struct SuperviseArguments {
@@ -102,7 +105,7 @@ front::Host::Adopt adopt_into(front::GrpcServer& server) {
   };
 }
 
-Result<Fronts> open_fronts(front::Host& host, const config::Config& config) {
+Result<Fronts> open_fronts(front::Host& host, const config::Config& config, const std::vector<std::string>& command) {
   front::GrpcOptions options;
   options.request_timeout = std::chrono::milliseconds(config.limits.request_timeout_ms);
   for (const config::TenantConfig& tenant : config.tenants) options.tenant_names.push_back(tenant.name);
@@ -110,6 +113,13 @@ Result<Fronts> open_fronts(front::Host& host, const config::Config& config) {
   if (!tenants) return std::unexpected(tenants.error());
   options.admin = true;
   options.on_drain = [server = tenants->get()] { server->set_serving(false); };
+  options.ask_successor = [catalog = host.catalog(), &command]() -> Result<std::string> {
+    if (catalog != nullptr) return front::ask_successor(command, *catalog);
+    return fail(ErrorCode::kFailedPrecondition,
+                "nobody would start the next daemon, or keep what this one has: run it under systemd, or by `terraced "
+                "supervise`");
+  };
+  options.stop = [] { ::kill(::getpid(), SIGTERM); };
   auto admin = front::GrpcServer::create(host, options);
   if (!admin) return std::unexpected(admin.error());
 
@@ -139,15 +149,15 @@ Result<front::Inheritance> inherit(bool discard) {
   return front::Inheritance{std::move(*store), std::move(*adopted)};
 }
 
-Result<void> serve(const Plan& plan, bool discard) {
-  auto inheritance = inherit(discard);
+Result<void> serve(const Plan& plan, const Arguments& arguments) {
+  auto inheritance = inherit(arguments.discard);
   if (!inheritance) return std::unexpected(inheritance.error());
   const bool inherits = !inheritance->adopted.empty();
   auto host = front::Host::create(plan.config, workers_of(plan.machine), facts_of(plan), std::move(*inheritance));
   if (!host && inherits && front::is_to_be_held(host.error()))
     return front::hold(plan.config, facts_of(plan), host.error());
   if (!host) return std::unexpected(host.error());
-  auto fronts = open_fronts(**host, plan.config);
+  auto fronts = open_fronts(**host, plan.config, arguments.command);
   if (!fronts) return std::unexpected(fronts.error());
   std::unique_ptr<metrics::Exporter> exporter;
   if (!plan.config.metrics_address.empty()) {
@@ -191,16 +201,24 @@ int print_verdict(const std::string& report_text) {
                              error});
 }
 
+// Whoever runs asks whether this program could go on with its catalog.
+int answer_predecessor(const config::Config& config, int catalog) {
+  if (const auto fits = front::check_succession(config, catalog); !fits) return report("terraced", fits.error());
+  fmt::print("{}\n", TERRACE_VERSION);
+  return std::fflush(stdout) == 0 ? 0 : 1;
+}
+
 int run(const Arguments& arguments) {
   const auto plan = make_plan(arguments);
   if (!plan) return report("terraced", plan.error());
   if (arguments.check_config) return print_verdict(plan->report);
+  if (arguments.catalog >= 0) return answer_predecessor(plan->config, arguments.catalog);
   block_signals();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("terraced"));
   spdlog::set_level(static_cast<spdlog::level::level_enum>(plan->config.log_level));
   fmt::print("{}", plan->report);
   std::fflush(stdout);
-  const auto served = serve(*plan, arguments.discard);
+  const auto served = serve(*plan, arguments);
   return served ? 0 : report("terraced", served.error());
 }
 
@@ -209,6 +227,14 @@ std::string own_path(const char* called) {
   if (std::strchr(called, '/') != nullptr) return called;
   std::error_code ignored;
   return std::filesystem::read_symlink("/proc/self/exe", ignored).string();
+}
+
+// What would be started in this daemon's place: the same command, except that nothing is discarded twice.
+std::vector<std::string> successor_of(int argc, char** argv) {
+  std::vector<std::string> command(argv, argv + argc);
+  command[0] = own_path(argv[0]);
+  std::erase(command, "--discard");
+  return command;
 }
 
 int run_supervisor(const SuperviseArguments& arguments) {
@@ -263,9 +289,13 @@ int main(int argc, char** argv) {
                "Say what is wrong with the configuration, or what it takes; take nothing");
   app.add_flag("--discard", arguments.discard,
                "Start cold: whatever a former daemon left with the supervisor is given up, sessions and tensors too");
+  app.add_option(terrace::front::kCheckSuccession, arguments.catalog,
+                 "Say whether this program could go on with the catalog that is open as this descriptor; take nothing")
+      ->check(CLI::NonNegativeNumber);
   app.set_version_flag("--version", TERRACE_VERSION);
   terrace::add_supervise(app, supervised);
   CLI11_PARSE(app, argc, argv);
   if (app.got_subcommand("supervise")) return terrace::run_supervisor(supervised);
+  arguments.command = terrace::successor_of(argc, argv);
   return terrace::run(arguments);
 }

@@ -45,7 +45,8 @@ Error Connection::explain(const grpc::Status& status) const {
   const std::string said = status.error_message().empty() ? std::string(name(code)) : status.error_message();
   if (code == ErrorCode::kUnimplemented)
     return {code, fmt::format("{} does not offer this operation ({}): is this the admin socket?", socket_, said), 0};
-  if (code != ErrorCode::kUnavailable) return {code, said, 0};
+  // What the daemon itself says comes with details.
+  if (code != ErrorCode::kUnavailable || !status.error_details().empty()) return {code, said, 0};
   if (::access(socket_.c_str(), R_OK | W_OK) != 0) {
     const int error = errno;
     if (error == EACCES)

@@ -12,6 +12,7 @@
 #include "ctl/connection.h"
 #include "ctl/json.h"
 #include "ctl/top.h"
+#include "ctl/upgrade.h"
 #include "ctl/views.h"
 
 namespace terrace::ctl {
@@ -21,6 +22,7 @@ struct Arguments {
   std::string socket;
   bool json = false;
   TopOptions top;
+  UpgradeOptions upgrade;
   std::uint32_t session = 0;
   std::string prefix;
 };
@@ -71,6 +73,12 @@ Result<std::string> top(Connection& connection, const Arguments& arguments) {
   return std::string();
 }
 
+Result<std::string> upgrade(Connection& connection, const Arguments& arguments) {
+  UpgradeOptions options = arguments.upgrade;
+  options.json = arguments.json;
+  return upgrade(connection, options);
+}
+
 using Command = Result<std::string> (*)(Connection&, const Arguments&);
 
 int report(const Error& error) {
@@ -88,7 +96,7 @@ int print(const std::string& text) {
 int run(int argc, char** argv) {
   Arguments arguments;
   Command command = nullptr;
-  CLI::App app("Asks a terraced how it is, and drains it.", "terracectl");
+  CLI::App app("Asks a terraced how it is, drains it, and upgrades it.", "terracectl");
   app.set_version_flag("--version", TERRACE_VERSION);
   app.add_option("--socket", arguments.socket,
                  "Admin socket (default: TERRACE_ADMIN_SOCKET, $XDG_RUNTIME_DIR/terrace/admin.sock, "
@@ -113,6 +121,9 @@ int run(int argc, char** argv) {
   list->add_option("--prefix", arguments.prefix, "Whose names begin so");
   add("topology", "The machine as the daemon found it", topology);
   add("drain", "Open no new sessions from now on", drain);
+  CLI::App* next =
+      add("upgrade", "Replace the daemon by the program that now lies in its place; trainers go on", upgrade);
+  next->add_flag("--check", arguments.upgrade.check_only, "Only ask that program whether it could go on");
   CLI11_PARSE(app, argc, argv);
 
   auto socket = find_socket(arguments.socket);

@@ -24,6 +24,10 @@ struct Former {
   std::uint64_t bytes = 0;
 };
 
+std::unexpected<Error> bad(const std::string& what) {
+  return fail(ErrorCode::kFailedPrecondition, "the catalog that a former daemon left: " + what);
+}
+
 }  // namespace
 
 struct CatalogMemory::Header {
@@ -89,10 +93,8 @@ CatalogMemory CatalogMemory::format(std::span<std::byte> memory, const CatalogSh
   return catalog;
 }
 
-Result<CatalogMemory> CatalogMemory::open(std::span<std::byte> memory, const CatalogShape& shape) {
-  const auto bad = [](const std::string& what) {
-    return fail(ErrorCode::kFailedPrecondition, "the catalog that a former daemon left: " + what);
-  };
+Result<std::span<const TierRecord, kTiersMax>> CatalogMemory::check(std::span<const std::byte> memory,
+                                                                    const CatalogShape& shape) {
   if (memory.size() < kHeaderBytes) return bad(fmt::format("it has {} bytes, which is too short", memory.size()));
   const Header& header = *reinterpret_cast<const Header*>(memory.data());
   if (header.magic != kCatalogMagic) return bad("it does not begin as one does");
@@ -105,6 +107,12 @@ Result<CatalogMemory> CatalogMemory::open(std::span<std::byte> memory, const Cat
         header.sessions_max, header.tensors_per_session_max, shape.sessions_max, shape.tensors_per_session_max));
   if (memory.size() < bytes_needed(shape))
     return bad(fmt::format("it has {} bytes, and its shape needs {}", memory.size(), bytes_needed(shape)));
+  return header.tiers;
+}
+
+Result<CatalogMemory> CatalogMemory::open(std::span<std::byte> memory, const CatalogShape& shape) {
+  if (const auto fits = check(memory, shape); !fits) return std::unexpected(fits.error());
+  const Header& header = *reinterpret_cast<const Header*>(memory.data());
   if (header.journal_used > journal_bytes(shape) || header.notes_used > kNotesBytes ||
       header.node.retired_count > kRetiredMax)
     return bad("it is damaged: its journal, notes or retired regions are more than there is room for");

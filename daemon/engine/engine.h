@@ -89,6 +89,10 @@ class Engine {
   // was changed in it.
   static Result<std::unique_ptr<Engine>> restore(Options options, CatalogMemory& catalog,
                                                  std::span<const Survivor> survivors);
+  // Whether an engine of these options could go on with the catalog of one that still works, as far as is known without
+  // stopping it: by what does not change in a catalog's life. Errors as restore().
+  static Result<void> check_succession(const Options& options, const CatalogShape& shape,
+                                       std::span<const std::byte> catalog);
   virtual ~Engine() = default;
 
   // Every request gets exactly one reply, by its deadline (law 6), possibly in the Output of this very call.

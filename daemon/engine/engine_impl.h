@@ -22,6 +22,8 @@
 
 namespace terrace::engine {
 
+TierRecord tier_record(const TierOptions& options);
+
 class EngineImpl final : public Engine {
  public:
   EngineImpl(Options options, CatalogMemory* catalog);
@@ -275,7 +277,6 @@ class EngineImpl final : public Engine {
   static TensorState state_of(const Session& session, const Tensor& tensor);
   SessionRecord record_of(const Session& session) const;
   NodeRecord node_record() const;
-  TierRecord tier_record(std::size_t tier) const;
 
   // restore.cc
   Result<void> restore_session(const CatalogMemory& catalog, std::size_t record, const Survivor& survivor);

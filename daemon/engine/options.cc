@@ -97,13 +97,12 @@ EngineImpl::EngineImpl(Options options, CatalogMemory* catalog)
   if (catalog_ == nullptr) return;
   for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) free_records_.insert(record);
   std::vector<TierRecord> records;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) records.push_back(tier_record(tier));
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) records.push_back(tier_record(tiers_[tier].options));
   catalog_->put(records);
   commit();
 }
 
-TierRecord EngineImpl::tier_record(std::size_t tier) const {
-  const TierOptions& options = tiers_[tier].options;
+TierRecord tier_record(const TierOptions& options) {
   return {.kind = static_cast<std::uint32_t>(options.kind) + 1,
           .capacity_bytes = options.capacity_bytes,
           .segment_bytes = options.segment_bytes};

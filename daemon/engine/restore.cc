@@ -16,7 +16,27 @@ std::unexpected<Error> damaged(const std::string& what) {
   return fail(ErrorCode::kFailedPrecondition, "the catalog that a former daemon left is damaged: " + what);
 }
 
+Result<void> check_tiers(const Options& options, std::span<const TierRecord, kTiersMax> records) {
+  for (std::size_t tier = 0; tier < kTiersMax; ++tier) {
+    const TierRecord now = tier < options.tiers.size() ? tier_record(options.tiers[tier]) : TierRecord{};
+    const TierRecord& then = records[tier];
+    if (now.kind != then.kind || now.capacity_bytes != then.capacity_bytes || now.segment_bytes != then.segment_bytes)
+      return fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("the catalog that a former daemon left is of other tiers (tier {} had {} bytes and is to "
+                              "have {}): configure them as they were, or discard it",
+                              tier, then.capacity_bytes, now.capacity_bytes));
+  }
+  return {};
+}
+
 }  // namespace
+
+Result<void> Engine::check_succession(const Options& options, const CatalogShape& shape,
+                                      std::span<const std::byte> catalog) {
+  const auto tiers = CatalogMemory::check(catalog, shape);
+  if (!tiers) return std::unexpected(tiers.error());
+  return check_tiers(options, *tiers);
+}
 
 Result<std::unique_ptr<Engine>> Engine::restore(Options options, CatalogMemory& catalog,
                                                 std::span<const Survivor> survivors) {
@@ -27,15 +47,7 @@ Result<std::unique_ptr<Engine>> Engine::restore(Options options, CatalogMemory& 
 }
 
 Result<void> EngineImpl::restore_from(CatalogMemory& catalog, std::span<const Survivor> survivors) {
-  for (std::size_t tier = 0; tier < kTiersMax; ++tier) {
-    const TierRecord now = tier < tiers_.size() ? tier_record(tier) : TierRecord{};
-    const TierRecord& then = catalog.tiers()[tier];
-    if (now.kind != then.kind || now.capacity_bytes != then.capacity_bytes || now.segment_bytes != then.segment_bytes)
-      return fail(ErrorCode::kFailedPrecondition,
-                  fmt::format("the catalog that a former daemon left is of other tiers (tier {} had {} bytes and is to "
-                              "have {}): configure them as they were, or discard it",
-                              tier, then.capacity_bytes, now.capacity_bytes));
-  }
+  if (auto same = check_tiers(options_, catalog.tiers()); !same) return same;
   next_session_ = catalog.node().next_session;
   next_number_ = catalog.node().next_number;
   steps_ = catalog.node().steps;

@@ -2,6 +2,7 @@
 #include "front/grpc_admin_service.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <memory>
 #include <utility>
@@ -118,7 +119,7 @@ AdminService::Unary* AdminService::Drain(Context* context, const v1::DrainReques
   gateway_.post(
       {.deadline = deadline, .body = engine::Drain{}}, [this, call, deadline, response](engine::Reply drained) {
         if (!drained.result) return call->finish(std::unexpected(drained.result.error()));
-        if (on_drain_) on_drain_();
+        if (options_.on_drain) options_.on_drain();
         gateway_.post({.deadline = deadline, .body = engine::GetStatus{}}, [call, response](engine::Reply reply) {
           if (!reply.result) return call->finish(std::unexpected(reply.result.error()));
           const auto& status = std::get<engine::Status>(*reply.result);
@@ -126,6 +127,23 @@ AdminService::Unary* AdminService::Drain(Context* context, const v1::DrainReques
           call->finish({});
         });
       });
+  return call.get();
+}
+
+AdminService::Unary* AdminService::Upgrade(Context* /*context*/, const v1::UpgradeRequest* request,
+                                           v1::UpgradeResponse* response) {
+  if (asking_.exchange(true))
+    return UnaryCall::finished(fail(ErrorCode::kFailedPrecondition, "an upgrade is under way already"));
+  auto call = UnaryCall::open(gateway_);
+  asker_ = std::jthread([this, call, response, check_only = request->check_only()] {
+    const Result<std::string> version = options_.ask_successor();
+    const bool goes = version && !check_only;
+    if (version) response->set_version(*version);
+    response->set_process(::getpid());
+    if (!goes) asking_ = false;
+    call->finish(version ? Result<void>() : std::unexpected(version.error()));
+    if (goes) options_.stop();
+  });
   return call.get();
 }
 

@@ -2,21 +2,22 @@
 // The Admin service: what terracectl asks.
 #pragma once
 
-#include <functional>
+#include <atomic>
 #include <span>
 #include <string>
+#include <thread>
 
 #include "front/gateway.h"
+#include "front/grpc_server.h"
 #include "terrace/v1/admin.grpc.pb.h"
 
 namespace terrace::front {
 
 class AdminService final : public v1::Admin::CallbackService {
  public:
-  // `on_drain`: called on the reactor thread when the engine drains. All outlive the service.
-  AdminService(Gateway& gateway, std::span<const std::string> tenant_names, Duration timeout,
-               const std::function<void()>& on_drain)
-      : gateway_(gateway), tenant_names_(tenant_names), timeout_(timeout), on_drain_(on_drain) {}
+  // `options` outlive the service.
+  AdminService(Gateway& gateway, const GrpcOptions& options, Duration timeout)
+      : gateway_(gateway), options_(options), tenant_names_(options.tenant_names), timeout_(timeout) {}
 
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;
@@ -25,12 +26,15 @@ class AdminService final : public v1::Admin::CallbackService {
   Unary* ListTensors(Context*, const v1::AdminListTensorsRequest*, v1::AdminListTensorsResponse*) override;
   Unary* GetTopology(Context*, const v1::GetTopologyRequest*, v1::GetTopologyResponse*) override;
   Unary* Drain(Context*, const v1::DrainRequest*, v1::DrainResponse*) override;
+  Unary* Upgrade(Context*, const v1::UpgradeRequest*, v1::UpgradeResponse*) override;
 
  private:
   Gateway& gateway_;
+  const GrpcOptions& options_;
   const std::span<const std::string> tenant_names_;
   const Duration timeout_;
-  const std::function<void()>& on_drain_;
+  std::atomic<bool> asking_ = false;
+  std::jthread asker_;  // of the successor: that takes longer than a thread of gRPC's may be held
 };
 
 }  // namespace terrace::front

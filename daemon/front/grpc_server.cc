@@ -39,7 +39,7 @@ class AdoptingServer final : public GrpcServer {
         settings_{gateway, peers_, options_.stream_place,
                   std::chrono::duration_cast<Duration>(options_.request_timeout)} {
     if (options_.admin) {
-      admin_.emplace(gateway, options_.tenant_names, settings_.timeout, options_.on_drain);
+      admin_.emplace(gateway, options_, settings_.timeout);
     } else {
       terrace_.emplace(settings_, options_.tenant_names);
     }

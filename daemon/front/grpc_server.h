@@ -26,6 +26,10 @@ struct GrpcOptions {
   int threads_max = 16;                               // of gRPC's own
   // Admin only: called on the reactor thread when the engine drains, because an administrator asked.
   std::function<void()> on_drain;
+  // Admin only: asks the program that would come next for its version, or why it cannot go on. May take seconds.
+  std::function<Result<std::string>()> ask_successor;
+  // Admin only: has the daemon stop, and its supervisor start the next one.
+  std::function<void()> stop;
 };
 
 // Translates calls to Requests and Replies to answers; holds no session, tensor or lease of its own beyond the calls

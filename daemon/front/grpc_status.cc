@@ -111,6 +111,7 @@ void from_status(const engine::Status& status, const NodeFacts& facts, v1::NodeS
   out.set_steps(status.steps);
   out.set_requests_waiting(status.requests_waiting);
   for (const std::string& lack : facts.lacks) out.add_lacks(lack);
+  out.set_process(::getpid());
 }
 
 void from_headroom(const engine::Status& status, v1::WatchResponse& out) {

@@ -137,6 +137,7 @@ Result<void> hold(const config::Config& config, NodeFacts facts, const Error& wh
   auto tenants = GrpcServer::create(gateway, options);
   if (!tenants) return std::unexpected(tenants.error());
   options.admin = true;
+  options.ask_successor = [answer]() -> Result<std::string> { return std::unexpected(answer); };
   auto admin = GrpcServer::create(gateway, options);
   if (!admin) return std::unexpected(admin.error());
   (*tenants)->set_serving(false);

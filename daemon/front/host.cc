@@ -227,6 +227,7 @@ bool Host::pump_once() {
                     output.segment_orders.empty() && output.gone.empty() && output.pressure.empty();
   for (const mover::SegmentOrder& asked : output.segment_orders) order(asked);
   for (const mover::Transfer& transfer : output.transfers) mover_->start(transfer);
+  for (const SessionId id : output.gone) forget_token(id);  // before anybody hears that it is closed
   for (engine::Reply& reply : output.replies) {
     if (auto* status = reply.result ? std::get_if<engine::Status>(&*reply.result) : nullptr) {
       node_.add_failures(*status);

@@ -53,6 +53,9 @@ class Host final : public Gateway {
   // What else counts against the cap on connections.
   void count_connections(std::function<std::size_t()> others) { other_connections_ = std::move(others); }
 
+  // The catalog that a successor would go on with, borrowed; none where nothing outlives this process.
+  const Fd* catalog() const { return store_.keeps() && catalog_ ? &catalog_memory_ : nullptr; }
+
   // Serves until SIGTERM or SIGINT (which the caller has blocked in all threads). Then: no new connections, `stopping`
   // on a thread of its own while requests are still answered, what is in flight is waited for, all within the
   // configured stop timeout. Errors: the ring broke.
@@ -145,6 +148,7 @@ class Host final : public Gateway {
   void submit(engine::Request request, Answer answer);
   RequestId next_request() { return RequestId{++last_request_}; }
   void register_token(const Session& session);
+  void forget_token(SessionId id);
   Session* find(SessionId id);
 
   const config::Config config_;

@@ -112,6 +112,12 @@ void Host::register_token(const Session& session) {
   TERRACE_CHECK(fresh);
 }
 
+void Host::forget_token(SessionId id) {
+  const auto found = sessions_.find(id);
+  const std::scoped_lock lock(tokens_mutex_);
+  if (found != sessions_.end()) tokens_.erase(found->second->token);
+}
+
 Result<SessionId> Host::authenticate(const Token& token, const Peer& peer) {
   const std::scoped_lock lock(tokens_mutex_);
   const auto found = tokens_.find(token);

@@ -298,12 +298,10 @@ void Host::end(Session& session, const Error& reason) {
       // Its region stays until the engine has answered.
       engine_->cancel(now(), session.opening);
       break;
-    case Session::State::kOpen: {
-      const std::scoped_lock lock(tokens_mutex_);
-      tokens_.erase(session.token);
+    case Session::State::kOpen:
+      forget_token(session.id);
       engine_->session_died(now(), session.id);
       break;
-    }
     case Session::State::kEnding:
       break;
   }
@@ -313,11 +311,7 @@ void Host::gone(SessionId id) {
   auto node = sessions_.extract(id);
   if (node.empty()) return;
   for (const std::string& name : node.mapped()->kept) drop_kept(name);
-  if (node.mapped()->state == Session::State::kOpen) {  // CloseSession, and not end()
-    node.mapped()->state = Session::State::kEnding;
-    const std::scoped_lock lock(tokens_mutex_);
-    tokens_.erase(node.mapped()->token);
-  }
+  node.mapped()->state = Session::State::kEnding;  // where it was CloseSession, and not end()
   mover_->drop(id);
   spdlog::info("session {} is gone", static_cast<std::uint32_t>(id));
   doomed_.push_back(std::move(node.mapped()));

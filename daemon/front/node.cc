@@ -54,10 +54,28 @@ Result<std::unique_ptr<tier::MappedTier>> open_gpu(const std::string& device, st
   return tier;
 }
 
-Result<void> add_mapped(Node& node, const config::TierConfig& config, engine::TierOptions& options) {
+engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t devices) {
+  engine::TierOptions options{.name = {}, .capacity_bytes = config.capacity.bytes, .high_mark = config.high_mark};
+  switch (config.kind) {
+    case config::TierKind::kDevice:
+      options.name = fmt::format("device:{}", devices);
+      options.kind = tier::Kind::kDevice;
+      break;
+    case config::TierKind::kMemory:
+      options.name = "memory";
+      options.kind = tier::Kind::kMemory;
+      break;
+    case config::TierKind::kBlock:
+      options.name = "block";
+      options.kind = tier::Kind::kBlock;
+      return options;
+  }
   options.segment_bytes = config::segment_bytes(config.capacity.bytes);
-  options.capacity_bytes = config.capacity.bytes;
   TERRACE_CHECK(options.capacity_bytes != 0 && options.capacity_bytes % options.segment_bytes == 0);  // resolved
+  return options;
+}
+
+Result<void> add_mapped(Node& node, const config::TierConfig& config, const engine::TierOptions& options) {
   if (config.device.starts_with("cuda:")) {
     auto gpu = open_gpu(config.device, options.capacity_bytes);
     if (!gpu) return fail(gpu.error().code, fmt::format("tier {}: {}", options.name, gpu.error().message));
@@ -73,7 +91,7 @@ Result<void> add_mapped(Node& node, const config::TierConfig& config, engine::Ti
   return {};
 }
 
-Result<void> add_block(Node& node, const config::TierConfig& config, engine::TierOptions& options, Duration patience) {
+Result<void> add_block(Node& node, const config::TierConfig& config, Duration patience) {
   const tier::BlockOptions opening{.paths = config.paths, .capacity_bytes = config.capacity.bytes};
   const auto limit = std::chrono::steady_clock::now() + patience;
   auto block = tier::BlockFile::open(opening);
@@ -84,8 +102,7 @@ Result<void> add_block(Node& node, const config::TierConfig& config, engine::Tie
   if (!block) return std::unexpected(block.error());
   node.block = std::move(*block);
   node.mapped.push_back(nullptr);
-  options.capacity_bytes = node.block->capacity_bytes();
-  node.options.spare_share = kSpareShare;
+  TERRACE_CHECK(node.block->capacity_bytes() == config.capacity.bytes);  // resolved
   return {};
 }
 
@@ -114,40 +131,34 @@ std::array<std::uint8_t, 16> Node::gpu_at(std::uint32_t place) const {
   return tier != nullptr && tier->cuda() != nullptr ? tier->cuda()->uuid() : std::array<std::uint8_t, 16>{};
 }
 
-Result<Node> make_node(const config::Config& config, Duration patience) {
-  Node node;
+engine::Options engine_options(const config::Config& config) {
+  engine::Options options;
   std::uint32_t devices = 0;
   for (const config::TierConfig& tier : config.tiers) {
-    engine::TierOptions options{.name = {}, .high_mark = tier.high_mark};
-    Result<void> added;
-    switch (tier.kind) {
-      case config::TierKind::kDevice:
-        options.name = fmt::format("device:{}", devices);
-        options.kind = tier::Kind::kDevice;
-        node.places.push_back(shm::kPlaceDevice0 + devices++);
-        added = add_mapped(node, tier, options);
-        break;
-      case config::TierKind::kMemory:
-        options.name = "memory";
-        options.kind = tier::Kind::kMemory;
-        node.places.push_back(shm::kPlaceHost);
-        added = add_mapped(node, tier, options);
-        break;
-      case config::TierKind::kBlock:
-        options.name = "block";
-        options.kind = tier::Kind::kBlock;
-        node.places.push_back(shm::kPlaceBlock);
-        added = add_block(node, tier, options, patience);
-        break;
-    }
-    if (!added) return std::unexpected(added.error());
-    node.options.tiers.push_back(std::move(options));
+    options.tiers.push_back(tier_options(tier, devices));
+    if (tier.kind == config::TierKind::kDevice) ++devices;
+    if (tier.kind == config::TierKind::kBlock) options.spare_share = kSpareShare;
   }
   for (std::uint32_t tenant = 0; tenant < config.tenants.size(); ++tenant)
     if (config.tenants[tenant].quota_bytes != 0)
-      node.options.quotas.push_back({.tenant_socket = tenant, .home_bytes_max = config.tenants[tenant].quota_bytes});
-  node.options.sessions_max = config.limits.sessions_max;
-  node.options.requests_waiting_max = config.limits.requests_queued_max;
+      options.quotas.push_back({.tenant_socket = tenant, .home_bytes_max = config.tenants[tenant].quota_bytes});
+  options.sessions_max = config.limits.sessions_max;
+  options.requests_waiting_max = config.limits.requests_queued_max;
+  return options;
+}
+
+Result<Node> make_node(const config::Config& config, Duration patience) {
+  Node node;
+  node.options = engine_options(config);
+  std::uint32_t devices = 0;
+  for (std::size_t tier = 0; tier < config.tiers.size(); ++tier) {
+    const bool is_block = config.tiers[tier].kind == config::TierKind::kBlock;
+    const bool is_device = config.tiers[tier].kind == config::TierKind::kDevice;
+    node.places.push_back(is_block ? shm::kPlaceBlock : is_device ? shm::kPlaceDevice0 + devices++ : shm::kPlaceHost);
+    const auto added = is_block ? add_block(node, config.tiers[tier], patience)
+                                : add_mapped(node, config.tiers[tier], node.options.tiers[tier]);
+    if (!added) return std::unexpected(added.error());
+  }
   return node;
 }
 

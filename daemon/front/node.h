@@ -32,6 +32,9 @@ struct Node {
   std::array<std::uint8_t, 16> gpu_at(std::uint32_t place) const;
 };
 
+// What a resolved configuration makes of the engine.
+engine::Options engine_options(const config::Config& config);
+
 // Makes what a resolved configuration asks for; takes the block files' locks, for which it waits up to
 // `patience` where another daemon holds them. Errors name the tier.
 Result<Node> make_node(const config::Config& config, Duration patience = Duration::zero());

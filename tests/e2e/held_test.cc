@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
-#include <array>
-#include <cstdio>
 #include <fstream>
 #include <string>
 
@@ -19,24 +17,6 @@ using ::testing::HasSubstr;
 std::string contents(const std::string& file) {
   std::ifstream stream(file);
   return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-// What terracectl says of the daemon, and its errors.
-std::string administration(const Terraced& terraced) {
-  const std::string command =
-      std::string(TERRACECTL) + " --socket " + terraced.admin_socket() + " status 2>&1 </dev/null";
-  FILE* pipe = ::popen(command.c_str(), "r");
-  std::string text;
-  std::array<char, 4096> piece{};
-  while (const std::size_t read = std::fread(piece.data(), 1, piece.size(), pipe)) text.append(piece.data(), read);
-  ::pclose(pipe);
-  return text;
-}
-
-bool replace(const Terraced& terraced, int signal) {
-  const pid_t before = terraced.daemon();
-  if (before == 0 || ::kill(before, signal) != 0) return false;
-  return eventually([&] { return terraced.daemon() != 0 && terraced.daemon() != before; });
 }
 
 TEST(Held, UntilADaemonThatCanGoOnTakesOver) {
@@ -53,10 +33,10 @@ TEST(Held, UntilADaemonThatCanGoOnTakesOver) {
   const std::string section = "[limits]\n";
   other.insert(other.find(section) + section.size(), "sessions_max = 7\n");
   std::ofstream(terraced.configuration_file()) << other;
-  ASSERT_TRUE(replace(terraced, SIGKILL));
+  ASSERT_TRUE(terraced.replace(SIGKILL));
   std::string said;
   ASSERT_TRUE(eventually([&] {
-    said = administration(terraced);
+    said = terraced.administer("status").said;
     return said.find("does not serve") != std::string::npos;
   })) << said
       << terraced.log();
@@ -67,7 +47,7 @@ TEST(Held, UntilADaemonThatCanGoOnTakesOver) {
   EXPECT_EQ(terraced.daemon(), holding) << "it stays up";
 
   std::ofstream(terraced.configuration_file()) << good;
-  ASSERT_TRUE(replace(terraced, SIGTERM));
+  ASSERT_TRUE(terraced.replace(SIGTERM));
   EXPECT_TRUE(client.create({.name = "more", .bytes = 4096}).has_value());
   const Result<Lease> again = client.acquire(*tensor);
   ASSERT_TRUE(again.has_value()) << again.error().message << terraced.log();
@@ -83,7 +63,7 @@ TEST(Held, NotForACatalogOfNobody) {
   ASSERT_NE(other.find(capacity), std::string::npos);
   other.replace(other.find(capacity), capacity.size(), "capacity = \"24MiB\"");
   std::ofstream(terraced.configuration_file()) << other;
-  ASSERT_TRUE(replace(terraced, SIGKILL));
+  ASSERT_TRUE(terraced.replace(SIGKILL));
   EXPECT_TRUE(eventually([&] { return terraced.serves_on(); })) << terraced.log();
   EXPECT_EQ(terraced.log().find("does not serve"), std::string::npos);
 }
@@ -93,7 +73,7 @@ TEST(Held, NothingByADaemonThatIsToldToDiscard) {
   Client client = terraced.connect();
   const Result<Tensor> tensor = client.create({.name = "weights", .bytes = 3 << 20});
   ASSERT_TRUE(tensor.has_value()) << tensor.error().message;
-  ASSERT_TRUE(replace(terraced, SIGKILL));
+  ASSERT_TRUE(terraced.replace(SIGKILL));
   const auto lost = client.acquire(*tensor, {.mode = Mode::kOverwrite});
   ASSERT_FALSE(lost.has_value());
   EXPECT_EQ(lost.error().code, ErrorCode::kNotFound) << lost.error().message;

@@ -22,13 +22,6 @@ struct Said {
   }
 };
 
-// The daemon is killed; true once another one runs.
-bool replace(const Terraced& terraced, int signal) {
-  const pid_t before = terraced.daemon();
-  if (before == 0 || ::kill(before, signal) != 0) return false;
-  return eventually([&] { return terraced.daemon() != 0 && terraced.daemon() != before; });
-}
-
 void write(Client& client, const Tensor& tensor, std::uint64_t version, Place place = Place::host()) {
   Result<Lease> lease = client.acquire(tensor, {.place = place, .mode = Mode::kOverwrite});
   ASSERT_TRUE(lease.has_value()) << lease.error().message;
@@ -60,7 +53,7 @@ TEST_P(Restart, LeasesAndBytesOutliveTheDaemon) {
   Result<Lease> read = client.acquire(tensors[1]);
   ASSERT_TRUE(read.has_value()) << read.error().message;
 
-  ASSERT_TRUE(replace(terraced, GetParam()));
+  ASSERT_TRUE(terraced.replace(GetParam()));
   EXPECT_EQ(first_difference(read->bytes(), tensors[1].handle(), 1), read->bytes().size()) << "while it is away";
   fill(held->writable_bytes(), tensors[0].handle(), 2);
   ASSERT_TRUE(held->release().has_value());
@@ -91,7 +84,7 @@ TEST(Restarts, WhatIsAbandonedMeanwhileIsTorn) {
   ASSERT_TRUE(leases[0].abandon().has_value());
   ASSERT_EQ(::kill(terraced.daemon(), SIGSTOP), 0);
   ASSERT_TRUE(leases[1].abandon().has_value()) << "asks nobody";
-  ASSERT_TRUE(replace(terraced, SIGKILL));
+  ASSERT_TRUE(terraced.replace(SIGKILL));
   for (const Tensor& tensor : tensors) {
     for (const Mode mode : {Mode::kRead, Mode::kWrite}) {
       const Result<Lease> refused = client.acquire(tensor, {.mode = mode});
@@ -160,7 +153,7 @@ TEST(Restarts, ManyInTheMidstOfWork) {
   for (int kill = 0; kill < kKills && !HasFailure(); ++kill) {
     const std::uint64_t until = done + random() % 40;  // now and then while it comes back
     EXPECT_TRUE(eventually([&] { return done >= until || HasFailure(); }));
-    EXPECT_TRUE(eventually([&] { return replace(terraced, SIGKILL); }));
+    EXPECT_TRUE(eventually([&] { return terraced.replace(SIGKILL); }));
   }
   const std::uint64_t until = done + 100;
   EXPECT_TRUE(eventually([&] { return done >= until || HasFailure(); }));

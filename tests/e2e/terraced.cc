@@ -127,16 +127,28 @@ pid_t Terraced::daemon() const {
 
 std::string Terraced::log() const { return contents(folder_ / "log"); }
 
-nlohmann::json Terraced::status() const {
+bool Terraced::replace(int signal) const {
+  const pid_t before = daemon();
+  if (before == 0 || ::kill(before, signal) != 0) return false;
+  return eventually([&] { return daemon() != 0 && daemon() != before; });
+}
+
+Terraced::Ended Terraced::administer(const std::string& arguments) const {
   const std::string command =
-      std::string(TERRACECTL) + " --json --socket " + (folder_ / "admin.sock").string() + " status";
+      std::string(TERRACECTL) + " --socket " + admin_socket() + " " + arguments + " 2>&1 </dev/null";
   FILE* pipe = ::popen(command.c_str(), "r");
   TERRACE_CHECK(pipe != nullptr);
   std::string text;
   std::array<char, 4096> piece{};
   while (const std::size_t read = std::fread(piece.data(), 1, piece.size(), pipe)) text.append(piece.data(), read);
-  TERRACE_CHECK(::pclose(pipe) == 0);
-  return nlohmann::json::parse(text);
+  return {exit_status(::pclose(pipe)), text};
+}
+
+nlohmann::json Terraced::status() const {
+  const Ended asked = administer("--json status");
+  if (asked.status != 0) std::fprintf(stderr, "%s%s", asked.said.c_str(), log().c_str());
+  TERRACE_CHECK(asked.status == 0);
+  return nlohmann::json::parse(asked.said);
 }
 
 Client Terraced::connect(ConnectOptions options) const {

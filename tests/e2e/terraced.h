@@ -48,6 +48,8 @@ class Terraced {
   pid_t daemon() const;
   // What it has said so far.
   std::string log() const;
+  // Has the daemon end by a signal; true once its supervisor has started another one.
+  bool replace(int signal) const;
   // Its status as `terracectl --json status` prints it.
   nlohmann::json status() const;
   // A new session; aborts if there is none.
@@ -60,12 +62,14 @@ class Terraced {
   void crash();
   void start_again();
 
-  // Runs another one with this configuration to its end: its exit status, and what it said.
   struct Ended {
-    int status = 0;
+    int status = 0;  // of its exit
     std::string said;
   };
-  // The other one's configuration: own sockets or this one's, own block file or this one's.
+  // Runs terracectl with these arguments on it.
+  Ended administer(const std::string& arguments) const;
+  // Runs another daemon with this one's configuration to its end. The other one's configuration: own sockets or this
+  // one's, own block file or this one's.
   Ended run_second(bool own_sockets, bool own_block) const;
 
  private:

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Upgrade in place: whether the program that would be started next could go on with what this daemon has, asked before
+// anything is stopped.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/fd.h"
+#include "config/config.h"
+#include "terrace/error.h"
+
+namespace terrace::front {
+
+// The option by which a program is asked, with the number of the descriptor that the catalog is open as.
+inline constexpr const char* kCheckSuccession = "--check-succession";
+
+// In the program that is asked: whether a daemon of this resolved configuration could go on with the catalog, which
+// another one is using. FailedPrecondition says what differs; InvalidArgument: the descriptor is no catalog's.
+Result<void> check_succession(const config::Config& config, int catalog);
+
+// In the daemon: starts `command` and asks it; what it answers, its version. Blocks, for some seconds at most.
+// FailedPrecondition: it could not go on, in its own words, or cannot be run; DeadlineExceeded.
+Result<std::string> ask_successor(std::vector<std::string> command, const Fd& catalog);
+
+}  // namespace terrace::front
