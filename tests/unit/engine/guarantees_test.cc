@@ -120,6 +120,31 @@ TEST(Guarantees, AnOpenThatCannotBeServedNamesWhoHoldsWhat) {
   EXPECT_TRUE(harness.reply(again)) << "a session that closes lets the next one in";
 }
 
+TEST(Guarantees, WhoNeverGivesMemoryBackCostsOthersTheirDeadlineUntilItDies) {
+  Harness harness(three_tiers());
+  const auto& mute = *harness.open(with_floors(2 * kMiB, 2 * kMiB));
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 4; ++i) tensors.push_back(harness.create(mute, std::to_string(i), kMiB));
+  for (const Handle tensor : tensors) harness.write(mute, tensor, 50);
+  ASSERT_EQ(mapped(harness, 0, kDevice), 4 * kMiB);
+  Harness::Client waiting(8);
+  OpenSession open = with_floors(2 * kMiB, 2 * kMiB);
+  open.table = waiting.table;
+  const RequestId opens = harness.send(SessionId{}, open, harness.now + std::chrono::seconds(2));
+  while (!harness.transfers.empty()) harness.complete_transfer(0);
+  ASSERT_FALSE(harness.orders.empty()) << "it is asked to unmap, and does not answer";
+  harness.advance(harness.now + std::chrono::milliseconds(1999));
+  EXPECT_FALSE(harness.answered(opens));
+  harness.advance(harness.now + std::chrono::milliseconds(1));
+  const auto refused = harness.reply(opens);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted) << refused.error().message;
+  EXPECT_EQ(mapped(harness, 0, kDevice), 4 * kMiB) << "what it may still map is nobody else's";
+  harness.engine->session_died(harness.now, mute.id);
+  harness.settle();
+  EXPECT_NE(harness.open(with_floors(2 * kMiB, 2 * kMiB)), nullptr);
+}
+
 TEST(Guarantees, TwoRanksThatEachHoldHalfDoNotDeadlock) {
   Harness harness(three_tiers());
   const auto& one = *harness.open(with_floors(2 * kMiB, 4 * kMiB));
