@@ -24,6 +24,9 @@ std::unexpected<Error> system_fail(const char* call, std::uint64_t bytes) {
               fmt::format("{} of {}: {}", call, format_bytes(bytes), std::strerror(error)), error);
 }
 
+// A kernel that does not know how dumps them, which is no reason to do without the memory.
+void keep_out_of_core_files(void* address, std::uint64_t bytes) { (void)madvise(address, bytes, MADV_DONTDUMP); }
+
 }  // namespace
 
 Result<AddressRange> AddressRange::reserve(std::uint64_t bytes) {
@@ -45,6 +48,7 @@ Result<AddressRange> AddressRange::map(int fd, std::uint64_t bytes, int protecti
   range.whole_bytes_ = bytes;
   range.data_ = static_cast<std::byte*>(whole);
   range.bytes_ = bytes;
+  keep_out_of_core_files(whole, bytes);
   return range;
 }
 
@@ -73,6 +77,7 @@ Result<void> AddressRange::place(std::uint64_t offset, std::uint64_t bytes, int 
   TERRACE_CHECK(offset <= bytes_ && bytes <= bytes_ - offset);
   if (mmap(data_ + offset, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
     return system_fail("mapping", bytes);
+  keep_out_of_core_files(data_ + offset, bytes);
   return {};
 }
 

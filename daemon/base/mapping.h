@@ -11,7 +11,9 @@
 
 namespace terrace {
 
-// Address space of this process, unmapped when the owner goes. Not thread-safe.
+// Address space of this process, unmapped when the owner goes. What is mapped into it is left out of core files
+// (MADV_DONTDUMP): it holds trainers' bytes, or tables sized for the largest node, whose every page a dump would touch.
+// Not thread-safe.
 class AddressRange {
  public:
   AddressRange() = default;

@@ -122,7 +122,6 @@ Result<std::span<std::byte>> Host::map_catalog(const Fd& memory, std::uint64_t b
   auto mapped = AddressRange::map(memory.get(), bytes, PROT_READ | PROT_WRITE);
   if (!mapped) return std::unexpected(mapped.error());
   catalog_range_ = std::move(*mapped);
-  madvise(catalog_range_.data(), bytes, MADV_DONTDUMP);
   return std::span<std::byte>(catalog_range_.data(), bytes);
 }
 

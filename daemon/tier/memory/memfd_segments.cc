@@ -144,8 +144,6 @@ Result<void> MemfdSegments::install(SessionId session, Extent extent, Fd segment
   TERRACE_CHECK(last == space->segments.end() || last->first + last->second.bytes <= extent.offset);
   auto placed = space->range.place(extent.offset, extent.bytes, segment.get(), PROT_READ | PROT_WRITE);
   if (!placed) return placed;
-  // A core file of the daemon must not hold the trainers' tensors.
-  (void)madvise(space->range.data() + extent.offset, extent.bytes, MADV_DONTDUMP);
   space->segments.emplace(extent.offset, Segment{.bytes = extent.bytes, .fd = std::move(segment)});
   return {};
 }
