@@ -57,7 +57,8 @@ TEST(Held, UntilADaemonThatCanGoOnTakesOver) {
 
 TEST(Held, NotForACatalogOfNobody) {
   const Terraced terraced({.supervised = true});
-  ASSERT_TRUE(terraced.serves_on());  // its session has ended
+  ASSERT_TRUE(terraced.serves_on());
+  ASSERT_TRUE(eventually([&] { return terraced.status()["sessions"].empty(); }));  // closing waits for no answer
   std::string other = contents(terraced.configuration_file());
   const std::string capacity = "capacity = \"16MiB\"";
   ASSERT_NE(other.find(capacity), std::string::npos);
