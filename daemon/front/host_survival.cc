@@ -247,8 +247,11 @@ void Host::resume(Session& newcomer, const shm::Resume& resume) {
   if (!known)
     return end(newcomer,
                {ErrorCode::kNotFound, "there is no such session to resume: it ended, or this daemon is another", 0});
-  if (session->connection)
-    return end(newcomer, {ErrorCode::kUnavailable, "the session's former connection is not closed yet", 0});
+  if (session->connection) {
+    const Error not_yet{ErrorCode::kUnavailable, "the session's former connection is not closed yet", 0};
+    static_cast<void>(newcomer.connection->send(refusal(not_yet)));  // end() says nothing to whoever may come again
+    return end(newcomer, not_yet);
+  }
   session->connection = std::move(newcomer.connection);
   spent_watches_.push_back(std::move(newcomer.connection_watch));
   spent_watches_.push_back(std::move(newcomer.process_watch));

@@ -281,7 +281,10 @@ TEST_F(Hostile, ForgedAndReplayedTokensAreNoSession) {
   const RawSession twin(host_.socket());
   ASSERT_TRUE(twin.send(right));
   const auto held = twin.last_words();
-  EXPECT_TRUE(!held || held->code == static_cast<std::uint32_t>(ErrorCode::kUnavailable)) << "somebody has it";
+  ASSERT_TRUE(held.has_value());
+  EXPECT_EQ(held->code, static_cast<std::uint32_t>(ErrorCode::kUnavailable)) << "somebody has it";
+  EXPECT_STREQ(held->message.data(), "the session's former connection is not closed yet");
+  EXPECT_TRUE(host_.comes_to(2)) << "who has it goes on";
   ASSERT_TRUE(session.send(shm::Bye{}));
   ASSERT_TRUE(host_.comes_to(1));
   const RawSession late(host_.socket());
