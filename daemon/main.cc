@@ -108,6 +108,7 @@ front::Host::Adopt adopt_into(front::GrpcServer& server) {
 Result<Fronts> open_fronts(front::Host& host, const config::Config& config, const std::vector<std::string>& command) {
   front::GrpcOptions options;
   options.request_timeout = std::chrono::milliseconds(config.limits.request_timeout_ms);
+  options.idle_timeout = std::chrono::milliseconds(config.limits.session_idle_timeout_ms);
   for (const config::TenantConfig& tenant : config.tenants) options.tenant_names.push_back(tenant.name);
   auto tenants = front::GrpcServer::create(host, options);
   if (!tenants) return std::unexpected(tenants.error());

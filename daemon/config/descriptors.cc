@@ -12,7 +12,7 @@ namespace {
 
 // Standard output, rings, sockets, locks, eventfds, gRPC's and the exporter's own; twice what was counted.
 constexpr std::uint64_t kOwn = 64;
-constexpr std::uint64_t kOfConnection = 2;  // itself, and its process
+constexpr std::uint64_t kOfConnection = 3;  // itself, and its process; over gRPC, a pair of sockets to gRPC
 constexpr std::uint64_t kOfSession = 2;     // beside its connection's: its region and its doorbell
 
 // What the tiers take: a descriptor for each segment, and for each block file.

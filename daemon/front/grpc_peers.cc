@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,15 +25,14 @@ int descriptor_limit() {
 GrpcPeers::GrpcPeers() : first_(descriptor_limit() / 2), end_(descriptor_limit()), next_(first_) {}
 
 Result<Fd> GrpcPeers::add(Fd connection, const Peer& peer) {
-  struct stat socket{};
   const std::lock_guard lock(mutex_);
   if (next_ >= end_) next_ = first_;
   int number = ::fcntl(connection.get(), F_DUPFD_CLOEXEC, next_);
   if (number < 0) number = ::fcntl(connection.get(), F_DUPFD_CLOEXEC, first_);  // none free above next_
-  if (number < 0 || ::fstat(number, &socket) != 0)
+  if (number < 0)
     return fail(ErrorCode::kResourceExhausted, "no descriptor is left for a connection: raise LimitNOFILE", errno);
   next_ = number + 1;
-  entries_.insert_or_assign(number, Entry{peer, socket.st_dev, socket.st_ino});
+  peers_.insert_or_assign(number, peer);
   return Fd(number);
 }
 
@@ -46,17 +44,9 @@ std::optional<Peer> GrpcPeers::find(std::string_view grpc_peer) const {
   const auto [rest, error] = std::from_chars(grpc_peer.data() + kPrefix.size(), end, number);
   if (error != std::errc() || rest != end) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const auto entry = entries_.find(number);
-  if (entry == entries_.end()) return std::nullopt;
-  return entry->second.peer;
-}
-
-std::size_t GrpcPeers::open() const {
-  const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(std::ranges::count_if(entries_, [](const auto& entry) {
-    struct stat now{};
-    return ::fstat(entry.first, &now) == 0 && now.st_dev == entry.second.device && now.st_ino == entry.second.inode;
-  }));
+  const auto found = peers_.find(number);
+  if (found == peers_.end()) return std::nullopt;
+  return found->second;
 }
 
 }  // namespace terrace::front

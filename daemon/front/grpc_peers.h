@@ -2,9 +2,6 @@
 // Who is behind each connection that was handed to gRPC, found by the name that gRPC gives such a peer.
 #pragma once
 
-#include <sys/types.h>
-
-#include <cstddef>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -28,21 +25,13 @@ class GrpcPeers {
   Result<Fd> add(Fd connection, const Peer& peer);
   // The peer behind `grpc_peer` ("fd:N"); none if it is none of ours.
   std::optional<Peer> find(std::string_view grpc_peer) const;
-  // Connections that are still open.
-  std::size_t open() const;
 
  private:
-  struct Entry {
-    Peer peer;
-    dev_t device;  // with `inode`: this very socket, whatever has its number now
-    ino_t inode;
-  };
-
   const int first_;
   const int end_;
   mutable std::mutex mutex_;
   int next_;
-  std::map<int, Entry> entries_;
+  std::map<int, Peer> peers_;
 };
 
 }  // namespace terrace::front

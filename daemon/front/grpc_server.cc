@@ -10,18 +10,24 @@
 #include <atomic>
 #include <mutex>
 #include <optional>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
 #include "front/grpc_admin_service.h"
 #include "front/grpc_peers.h"
 #include "front/grpc_stream.h"
 #include "front/grpc_terrace_service.h"
+#include "front/http2_gate.h"
 
 namespace terrace::front {
 namespace {
 
-constexpr int kMessageBytesMax = 16 * 1024 * 1024;  // CreateTensors with the most and longest names fits
+// CreateTensors with the most and longest names fits.
+constexpr int kMessageBytesMax = Http2Inspector::kMessageBytesMax;
 constexpr int kCallsPerConnectionMax = 1024;
+constexpr std::chrono::milliseconds kTurn(60'000);               // the gate is woken for whatever comes
+constexpr Duration kLastWords = std::chrono::milliseconds(100);  // for clients to take them, at the end
 
 // Keeps gRPC alive to the end of the process: the clean-up after its last user waits, now and then, for ten seconds
 // (seen with 1.51), which a daemon that is told to stop does not have.
@@ -59,9 +65,24 @@ class AdoptingServer final : public GrpcServer {
     quota.SetMaxThreads(options_.threads_max);
     builder.SetResourceQuota(quota);
     builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+    // A message is unpacked in whole before its length is judged: a few kilobytes would be gigabytes.
+    builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
+    builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
+    builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsPerConnectionMax);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(options_.idle_timeout.count()));
+    // 1.51 takes 4 KiB for each ping beyond the limit on them until the connection is closed, which it is not while
+    // there is something to write. Without a limit it answers as many as the client takes answers.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
     server_ = builder.BuildAndStart();  // no port: connections come through adopt()
     if (!server_) return false;
+    auto gate = Http2Gate::create(clock_, options_.memory_bytes_max / 2,
+                                  [this](Fd connection, const Peer& peer) { return enter(connection, peer); });
+    if (!gate) return false;
+    gate_ = std::move(*gate);
+    relay_ = std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) gate_->turn(kTurn);
+    });
     set_serving(true);
     return true;
   }
@@ -69,12 +90,10 @@ class AdoptingServer final : public GrpcServer {
   Result<void> adopt(Fd connection, const Peer& peer) override {
     const std::lock_guard lock(mutex_);
     if (down_) return fail(ErrorCode::kUnavailable, "the daemon stops");
-    auto moved = peers_.add(std::move(connection), peer);
-    if (!moved) return std::unexpected(moved.error());
-    grpc::AddInsecureChannelFromFd(server_.get(), moved->release());
+    gate_->add(std::move(connection), peer);
     return {};
   }
-  std::size_t connections() const override { return peers_.open(); }
+  std::size_t connections() const override { return gate_->connections(); }
   void set_serving(bool serving) override { server_->GetHealthCheckService()->SetServingStatus(serving); }
 
   void shutdown(std::chrono::milliseconds patience) override {
@@ -85,15 +104,34 @@ class AdoptingServer final : public GrpcServer {
     if (terrace_) terrace_->end_watches();
     server_->Shutdown(std::chrono::system_clock::now() + patience);
     server_->Wait();
+    if (!relay_.joinable()) return;
+    relay_.request_stop();
+    gate_->wake();
+    relay_.join();
+    const Time limit = clock_.now() + kLastWords;
+    while (gate_->connections() != 0 && clock_.now() < limit) gate_->turn(std::chrono::milliseconds(1));
   }
 
  private:
+  // On the gate's thread.
+  Result<void> enter(Fd& connection, const Peer& peer) {
+    const std::lock_guard lock(mutex_);
+    if (down_) return fail(ErrorCode::kUnavailable, "the daemon stops");
+    auto moved = peers_.add(std::move(connection), peer);
+    if (!moved) return std::unexpected(moved.error());
+    grpc::AddInsecureChannelFromFd(server_.get(), moved->release());
+    return {};
+  }
+
+  const MonotonicClock clock_;
   const GrpcOptions options_;
   GrpcPeers peers_;
   const StreamSettings settings_;
   std::optional<TerraceService> terrace_;
   std::optional<AdminService> admin_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Http2Gate> gate_;
+  std::jthread relay_;
   std::mutex mutex_;
   bool down_ = false;
 };

@@ -22,6 +22,7 @@ struct GrpcOptions {
   std::uint32_t stream_place =
       0;  // where Read and Write lease: host, or the first device where there is no memory tier
   std::chrono::milliseconds request_timeout{60'000};  // of a call without a deadline, and the longest one
+  std::chrono::milliseconds idle_timeout{600'000};    // a connection without a call for so long is closed
   std::size_t memory_bytes_max = 256u << 20;          // what gRPC may buffer, over all connections
   int threads_max = 16;                               // of gRPC's own
   // Admin only: called on the reactor thread when the engine drains, because an administrator asked.
@@ -40,10 +41,10 @@ class GrpcServer {
   static Result<std::unique_ptr<GrpcServer>> create(Gateway& gateway, GrpcOptions options);
   virtual ~GrpcServer() = default;
 
-  // Serves a connected stream socket whose other end is `peer`. Does not block. Unavailable: after shutdown();
-  // ResourceExhausted: no descriptor left.
+  // Serves a connected, non-blocking stream socket whose other end is `peer`, through an Http2Gate. Does not block.
+  // Unavailable: after shutdown().
   virtual Result<void> adopt(Fd connection, const Peer& peer) = 0;
-  // Adopted connections that are still open: for the cap on them. Linear in their number.
+  // Adopted connections that are still open: for the cap on them.
   virtual std::size_t connections() const = 0;
   // What the health service says: SERVING or NOT_SERVING. It begins as SERVING.
   virtual void set_serving(bool serving) = 0;

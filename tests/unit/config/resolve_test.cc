@@ -149,16 +149,16 @@ TEST(Resolve, ConnectionsAreAsManyAsThereAreDescriptorsFor) {
     EXPECT_TRUE(config) << config.error().message;
     return std::pair(config->limits.connections_max, config->warnings.size());
   };
-  // 64 of its own, 16 segments; each connection takes two, and a session two more.
+  // 64 of its own, 16 segments; each connection takes three, and a session two more.
   EXPECT_EQ(connections(topology::kUnlimited, ""), std::pair(512u, std::size_t{0}));
-  EXPECT_EQ(connections(80 + 2 * 512 + 2 * 256, ""), std::pair(512u, std::size_t{0}));
-  EXPECT_EQ(connections(80 + 2 * 512 + 2 * 256 - 1, ""), std::pair(511u, std::size_t{1}));
-  EXPECT_EQ(connections(80 + 4 * 256, ""), std::pair(256u, std::size_t{1}));
-  EXPECT_EQ(connections(84, "sessions_max = 64"), std::pair(1u, std::size_t{1}));
-  machine.open_files_max = 83;
+  EXPECT_EQ(connections(80 + 3 * 512 + 2 * 256, ""), std::pair(512u, std::size_t{0}));
+  EXPECT_EQ(connections(80 + 3 * 512 + 2 * 256 - 1, ""), std::pair(511u, std::size_t{1}));
+  EXPECT_EQ(connections(80 + 5 * 256, ""), std::pair(256u, std::size_t{1}));
+  EXPECT_EQ(connections(85, "sessions_max = 64"), std::pair(1u, std::size_t{1}));
+  machine.open_files_max = 84;
   const Result<Config> none = resolve(config_of(memory_tier("32MiB")), machine);
   ASSERT_FALSE(none);
-  EXPECT_THAT(none.error().message, AllOf(HasSubstr("limits"), HasSubstr("83 descriptors"), HasSubstr("LimitNOFILE")));
+  EXPECT_THAT(none.error().message, AllOf(HasSubstr("limits"), HasSubstr("84 descriptors"), HasSubstr("LimitNOFILE")));
 }
 
 TEST(Resolve, HugePagesThatMustBeAreReserved) {

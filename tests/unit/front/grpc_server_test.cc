@@ -7,8 +7,10 @@
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <atomic>
 #include <future>
 #include <numeric>
@@ -16,6 +18,7 @@
 #include "scripted_gateway.h"
 #include "terrace/v1/admin.grpc.pb.h"
 #include "terrace/v1/terrace.grpc.pb.h"
+#include "unit/front/http2_bytes.h"
 
 namespace terrace::front {
 namespace {
@@ -320,6 +323,38 @@ TEST_F(GrpcServerTest, GarbageEndsOnlyItsConnection) {
   const Fd garbage(ends[1]);
   ASSERT_EQ(::send(garbage.get(), "no HTTP at all, and more of it\n", 31, MSG_NOSIGNAL), 31);
   EXPECT_EQ(health(connect()), "\x08\x01");
+}
+
+TEST_F(GrpcServerTest, ClosesConnectionsWithoutACall) {
+  GrpcOptions options;
+  options.idle_timeout = std::chrono::milliseconds(50);
+  start(options);
+  const auto stub = v1::Terrace::NewStub(connect());
+  grpc::ClientContext context;
+  v1::WatchRequest request;
+  request.set_token(token());
+  const auto watch = stub->Watch(&context, request);
+  v1::WatchResponse event;
+  ASSERT_TRUE(watch->Read(&event));
+
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  ASSERT_TRUE(server_->adopt(Fd(ends[0]), {}).has_value());
+  const Fd silent(ends[1]);
+  const std::string greeting = kPreface + frame(kSettings, 0, 0);
+  ASSERT_EQ(::send(silent.get(), greeting.data(), greeting.size(), MSG_NOSIGNAL), std::ssize(greeting));
+  ssize_t got = 1;
+  while (got > 0) {
+    pollfd ready{.fd = silent.get(), .events = POLLIN, .revents = 0};
+    ASSERT_EQ(::poll(&ready, 1, 60'000), 1);
+    std::array<char, 4096> said{};
+    got = ::recv(silent.get(), said.data(), said.size(), MSG_DONTWAIT);
+  }
+  EXPECT_EQ(got, 0);
+
+  // Older than that, and with a call.
+  gateway_.press({.tier = TierId{0}, .above = true, .used_bytes = 95, .capacity_bytes = 100});
+  EXPECT_TRUE(watch->Read(&event));
 }
 
 TEST_F(GrpcServerTest, AdminDrainsAndIsApartFromTerrace) {
