@@ -23,6 +23,7 @@ constexpr std::uint8_t kContinuation = 9;
 constexpr std::uint8_t kAcknowledges = 1;
 constexpr std::uint8_t kEndsStream = 1;
 constexpr std::uint8_t kEndsHeaders = 4;
+constexpr std::uint8_t kPadded = 8;
 
 constexpr std::uint32_t kMessagePrefixBytes = 5;  // gRPC over HTTP/2: Length-Prefixed-Message
 
@@ -76,6 +77,9 @@ Result<void> Http2Inspector::judge(const Frame& frame) {
   if (frame.type == kData || frame.type == kHeaders) ending_ = (frame.flags & kEndsStream) != 0 ? frame.stream : 0;
   switch (frame.type) {
     case kData:
+      // No gRPC library pads, and where its messages begin would be another question.
+      if ((frame.flags & kPadded) != 0)
+        return fail(ErrorCode::kInvalidArgument, "padded data, which gRPC does not send");
       receiving_ = frame.stream;
       return {};
     case kReset:

@@ -102,6 +102,7 @@ Result<Fd> MemfdSegments::create(std::uint64_t bytes, bool huge) const {
   if (!fd) return fd;
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd->get(), 0);
   if (memory == MAP_FAILED) return no_memory(bytes, pages, errno);
+  (void)madvise(memory, bytes, MADV_DONTDUMP);
   bind(memory, bytes);
   if (!huge && options_.huge_pages != HugePages::kNever) (void)madvise(memory, bytes, MADV_HUGEPAGE);
   const int error = populate(fd->get(), static_cast<std::byte*>(memory), bytes);

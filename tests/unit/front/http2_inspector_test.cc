@@ -57,6 +57,11 @@ TEST_F(InspectorTest, WhatIsNoPrefaceIsRefusedByItsFirstWrongByte) {
   }
 }
 
+TEST_F(InspectorTest, PaddedDataIsRefused) {
+  ASSERT_TRUE(admits(kPreface + frame(kHeaders, kEndsHeaders, 1)));
+  EXPECT_THAT(refusal(frame(kData, 8, 1, "padded")), testing::HasSubstr("padded"));
+}
+
 TEST_F(InspectorTest, FramesGoOnHoweverTheyAreCut) {
   std::string all = kPreface + frame(kSettings, 0, 0) + frame(kSettings, kAcknowledges, 0);
   for (std::uint32_t call = 1; call < 4001; call += 2)
