@@ -154,15 +154,15 @@ Result<void> serve(const Plan& plan, const Arguments& arguments) {
   auto inheritance = inherit(arguments.discard);
   if (!inheritance) return std::unexpected(inheritance.error());
   const bool inherits = !inheritance->adopted.empty();
-  auto host = front::Host::create(plan.config, workers_of(plan.machine), facts_of(plan), std::move(*inheritance));
-  if (!host && inherits && front::is_to_be_held(host.error()))
-    return front::hold(plan.config, facts_of(plan), host.error());
+  const config::Config config = front::continued(plan.config, inheritance->adopted);
+  auto host = front::Host::create(config, workers_of(plan.machine), facts_of(plan), std::move(*inheritance));
+  if (!host && inherits && front::is_to_be_held(host.error())) return front::hold(config, facts_of(plan), host.error());
   if (!host) return std::unexpected(host.error());
-  auto fronts = open_fronts(**host, plan.config, arguments.command);
+  auto fronts = open_fronts(**host, config, arguments.command);
   if (!fronts) return std::unexpected(fronts.error());
   std::unique_ptr<metrics::Exporter> exporter;
   if (!plan.config.metrics_address.empty()) {
-    auto opened = metrics::Exporter::create(**host, plan.config);
+    auto opened = metrics::Exporter::create(**host, config);
     if (!opened) return std::unexpected(opened.error());
     exporter = std::move(*opened);
   }
@@ -205,7 +205,7 @@ int print_verdict(const std::string& report_text) {
 // Whoever runs asks whether this program could go on with its catalog.
 int answer_predecessor(const config::Config& config, int catalog) {
   if (const auto fits = front::check_succession(config, catalog); !fits) return report("terraced", fits.error());
-  fmt::print("{}\n", TERRACE_VERSION);
+  fmt::print("{}{}\n", front::kGoesOn, TERRACE_VERSION);
   return std::fflush(stdout) == 0 ? 0 : 1;
 }
 

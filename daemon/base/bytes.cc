@@ -55,7 +55,8 @@ std::string format_bytes(std::uint64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return fmt::format("{:.3g} {}", value >= 1000 ? std::round(value) : value, kNames[unit]);
+  if (value >= 999.5) return fmt::format("{:.0f} {}", value, kNames[unit]);
+  return fmt::format("{:.3g} {}", value, kNames[unit]);
 }
 
 }  // namespace terrace

@@ -32,13 +32,17 @@ Result<Endpoint> parse_endpoint(std::string_view address) {
   if (error != std::errc() || port > kPortMax)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("is \"{}\"; a port is at most {}, as in \"127.0.0.1:9464\"", address, kPortMax));
-  std::string_view host = address.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const std::string_view host = address.substr(0, colon);
+  if (host.find(':') != std::string_view::npos)
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("is \"{}\"; IPv6 is not served: write an IPv4 address, such as \"127.0.0.1:9464\"", address));
   return Endpoint{std::string(host), static_cast<std::uint16_t>(port)};
 }
 
 Result<Resolved> look_up(const Endpoint& endpoint) {
   addrinfo hints{};
+  hints.ai_family = AF_INET;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;

@@ -14,7 +14,7 @@
 namespace terrace::config {
 
 struct Endpoint {
-  std::string host;  // without the brackets of an IPv6 address
+  std::string host;
   std::uint16_t port = 0;
 };
 

@@ -31,6 +31,9 @@ std::string identity(const std::string& path) {
 
 // What is wrong with the file at one path, whatever its room; empty if nothing is.
 std::string why_no_block_file(const std::string& path, const Result<topology::BlockPath>& found) {
+  std::error_code none;
+  if (fs::is_symlink(path, none) && !fs::exists(path, none))
+    return fmt::format("{}: it is a symbolic link to nothing; name the file itself, or make what it leads to", path);
   if (!found) return found.error().message;
   if (const auto good = tier::check_file(path); !good) return good.error().message;
   const topology::DirectIo& direct = found->direct_io;

@@ -93,8 +93,7 @@ CatalogMemory CatalogMemory::format(std::span<std::byte> memory, const CatalogSh
   return catalog;
 }
 
-Result<std::span<const TierRecord, kTiersMax>> CatalogMemory::check(std::span<const std::byte> memory,
-                                                                    const CatalogShape& shape) {
+Result<CatalogMemory::View> CatalogMemory::check(std::span<const std::byte> memory, const CatalogShape& shape) {
   if (memory.size() < kHeaderBytes) return bad(fmt::format("it has {} bytes, which is too short", memory.size()));
   const Header& header = *reinterpret_cast<const Header*>(memory.data());
   if (header.magic != kCatalogMagic) return bad("it does not begin as one does");
@@ -107,7 +106,8 @@ Result<std::span<const TierRecord, kTiersMax>> CatalogMemory::check(std::span<co
         header.sessions_max, header.tensors_per_session_max, shape.sessions_max, shape.tensors_per_session_max));
   if (memory.size() < bytes_needed(shape))
     return bad(fmt::format("it has {} bytes, and its shape needs {}", memory.size(), bytes_needed(shape)));
-  return header.tiers;
+  const std::byte* sessions = memory.data() + kHeaderBytes + kNotesBytes + journal_bytes(shape);
+  return View{header.tiers, {reinterpret_cast<const SessionRecord*>(sessions), shape.sessions_max}};
 }
 
 Result<CatalogMemory> CatalogMemory::open(std::span<std::byte> memory, const CatalogShape& shape) {

@@ -35,10 +35,13 @@ class CatalogMemory {
   // FailedPrecondition: it is of another version or shape, or damaged; nothing is changed then.
   static Result<CatalogMemory> open(std::span<std::byte> memory, const CatalogShape& shape);
 
-  // The tiers of a catalog that somebody may be changing just now, if it is of this version and shape: none of this
-  // ever changes. FailedPrecondition otherwise.
-  static Result<std::span<const TierRecord, kTiersMax>> check(std::span<const std::byte> memory,
-                                                              const CatalogShape& shape);
+  // Of a catalog that somebody may be changing just now: the tiers, which do not change, and the sessions as they are.
+  struct View {
+    std::span<const TierRecord, kTiersMax> tiers;
+    std::span<const SessionRecord> sessions;
+  };
+  // FailedPrecondition: it is of another version or shape.
+  static Result<View> check(std::span<const std::byte> memory, const CatalogShape& shape);
 
   const CatalogShape& shape() const { return shape_; }
   const NodeRecord& node() const;

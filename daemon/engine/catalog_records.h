@@ -14,7 +14,7 @@ namespace terrace::engine {
 
 inline constexpr std::uint64_t kCatalogMagic = 0x31474C54'43525254;  // "TRRCTLG1", little-endian
 // Goes up with the records, and with shm::kProtocolVersion: trainers of the former protocol could not resume.
-inline constexpr std::uint32_t kCatalogVersion = 2;
+inline constexpr std::uint32_t kCatalogVersion = 3;
 inline constexpr std::size_t kTiersMax = shm::kPlacesMax + 1;  // devices, memory, block
 inline constexpr std::size_t kNameBytesMax = 175;
 inline constexpr std::size_t kRankMax = 8;
@@ -67,13 +67,12 @@ struct TensorRecord {
 
 struct SessionRecord {
   std::uint32_t id = 0;  // 0: nobody's
-  std::uint32_t tenant_socket = 0;
   std::uint32_t uid = 0;
   std::int32_t pid = 0;
   std::uint32_t maps_segments = 0;
   std::uint32_t slots_used = 0;  // of its table: records from here on were never used
   std::uint32_t ending = 0;      // 1: only what was under way kept it
-  std::uint32_t reserved = 0;
+  std::uint64_t tenant = 0;      // whichever number the configuration gives it: Options::tenants
   std::uint64_t step = 0;
   std::array<std::uint64_t, kTiersMax> floor_bytes{};
   std::array<std::uint64_t, kTiersMax> mapped_bytes{};  // of installed segments, from offset 0 on
@@ -86,6 +85,7 @@ struct TierRecord {
   std::uint32_t reserved = 0;
   std::uint64_t capacity_bytes = 0;
   std::uint64_t segment_bytes = 0;
+  std::uint64_t identity = 0;  // of what it lies in: TierOptions::identity
 };
 
 // What belongs to no session, and changes.

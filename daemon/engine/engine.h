@@ -30,6 +30,7 @@ struct TierOptions {
   std::uint64_t capacity_bytes = 0;  // a multiple of segment_bytes in mapped tiers
   std::uint64_t segment_bytes = 0;   // unit in which a mapped tier gets memory; a multiple of 2 MiB; 0 for block
   double high_mark = 0.9;            // share of the capacity above which Watch reports pressure
+  std::uint64_t identity = 0;        // of the block tier's files: another daemon's are these only if this is equal
 };
 
 // A limit on one configured tenant (Tenant::socket), over all its sessions.
@@ -41,6 +42,7 @@ struct QuotaOptions {
 struct Options {
   std::vector<TierOptions> tiers;  // fastest first: devices, then at most one memory, then at most one block
   std::vector<QuotaOptions> quotas;
+  std::vector<std::uint64_t> tenants;  // by Tenant::socket: what each is called over restarts; empty: its number
   std::uint32_t sessions_max = 256;
   std::uint32_t requests_waiting_max = 4096;   // over all sessions; more are kResourceExhausted at once
   std::uint32_t transfers_in_flight_max = 16;  // handed down at a time, per link
@@ -79,6 +81,9 @@ struct Survivor {
   std::uint32_t unanswered = 0;   // requests that were taken from its ring and have no completion; for the status alone
 };
 
+// The tenant of a recorded session as these options number it; none: it is none of theirs.
+std::optional<std::uint32_t> tenant_socket(const Options& options, const SessionRecord& record);
+
 class Engine {
  public:
   // InvalidArgument names what is wrong with the options. `catalog`, freshly formatted, borrowed: where a successor
@@ -89,8 +94,8 @@ class Engine {
   // was changed in it.
   static Result<std::unique_ptr<Engine>> restore(Options options, CatalogMemory& catalog,
                                                  std::span<const Survivor> survivors);
-  // Whether an engine of these options could go on with the catalog of one that still works, as far as is known without
-  // stopping it: by what does not change in a catalog's life. Errors as restore().
+  // Whether an engine of these options could go on with a catalog, of one that may still be at work: by its version,
+  // shape and tiers, and by the tenants of its sessions. Errors as restore().
   static Result<void> check_succession(const Options& options, const CatalogShape& shape,
                                        std::span<const std::byte> catalog);
   virtual ~Engine() = default;

@@ -250,7 +250,11 @@ void EngineImpl::give_back_segments(Session& session, std::size_t tier) {
 }
 
 Error EngineImpl::open_refusal(const PendingOpen& open) const {
-  std::string text = "the session's guarantees cannot be backed:";
+  // The cure first: a long list is cut where a trainer left no room for it.
+  std::string text =
+      "the session's guarantees cannot be backed: open with smaller ones, or let every rank say how many share the "
+      "node "
+      "(local_world_size, LOCAL_WORLD_SIZE; without, each is guaranteed half of each place).";
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     if (!tiers_[tier].mapped() || claimed_bytes(tier) + open.floors[tier] <= tiers_[tier].options.capacity_bytes)
       continue;
@@ -264,10 +268,7 @@ Error EngineImpl::open_refusal(const PendingOpen& open) const {
                           session->label, place.floor_bytes, place.mapped_bytes());
     }
   }
-  text.back() = '.';
-  text +=
-      " Open with smaller guarantees, or let every rank say how many share the node (local_world_size, "
-      "LOCAL_WORLD_SIZE): without either a session is guaranteed half of each place";
+  if (text.back() == ';') text.back() = '.';
   return {ErrorCode::kResourceExhausted, std::move(text), 0};
 }
 

@@ -102,10 +102,18 @@ EngineImpl::EngineImpl(Options options, CatalogMemory* catalog)
   commit();
 }
 
+std::optional<std::uint32_t> tenant_socket(const Options& options, const SessionRecord& record) {
+  if (options.tenants.empty()) return static_cast<std::uint32_t>(record.tenant);
+  const auto found = std::ranges::find(options.tenants, record.tenant);
+  if (found == options.tenants.end()) return std::nullopt;
+  return static_cast<std::uint32_t>(found - options.tenants.begin());
+}
+
 TierRecord tier_record(const TierOptions& options) {
   return {.kind = static_cast<std::uint32_t>(options.kind) + 1,
           .capacity_bytes = options.capacity_bytes,
-          .segment_bytes = options.segment_bytes};
+          .segment_bytes = options.segment_bytes,
+          .identity = options.identity};
 }
 
 }  // namespace terrace::engine

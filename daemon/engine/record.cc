@@ -59,7 +59,8 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
 SessionRecord EngineImpl::record_of(const Session& session) const {
   SessionRecord record;
   record.id = static_cast<std::uint32_t>(session.id);
-  record.tenant_socket = session.tenant.socket;
+  const std::uint32_t socket = session.tenant.socket;
+  record.tenant = options_.tenants.empty() ? socket : options_.tenants.at(socket);
   record.uid = session.tenant.uid;
   record.pid = session.pid;
   record.maps_segments = session.maps_segments ? 1 : 0;

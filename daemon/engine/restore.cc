@@ -25,17 +25,31 @@ Result<void> check_tiers(const Options& options, std::span<const TierRecord, kTi
                   fmt::format("the catalog that a former daemon left is of other tiers (tier {} had {} bytes and is to "
                               "have {}): configure them as they were, or discard it",
                               tier, then.capacity_bytes, now.capacity_bytes));
+    if (now.identity != then.identity)
+      return fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("the catalog that a former daemon left is of other files of tier {}: configure the paths "
+                              "as they were, in their order, or discard it",
+                              tier));
   }
   return {};
+}
+
+std::unexpected<Error> of_no_tenant(const SessionRecord& was) {
+  return fail(ErrorCode::kFailedPrecondition,
+              fmt::format("session {} of pid {}, which a former daemon left, is of a tenant that is not configured any "
+                          "more: configure it again by its name, or discard what was left",
+                          was.id, was.pid));
 }
 
 }  // namespace
 
 Result<void> Engine::check_succession(const Options& options, const CatalogShape& shape,
                                       std::span<const std::byte> catalog) {
-  const auto tiers = CatalogMemory::check(catalog, shape);
-  if (!tiers) return std::unexpected(tiers.error());
-  return check_tiers(options, *tiers);
+  const auto view = CatalogMemory::check(catalog, shape);
+  if (!view) return std::unexpected(view.error());
+  for (const SessionRecord& session : view->sessions)
+    if (session.id != 0 && session.ending == 0 && !tenant_socket(options, session)) return of_no_tenant(session);
+  return check_tiers(options, view->tiers);
 }
 
 Result<std::unique_ptr<Engine>> Engine::restore(Options options, CatalogMemory& catalog,
@@ -112,7 +126,9 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, std::size
   Session& session = *made;
   session.id = SessionId{was.id};
   session.record = record;
-  session.tenant = {was.tenant_socket, was.uid};
+  const auto socket = tenant_socket(options_, was);
+  if (!socket) return of_no_tenant(was);
+  session.tenant = {*socket, was.uid};
   session.table = survivor.table;
   session.label.assign(was.label.begin(), std::ranges::find(was.label, '\0'));
   session.pid = was.pid;

@@ -12,11 +12,11 @@
 
 #include "base/bytes.h"
 #include "front/host.h"
+#include "front/succession.h"
 
 namespace terrace::front {
 namespace {
 
-constexpr const char* kCatalogName = "catalog";
 constexpr const char* kChecksumsName = "checksums";
 
 // Short: all names together are one string of the next daemon's environment.
@@ -65,6 +65,8 @@ Result<void> Host::make_engine() {
 
 // With the catalog that is open, and all that belongs to it.
 Result<void> Host::go_on() {
+  const std::span<const std::byte> bytes(catalog_range_.data(), catalog_range_.size());
+  if (const auto fits = engine::Engine::check_succession(node_.options, catalog_->shape(), bytes); !fits) return fits;
   catalog_memory_ = *take(adopted_, kCatalogName);
   if (node_.block) {
     auto sums = take(adopted_, kChecksumsName);
@@ -132,7 +134,7 @@ Result<Session*> Host::take_back(const engine::SessionRecord& was) {
   session->key = ++last_key_;
   session->id = id;
   session->state = Session::State::kOpen;
-  session->peer.tenant = {was.tenant_socket, was.uid};
+  session->peer.tenant = {engine::tenant_socket(node_.options, was).value(), was.uid};
   session->peer.pid = was.pid;
   session->token = was.token;
   session->maps = was.maps_segments != 0;

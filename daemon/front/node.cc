@@ -2,6 +2,7 @@
 #include "front/node.h"
 
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -103,6 +104,7 @@ Result<void> add_block(Node& node, const config::TierConfig& config, Duration pa
   node.block = std::move(*block);
   node.mapped.push_back(nullptr);
   TERRACE_CHECK(node.block->capacity_bytes() == config.capacity.bytes);  // resolved
+  node.options.tiers.back().identity = node.block->identity();
   return {};
 }
 
@@ -137,11 +139,15 @@ engine::Options engine_options(const config::Config& config) {
   for (const config::TierConfig& tier : config.tiers) {
     options.tiers.push_back(tier_options(tier, devices));
     if (tier.kind == config::TierKind::kDevice) ++devices;
-    if (tier.kind == config::TierKind::kBlock) options.spare_share = kSpareShare;
+    if (tier.kind != config::TierKind::kBlock) continue;
+    options.spare_share = kSpareShare;
+    options.tiers.back().identity = tier::BlockFile::identity_of(tier.paths);
   }
-  for (std::uint32_t tenant = 0; tenant < config.tenants.size(); ++tenant)
-    if (config.tenants[tenant].quota_bytes != 0)
-      options.quotas.push_back({.tenant_socket = tenant, .home_bytes_max = config.tenants[tenant].quota_bytes});
+  for (std::uint32_t tenant = 0; tenant < config.tenants.size(); ++tenant) {
+    const config::TenantConfig& each = config.tenants[tenant];
+    options.tenants.push_back(XXH3_64bits(each.name.data(), each.name.size()));
+    if (each.quota_bytes != 0) options.quotas.push_back({.tenant_socket = tenant, .home_bytes_max = each.quota_bytes});
+  }
   options.sessions_max = config.limits.sessions_max;
   options.requests_waiting_max = config.limits.requests_queued_max;
   return options;

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -54,7 +55,8 @@ Result<pid_t> spawn(std::vector<std::string>& command, int catalog, int out) {
   sigaddset(&ignored, SIGPIPE);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setsigdefault(&attributes, &ignored);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+  posix_spawnattr_setpgroup(&attributes, 0);  // what it starts itself can be ended with it
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   pid_t pid = 0;
   const int error = posix_spawn(&pid, command[0].c_str(), &actions, &attributes, pointers_to(command).data(), environ);
   posix_spawnattr_destroy(&attributes);
@@ -88,19 +90,47 @@ int status_of(pid_t pid) {
   return status;
 }
 
-}  // namespace
-
-Result<void> check_succession(const config::Config& config, int catalog) {
+Result<AddressRange> map_to_look(int catalog) {
   struct stat there{};
   if (fstat(catalog, &there) != 0 || !S_ISREG(there.st_mode) || there.st_size <= 0)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} {}: no catalog is open as that", kCheckSuccession, catalog));
-  const auto bytes = static_cast<std::uint64_t>(there.st_size);
-  const auto mapped = AddressRange::map(catalog, bytes, PROT_READ);
+  return AddressRange::map(catalog, static_cast<std::uint64_t>(there.st_size), PROT_READ);
+}
+
+std::span<const std::byte> bytes_of(const AddressRange& range) { return {range.data(), range.size()}; }
+
+engine::CatalogShape shape_of(const config::Config& config) {
+  return {config.limits.sessions_max, config.limits.tensors_per_session_max};
+}
+
+config::Config continued(config::Config config, std::span<const std::byte> catalog) {
+  const auto view = engine::CatalogMemory::check(catalog, shape_of(config));
+  if (!view || std::ranges::none_of(view->sessions, [](const auto& each) { return each.id != 0 && each.ending == 0; }))
+    return config;
+  const std::size_t tiers = std::min(config.tiers.size(), view->tiers.size());
+  for (std::size_t tier = 0; tier < tiers; ++tier) {
+    config::Capacity& capacity = config.tiers[tier].capacity;
+    const std::uint64_t before = view->tiers[tier].capacity_bytes;
+    if (capacity.percent && before != 0) capacity.bytes = before;
+  }
+  return config;
+}
+
+}  // namespace
+
+config::Config continued(config::Config config, const service::Adopted& adopted) {
+  const auto catalog = adopted.find(kCatalogName);
+  if (catalog == adopted.end()) return config;
+  const auto mapped = map_to_look(catalog->second.get());
+  return mapped ? continued(std::move(config), bytes_of(*mapped)) : config;
+}
+
+Result<void> check_succession(const config::Config& config, int catalog) {
+  const auto mapped = map_to_look(catalog);
   if (!mapped) return std::unexpected(mapped.error());
-  return engine::Engine::check_succession(engine_options(config),
-                                          {config.limits.sessions_max, config.limits.tensors_per_session_max},
-                                          std::span<const std::byte>(mapped->data(), bytes));
+  return engine::Engine::check_succession(engine_options(continued(config, bytes_of(*mapped))), shape_of(config),
+                                          bytes_of(*mapped));
 }
 
 Result<std::string> ask_successor(std::vector<std::string> command, const Fd& catalog) {
@@ -113,13 +143,16 @@ Result<std::string> ask_successor(std::vector<std::string> command, const Fd& ca
   out.reset();
   if (!pid) return std::unexpected(pid.error());
   auto said = read_all(answer);
-  if (!said) kill(*pid, SIGKILL);
+  if (!said) kill(-*pid, SIGKILL);
   const int status = status_of(*pid);
   if (!said)
     return fail(ErrorCode::kDeadlineExceeded,
                 fmt::format("{} did not answer within {} s", command[0], kPatience.count()));
   while (said->ends_with('\n')) said->pop_back();
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return std::move(*said);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+    if (said->starts_with(kGoesOn)) return said->substr(kGoesOn.size());
+    return fail(ErrorCode::kFailedPrecondition, fmt::format("{} is no terraced that knows of upgrades", command[0]));
+  }
   return fail(ErrorCode::kFailedPrecondition,
               fmt::format("{} could not go on: {}", command[0], said->empty() ? "it failed without a word" : *said));
 }

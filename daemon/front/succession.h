@@ -4,16 +4,26 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/fd.h"
 #include "config/config.h"
+#include "service/descriptor_store.h"
 #include "terrace/error.h"
 
 namespace terrace::front {
 
 // The option by which a program is asked, with the number of the descriptor that the catalog is open as.
 inline constexpr const char* kCheckSuccession = "--check-succession";
+// What it answers if it could, and its version after that; exit status 0.
+inline constexpr std::string_view kGoesOn = "goes on: terraced ";
+// How the supervisor calls the catalog.
+inline constexpr const char* kCatalogName = "catalog";
+
+// The configuration with which a daemon goes on: what was left to the machine, a capacity in percent, is what it was
+// for the sessions that `adopted` has; where there are none, `config` itself.
+config::Config continued(config::Config config, const service::Adopted& adopted);
 
 // In the program that is asked: whether a daemon of this resolved configuration could go on with the catalog, which
 // another one is using. FailedPrecondition says what differs; InvalidArgument: the descriptor is no catalog's.

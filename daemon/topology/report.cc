@@ -99,8 +99,10 @@ std::vector<Lack> lacks(const Machine& machine, const Taken& taken) {
                       "LimitMEMLOCK=infinity in the unit, or \"memlock unlimited\" in /etc/security/limits.conf"});
   }
   const std::uint64_t wanted = (taken.huge_page_bytes + kHugePageBytes - 1) / kHugePageBytes;
-  if (machine.huge_pages_free() < wanted) {
-    result.push_back({fmt::format("{} huge pages of 2 MiB wanted, {} free", wanted, machine.huge_pages_free()),
+  // Those that are not free may be a former daemon's, which this one goes on with.
+  if (machine.huge_pages() < wanted) {
+    result.push_back({fmt::format("{} huge pages of 2 MiB wanted, {} reserved, {} free", wanted, machine.huge_pages(),
+                                  machine.huge_pages_free()),
                       "copies miss the TLB more often, and pinning goes page by page of 4 KiB",
                       fmt::format("sysctl vm.nr_hugepages={}, or huge_pages = \"never\"", wanted)});
   }

@@ -19,7 +19,26 @@ std::string contents(const std::string& file) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-TEST(Held, UntilADaemonThatCanGoOnTakesOver) {
+// What is written instead of something in the configuration, and what is said of it.
+struct Change {
+  const char* name;
+  const char* from;
+  const char* to;
+  const char* said;
+};
+
+class HeldOver : public ::testing::TestWithParam<Change> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Held, HeldOver,
+    ::testing::Values(Change{"AnotherLimit", "[limits]\n", "[limits]\nsessions_max = 7\n", "limits.sessions_max"},
+                      Change{"LessMemory", "capacity = \"16MiB\"", "capacity = \"8MiB\"", "other tiers"},
+                      Change{"LessDisk", "capacity = \"64MiB\"", "capacity = \"32MiB\"", "other tiers"},
+                      Change{"MoreDisk", "capacity = \"64MiB\"", "capacity = \"96MiB\"", "other tiers"},
+                      Change{"AnotherFile", "/block\"]", "/other\"]", "other files"}),
+    [](const auto& each) { return each.param.name; });
+
+TEST_P(HeldOver, UntilADaemonThatCanGoOnTakesOver) {
   const Terraced terraced({.supervised = true});
   Client client = terraced.connect();
   const Result<Tensor> tensor = client.create({.name = "weights", .bytes = 3 << 20});
@@ -30,8 +49,9 @@ TEST(Held, UntilADaemonThatCanGoOnTakesOver) {
 
   const std::string good = contents(terraced.configuration_file());
   std::string other = good;
-  const std::string section = "[limits]\n";
-  other.insert(other.find(section) + section.size(), "sessions_max = 7\n");
+  const std::string from = GetParam().from;
+  ASSERT_NE(other.find(from), std::string::npos) << other;
+  other.replace(other.find(from), from.size(), GetParam().to);
   std::ofstream(terraced.configuration_file()) << other;
   ASSERT_TRUE(terraced.replace(SIGKILL));
   std::string said;
@@ -40,7 +60,7 @@ TEST(Held, UntilADaemonThatCanGoOnTakesOver) {
     return said.find("does not serve") != std::string::npos;
   })) << said
       << terraced.log();
-  EXPECT_THAT(said, HasSubstr("limits.sessions_max"));
+  EXPECT_THAT(said, HasSubstr(GetParam().said));
   EXPECT_THAT(said, HasSubstr("--discard"));
   const pid_t holding = terraced.daemon();
   ASSERT_TRUE(lease->release().has_value()) << "a lease ends without a daemon";

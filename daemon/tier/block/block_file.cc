@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -169,6 +170,12 @@ Result<Opened> open_locked(const std::string& path) {
   return path_fail(ErrorCode::kUnavailable, path, "is being replaced all the time; give this daemon a path of its own");
 }
 
+std::uint64_t identity_of(std::span<const struct stat> files) {
+  std::vector<std::uint64_t> numbers;
+  for (const struct stat& file : files) numbers.insert(numbers.end(), {file.st_dev, file.st_ino});
+  return XXH3_64bits(numbers.data(), numbers.size() * sizeof(std::uint64_t)) | 1;
+}
+
 }  // namespace
 
 Result<void> BlockFile::add(const std::string& path, std::uint64_t bytes) {
@@ -250,6 +257,20 @@ std::vector<int> BlockFile::descriptors() const {
   descriptors.reserve(files_.size());
   for (const File& file : files_) descriptors.push_back(file.fd.get());
   return descriptors;
+}
+
+std::uint64_t BlockFile::identity() const {
+  std::vector<struct stat> files(files_.size());
+  for (std::size_t i = 0; i < files_.size(); ++i)
+    if (fstat(files_[i].fd.get(), &files[i]) != 0) return 0;
+  return terrace::tier::identity_of(files);
+}
+
+std::uint64_t BlockFile::identity_of(std::span<const std::string> paths) {
+  std::vector<struct stat> files(paths.size());
+  for (std::size_t i = 0; i < paths.size(); ++i)
+    if (stat(paths[i].c_str(), &files[i]) != 0) return 0;
+  return terrace::tier::identity_of(files);
 }
 
 BlockFile::Piece BlockFile::locate(std::uint64_t offset, std::uint64_t bytes) const {

@@ -60,6 +60,11 @@ class BlockFile {
   };
   Piece locate(std::uint64_t offset, std::uint64_t bytes) const;
 
+  // Equal for the same files in the same order: of these the checksums of a former daemon are. Never 0.
+  std::uint64_t identity() const;
+  // What identity() would be of a tier on these paths; 0 if one of them is not there.
+  static std::uint64_t identity_of(std::span<const std::string> paths);
+
   ChecksumTable& checksums() { return checksums_; }
   // The former daemon's: what it wrote is content again. Errors as ChecksumTable::adopt().
   Result<void> adopt_checksums(Fd memory);

@@ -39,10 +39,10 @@ Result<ChecksumTable> ChecksumTable::create(std::uint64_t entries) {
 Result<ChecksumTable> ChecksumTable::adopt(Fd memory, std::uint64_t entries) {
   const std::uint64_t bytes = table_bytes(entries);
   struct stat there{};
-  if (fstat(memory.get(), &there) != 0 || static_cast<std::uint64_t>(there.st_size) != bytes)
+  if (fstat(memory.get(), &there) != 0) return fail(ErrorCode::kInternal, "the checksums cannot be looked at", errno);
+  if (static_cast<std::uint64_t>(there.st_size) != bytes)
     return fail(ErrorCode::kFailedPrecondition,
-                fmt::format("the checksums that a former daemon left have {} bytes, not {}", there.st_size, bytes),
-                errno);
+                fmt::format("the checksums that a former daemon left have {} bytes, not {}", there.st_size, bytes));
   auto range = AddressRange::map(memory.get(), bytes, PROT_READ | PROT_WRITE);
   if (!range) return std::unexpected(std::move(range.error()));
   ChecksumTable table;
