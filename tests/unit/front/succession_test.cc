@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 class Succession : public ::testing::Test {
  protected:
-  Succession() {
+  void SetUp() override {
     std::string name = (std::filesystem::temp_directory_path() / "succession-XXXXXX").string();
     EXPECT_NE(::mkdtemp(name.data()), nullptr);
     folder_ = name;
@@ -39,7 +39,7 @@ class Succession : public ::testing::Test {
     config_.tiers[1].capacity.bytes = 64 * kMiB;
     config_.tiers[1].paths = {folder_ / "a", folder_ / "b"};
   }
-  ~Succession() override { std::filesystem::remove_all(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   // What a daemon of `config_` leaves, with a session of its tenant `socket`.
   service::Adopted left(std::optional<std::uint32_t> socket) const {
