@@ -91,7 +91,7 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create(Options options, CatalogMemory* catalog = nullptr);
   // The successor of an engine that died, as the opened catalog and the tables of the sessions say. Sessions that are
   // not among the survivors are gone. FailedPrecondition: the tiers are others, or the catalog is damaged; then nothing
-  // was changed in it.
+  // was changed in it. InvalidArgument as create().
   static Result<std::unique_ptr<Engine>> restore(Options options, CatalogMemory& catalog,
                                                  std::span<const Survivor> survivors);
   // Whether an engine of these options could go on with a catalog, of one that may still be at work: by its version,
@@ -129,7 +129,8 @@ class Engine {
   virtual void check_invariants(std::span<const SessionId> scribbled = {}) const = 0;
 
  protected:
-  static Result<void> check(const Options& options);
+  // Whether they can be meant, with a catalog of this shape.
+  static Result<void> check(const Options& options, const CatalogShape& shape);
 };
 
 }  // namespace terrace::engine

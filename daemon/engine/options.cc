@@ -48,13 +48,17 @@ Result<void> check_options(const Options& options) {
 
 }  // namespace
 
-Result<void> Engine::check(const Options& options) { return check_options(options); }
+Result<void> Engine::check(const Options& options, const CatalogShape& shape) {
+  if (auto good = check_options(options); !good) return good;
+  if (shape.sessions_max < options.sessions_max)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{} sessions, and the catalog holds {}", options.sessions_max, shape.sessions_max));
+  return {};
+}
 
 Result<std::unique_ptr<Engine>> Engine::create(Options options, CatalogMemory* catalog) {
-  if (const auto good = check_options(options); !good) return std::unexpected(good.error());
-  if (catalog != nullptr && catalog->shape().sessions_max < options.sessions_max)
-    return fail(ErrorCode::kInvalidArgument, fmt::format("{} sessions, and the catalog holds {}", options.sessions_max,
-                                                         catalog->shape().sessions_max));
+  const auto good = catalog == nullptr ? check_options(options) : check(options, catalog->shape());
+  if (!good) return std::unexpected(good.error());
   return std::make_unique<EngineImpl>(std::move(options), catalog);
 }
 

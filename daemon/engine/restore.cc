@@ -45,6 +45,7 @@ std::unexpected<Error> of_no_tenant(const SessionRecord& was) {
 
 Result<void> Engine::check_succession(const Options& options, const CatalogShape& shape,
                                       std::span<const std::byte> catalog) {
+  if (auto good = check(options, shape); !good) return good;
   const auto view = CatalogMemory::check(catalog, shape);
   if (!view) return std::unexpected(view.error());
   for (const SessionRecord& session : view->sessions)
@@ -54,7 +55,7 @@ Result<void> Engine::check_succession(const Options& options, const CatalogShape
 
 Result<std::unique_ptr<Engine>> Engine::restore(Options options, CatalogMemory& catalog,
                                                 std::span<const Survivor> survivors) {
-  if (auto good = check(options); !good) return std::unexpected(good.error());
+  if (auto good = check(options, catalog.shape()); !good) return std::unexpected(good.error());
   auto engine = std::make_unique<EngineImpl>(std::move(options), nullptr);
   if (auto restored = engine->restore_from(catalog, survivors); !restored) return std::unexpected(restored.error());
   return engine;

@@ -422,22 +422,5 @@ TEST_F(Requests, DrainingOpensNoMoreSessions) {
   EXPECT_TRUE(harness.status().draining);
 }
 
-TEST(Options, NonsenseIsNamed) {
-  const auto refused = [](Options options) {
-    const auto engine = Engine::create(std::move(options));
-    return engine ? std::string() : engine.error().message;
-  };
-  EXPECT_THAT(refused({}), HasSubstr("no tiers"));
-  Options options = three_tiers();
-  options.tiers[0].segment_bytes = 4096;
-  EXPECT_THAT(refused(options), HasSubstr("2 MiB"));
-  options = three_tiers();
-  std::swap(options.tiers[0], options.tiers[1]);
-  EXPECT_THAT(refused(options), HasSubstr("order"));
-  options = three_tiers();
-  options.tiers.erase(options.tiers.begin(), options.tiers.begin() + 2);
-  EXPECT_THAT(refused(options), HasSubstr("cannot be mapped"));
-}
-
 }  // namespace
 }  // namespace terrace::engine
