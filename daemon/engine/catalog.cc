@@ -123,6 +123,12 @@ Result<void> EngineImpl::reserve_on_block(const std::vector<TensorSpec>& specs, 
       for (const tier::Extent& extent : pieces[i].span()) block_space_.free(extent);
       checksum_space_.free({checksums[i], tier::chunk_count(specs[i].bytes)});
     }
+    if (extents)
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("no home for tensor '{}' in '{}': it needs {} checksums side by side, and the largest "
+                              "free run of them is {}; make it smaller, or delete others",
+                              spec.name, home.options.name, tier::chunk_count(spec.bytes),
+                              checksum_space_.largest_free_bytes()));
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("no home for {} bytes in '{}': {} of {} bytes are used, {} kept as spare, {} retired, the "
                             "largest free extent has {}",
