@@ -58,6 +58,15 @@ Admission* EngineImpl::find_admission(Session& session, std::uint64_t id) {
   return nullptr;
 }
 
+// The one that the request waits for, which there is. Prefetches have none.
+Admission& EngineImpl::demand_of(Session& session, RequestId request) {
+  const auto found = std::ranges::find_if(session.admissions, [&](const Admission& admission) {
+    return admission.request == request && !admission.is(Admission::Kind::kPrefetch);
+  });
+  TERRACE_CHECK(found != session.admissions.end());
+  return *found;
+}
+
 // Published where the admission wants it.
 bool EngineImpl::is_there(const Admission& admission, const Tensor& tensor) const {
   return tensor.published == tiers_[admission.tier].level && at_tier(tensor, admission.tier);

@@ -27,11 +27,7 @@ void EngineImpl::cancel(Time now, RequestId request) {
     session->close_request.reset();
     answer(request, std::unexpected(cancelled));
   } else if (session != nullptr) {
-    for (Admission& admission : session->admissions) {
-      if (admission.request != request || admission.is(Admission::Kind::kPrefetch)) continue;
-      fail_admission(*session, admission, cancelled);
-      break;
-    }
+    fail_admission(*session, demand_of(*session, request), cancelled);
   } else {
     std::erase_if(opens_, [&](const PendingOpen& open) { return open.request == request; });
     opens_stirred_ = true;
@@ -167,35 +163,29 @@ void EngineImpl::expire() {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now_) {
     const RequestId request = deadlines_.begin()->second;
     const Waiting waiting = waiting_.at(request);
-    TERRACE_CHECK(expire_one(request, waiting));
+    expire_one(request, waiting);
     TERRACE_CHECK(!waiting_.contains(request));
   }
 }
 
-bool EngineImpl::expire_one(RequestId request, const Waiting& waiting) {
+void EngineImpl::expire_one(RequestId request, const Waiting& waiting) {
   Session* session = find_session(waiting.session);
   if (waiting.close) {
     session->close_request.reset();
-    answer(request,
-           fail(ErrorCode::kDeadlineExceeded, "the session is closing, but its transfers are still under way"));
-    return true;
+    return answer(request,
+                  fail(ErrorCode::kDeadlineExceeded, "the session is closing, but its transfers are still under way"));
   }
   if (session == nullptr) {
     const auto open =
         std::find_if(opens_.begin(), opens_.end(), [&](const PendingOpen& o) { return o.request == request; });
-    if (open == opens_.end()) return false;
+    TERRACE_CHECK(open != opens_.end());
     const Error refusal = open_refusal(*open);
     opens_.erase(open);
     opens_stirred_ = true;
-    answer(request, std::unexpected(refusal));
-    return true;
+    return answer(request, std::unexpected(refusal));
   }
-  for (Admission& admission : session->admissions) {
-    if (admission.request != request || admission.is(Admission::Kind::kPrefetch)) continue;
-    fail_admission(*session, admission, expired(*session, admission));
-    return true;
-  }
-  return false;
+  Admission& admission = demand_of(*session, request);
+  fail_admission(*session, admission, expired(*session, admission));
 }
 
 void EngineImpl::watch_pressure() {

@@ -107,7 +107,7 @@ class EngineImpl final : public Engine {
   void watch_pressure();
   void answer(RequestId request, Result<ReplyBody> result);
   bool wait_for(RequestId request, SessionId session, Time deadline, bool close = false);
-  bool expire_one(RequestId request, const Waiting& waiting);
+  void expire_one(RequestId request, const Waiting& waiting);
   Session* find_session(SessionId id);
   Result<Session*> open_session(SessionId id);
   Result<std::size_t> tier_of_place(std::uint32_t place, bool with_block) const;
@@ -201,6 +201,7 @@ class EngineImpl final : public Engine {
   void fail_admission(Session& session, Admission& admission, Error error);
   void end_admission(Session& session, Admission& admission);
   Admission* find_admission(Session& session, std::uint64_t id);
+  Admission& demand_of(Session& session, RequestId request);
   Error expired(Session& session, const Admission& admission) const;
   void count_waited(const Admission& admission, bool granted);
 

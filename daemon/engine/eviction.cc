@@ -74,9 +74,7 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
       if (found.victim_bytes < bytes - coming) return Eviction::kStarted;
       bool started = false;
       for (const Slot victim : found.victims)
-        if (victim != slot)
-          started |=
-              evict(session, victim, Level::kMemory, EvictionReason::kDemand, urgency, true) == Eviction::kStarted;
+        started |= evict(session, victim, Level::kMemory, EvictionReason::kDemand, urgency, true) == Eviction::kStarted;
       if (started) return Eviction::kDeferred;
       if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) return Eviction::kStarted;
     }
@@ -97,8 +95,8 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
     if (extent) offset = extent->offset;
     return extent.has_value();
   };
+  TERRACE_CHECK(level != home_level_);  // homes are there for good
   if (allocated()) return true;
-  if (level == home_level_) return false;
   place.policy->offer_victims([&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&

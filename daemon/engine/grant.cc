@@ -121,7 +121,7 @@ void EngineImpl::end_admission(Session& session, Admission& admission) {
   if (admission.phase == Admission::Phase::kAssembling) {
     for (const Handle& handle : admission.tensors) {
       Tensor& tensor = session.at(handle.slot);
-      if (tensor.admission != id) continue;
+      TERRACE_CHECK(tensor.admission == id);
       tensor.admission = 0;
       if (tensor.idle()) rest(session, handle.slot);
     }
