@@ -112,6 +112,19 @@ TEST_F(Damage, OfSessions) {
   refuses(session(0).floor_bytes[0], 4 * kMiB, "more of 'device:0' than there is");
 }
 
+TEST_F(Damage, OfASessionWithMoreSlotsThanTheCatalogHas) {
+  std::vector<shm::TableSlot> slots(Harness::shape().tensors_per_session_max + 44);
+  auto survivors = harness_.survivors();
+  survivors[0].table = LeaseTable(slots);
+  session(0).slots_used = Harness::shape().tensors_per_session_max + 1;
+  Options options = three_tiers();
+  options.sessions_max = Harness::shape().sessions_max;
+  const auto taken = Engine::restore(options, *harness_.catalog, survivors);
+  ASSERT_FALSE(taken.has_value());
+  EXPECT_EQ(taken.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(taken.error().message, HasSubstr("uses 257 slots"));
+}
+
 TEST_F(Damage, OfFacts) {
   refuses(facts().rank, 3, "shape of 3 dimensions");  // describe() would read past the dimensions that there are
   refuses(facts().rank, 9, "shape of 9 dimensions");
@@ -154,6 +167,9 @@ TEST_F(Damage, OfPlaces) {
 
 TEST_F(Damage, OfStates) {
   refuses(state().incarnation, UINT32_MAX, "incarnation");
+  TensorRecord other = tensor(0, 1);
+  other.state.incarnation = UINT32_MAX;
+  EXPECT_THAT(damage_of(other, {Level::kBlock, 64 * kMiB}), HasSubstr("its incarnation is 4294967295"));
   refuses(tensor(0, 2).state.number, state().number, "one number");
   refuses(state().flags, std::uint8_t{0xFF}, "flags");
   refuses(state().flags, std::uint8_t{0}, "without content");
@@ -231,6 +247,7 @@ TEST_F(Damage, OfTheJournal) {
   refuses(journal_used(), 8, "journal");
   refuses(journal_used(), whole - 8, "journal");
   refuses(journal_used(), whole + 8, "journal");
+  refuses(journal_used(), UINT64_MAX, "more than there is room for");
   journal_used() = whole;
   refuses(first.bytes, UINT64_MAX, "journal");
   refuses(first.bytes, 8, "journal");
@@ -243,6 +260,51 @@ TEST_F(Damage, OfTheJournal) {
   const std::uint64_t steps = node().steps;
   EXPECT_TRUE(take_over().has_value());
   EXPECT_EQ(node().steps, steps + 1) << "undone";
+}
+
+// Of the tiers and of the retired regions, too.
+TEST_F(Damage, NoneIsAChangeOfTheHeaderThatIsUndone) {
+  const auto change = [&](const void* record, std::uint64_t bytes, std::uint64_t beyond) {
+    const std::array entry{offset_of(record) + beyond, bytes};
+    std::memcpy(&at<std::byte>(kJournal), entry.data(), sizeof entry);
+    std::memcpy(&at<std::byte>(kJournal + sizeof entry), record, bytes);
+    journal_used() = sizeof entry + bytes;
+    return take_over();
+  };
+  const auto tiers = harness_.catalog->tiers();
+  const auto retired = harness_.catalog->retired();
+  EXPECT_TRUE(change(tiers.data(), tiers.size_bytes(), 0).has_value());
+  EXPECT_TRUE(change(&retired[5], sizeof retired[5], 0).has_value());
+  EXPECT_FALSE(change(&retired[5], sizeof retired[5], 8).has_value()) << "none begins there";
+  EXPECT_FALSE(change(tiers.data(), sizeof(TierRecord), 0).has_value()) << "they are changed all at once";
+  EXPECT_FALSE(change(&retired.back(), sizeof retired[5], sizeof retired[5]).has_value());
+  journal_used() = 0;
+  EXPECT_TRUE(take_over().has_value());
+}
+
+TEST_F(Damage, OfAHomeInATierThatThereIsNot) {
+  Options options = three_tiers();
+  options.tiers.pop_back();
+  options.sessions_max = Harness::shape().sessions_max;
+  Harness harness(options, true);
+  const auto& client = *harness.open();
+  harness.create(client, "a", kPageBytes);
+  auto& record = const_cast<TensorRecord&>(harness.catalog->tensor(0, 0));
+  record.state.extents |= bit(Level::kBlock);
+  const auto taken = Engine::restore(options, *harness.catalog, harness.survivors());
+  ASSERT_FALSE(taken.has_value());
+  EXPECT_EQ(taken.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(taken.error().message, HasSubstr("on a block tier, and there is none"));
+}
+
+TEST_F(Damage, NoneAreStrides) {
+  TensorSpec spec = spec_of("strided", kPageBytes);
+  spec.shape = {2, 3};
+  spec.strides = {3, 1};
+  ASSERT_TRUE(harness_.ask(harness_.clients[0]->id, CreateTensors{{spec}}));
+  ASSERT_EQ(tensor(0, 3).facts.dimension_count, 4);
+  EXPECT_TRUE(take_over().has_value());
+  refuses(tensor(0, 3).facts.dimension_count, 3, "3 numbers do not make a shape of 2 dimensions");
 }
 
 }  // namespace

@@ -155,6 +155,21 @@ TEST(Failures, ADeviceThatDoesNotAnswerLosesNothing) {
   EXPECT_EQ(harness.read(client, a), 1u);
 }
 
+TEST(Failures, ZerosThatCouldNotBeWrittenLoseNothing) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  const RequestId writes = harness.send(client.id, Acquire{kDevice, shm::Mode::kWrite, {a}});
+  harness.complete_orders();
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  ASSERT_TRUE(harness.transfers[0].zero_fill);
+  harness.complete_transfer(0, Error{ErrorCode::kDataLoss, "no answer", 0}, TierId{0});
+  EXPECT_THAT(harness.reply(writes).error().message, HasSubstr("tensor 'a': no answer"));
+  EXPECT_EQ(harness.read(client, a).error().code, ErrorCode::kFailedPrecondition) << "never written, and not lost";
+  ASSERT_TRUE(harness.acquire(client, kDevice, shm::Mode::kWrite, {a}));
+  EXPECT_EQ(harness.look(client, a), 0u);
+}
+
 TEST(Failures, AWriteDuringACleaningIsNotTakenForWrittenBack) {
   Harness harness(three_tiers(2 * kMiB, 4 * kMiB));
   const auto& client = *harness.open();

@@ -3,6 +3,8 @@
 // two ranks that each hold what the other needs do not deadlock, and who cannot be served learns who holds what.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "unit/engine/harness.h"
 
 namespace terrace::engine {
@@ -188,6 +190,53 @@ TEST(Guarantees, MemoryThatTheSystemDoesNotHaveIsNamed) {
   EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
   EXPECT_THAT(refused.error().message, HasSubstr("no memory left"));
   EXPECT_TRUE(harness.acquire(client, kDevice, shm::Mode::kOverwrite, {a})) << "the next one asks again";
+}
+
+TEST(Guarantees, MemoryThatTheSystemDoesNotTakeBackStillCounts) {
+  Harness harness(three_tiers());
+  const auto& first = *harness.open(with_floors(2 * kMiB, 2 * kMiB));
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 2; ++i) tensors.push_back(harness.create(first, std::to_string(i), 2 * kMiB));
+  for (const Handle tensor : tensors) harness.write(first, tensor, 50);
+  ASSERT_EQ(mapped(harness, 0, kDevice), 4 * kMiB);
+  Harness::Client waiting(8);
+  OpenSession open = with_floors(2 * kMiB, 2 * kMiB);
+  open.table = waiting.table;
+  const RequestId opens = harness.send(SessionId{}, open, harness.now + Duration(10));
+  const auto removes = [](const mover::SegmentOrder& order) {
+    return order.kind == mover::SegmentOrder::Kind::kRemove;
+  };
+  while (std::ranges::none_of(harness.orders, removes)) {
+    ASSERT_TRUE(!harness.transfers.empty() || !harness.orders.empty());
+    harness.orders.empty() ? harness.complete_transfer(0) : harness.complete_order(0);
+  }
+  const auto order = static_cast<std::size_t>(std::ranges::find_if(harness.orders, removes) - harness.orders.begin());
+  EXPECT_FALSE(harness.answered(opens)) << "not before it is back";
+  EXPECT_EQ(mapped(harness, 0, kDevice), 4 * kMiB);
+  harness.complete_order(order, Error{ErrorCode::kInternal, "it would not go", 16});
+  harness.settle();
+  EXPECT_EQ(mapped(harness, 0, kDevice), 4 * kMiB);
+  harness.advance(harness.now + Duration(10));
+  const auto refused = harness.reply(opens);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message, HasSubstr("is guaranteed 2097152 and has mapped 4194304"));
+  for (const Handle tensor : tensors) EXPECT_EQ(harness.read(first, tensor), 50u) << "in what it has left";
+  const auto beyond = harness.acquire(first, kDevice, shm::Mode::kRead, tensors);
+  ASSERT_FALSE(beyond);
+  EXPECT_THAT(beyond.error().message, HasSubstr("the session can have 2097152 of 4194304 bytes"));
+}
+
+TEST(Guarantees, MemoryThatComesBackAfterItsSessionIsNobodysLoss) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open(with_floors(2 * kMiB, 2 * kMiB));
+  const mover::SegmentOrder late{mover::SegmentOrder::Kind::kRemove, client.id, TierId{0}, {0, kSegment}};
+  ASSERT_TRUE(harness.ask(client.id, CloseSession{}));
+  ASSERT_TRUE(client.gone);
+  harness.engine->segment_done(harness.now, {late, {}});
+  harness.drain();
+  EXPECT_EQ(harness.status().tiers[0].segment_bytes, 0u);
+  EXPECT_NE(harness.open(with_floors(4 * kMiB, 8 * kMiB)), nullptr);
 }
 
 TEST(Sessions, ADeathEndsWhatWaitsAndFreesEverythingAfterTheTransfers) {

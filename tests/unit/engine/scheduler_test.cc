@@ -80,6 +80,17 @@ TEST_F(Order, ARaisedTransferGoesFirstAndAWithdrawnOneNever) {
   EXPECT_EQ(ids(), (Ids{1, 3, 4}));
 }
 
+TEST_F(Order, RaisingNeverLowers) {
+  scheduler.push(one, transfer(1, mover::Class::kDemand, 50));
+  scheduler.push(one, transfer(2, mover::Class::kPrefetch, 50));
+  scheduler.push(one, transfer(3, mover::Class::kLatePrefetch, 60));
+  scheduler.push(one, transfer(4, mover::Class::kLatePrefetch, 50));
+  scheduler.raise(TransferId{1}, mover::Class::kLatePrefetch, kNever);
+  scheduler.raise(TransferId{3}, mover::Class::kPrefetch, Time{40});  // earlier, but still as urgent as it was
+  scheduler.raise(TransferId{9}, mover::Class::kDemand, Time{1});     // is not there
+  EXPECT_EQ(ids(), (Ids{1, 3, 4, 2}));
+}
+
 TEST_F(Order, LinksAreIndependentAndBounded) {
   scheduler.push(one, transfer(1, mover::Class::kDemand));
   scheduler.push(one, transfer(2, mover::Class::kDemand));
@@ -107,6 +118,7 @@ TEST(LruPolicy, OffersTheLeastRecentlyUsedFirst) {
   EXPECT_EQ(offered(9), (Slots{5, 1, 900}));
   policy->used(Slot{5}, Time{});
   policy->used(Slot{7}, Time{});  // is not there
+  policy->used(Slot{1'000'000}, Time{});
   EXPECT_EQ(offered(9), (Slots{1, 900, 5}));
   EXPECT_EQ(offered(1), (Slots{1}));
   policy->left(Slot{900});

@@ -152,6 +152,19 @@ TEST(Swap, OneTierAlone) {
   EXPECT_THAT(nowhere.error().message, ::testing::HasSubstr("this daemon has host"));
 }
 
+TEST(Swap, ADeviceAlone) {
+  Options options;
+  options.tiers = {tier_of("device:0", tier::Kind::kDevice, 4 * kMiB)};
+  Harness harness(options);
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 4; ++i) tensors.push_back(harness.create(client, std::to_string(i), kMiB));
+  for (std::uint64_t i = 0; i < 4; ++i) harness.write(client, tensors[i], 1000 * i);
+  ASSERT_TRUE(harness.ask(client.id, Evict{tensors})) << "a hint: there is nothing below";
+  for (std::uint64_t i = 0; i < 4; ++i) EXPECT_EQ(harness.read(client, tensors[i]), 1000 * i);
+  EXPECT_TRUE(harness.transfers.empty());
+}
+
 TEST(Swap, HomesSlideTogetherWhenFreeBytesLieApart) {
   Options options;
   options.tiers = {tier_of("memory", tier::Kind::kMemory, 4 * kMiB)};
@@ -182,6 +195,28 @@ TEST(Swap, ColdDirtyCopiesAreCleanedEarly) {
   ASSERT_FALSE(harness.pressure.empty());
   EXPECT_TRUE(harness.pressure.back().above);
   for (const Handle tensor : tensors) EXPECT_EQ(harness.read(client, tensor, kHost), 9u);
+}
+
+TEST(Swap, AFewAtATimeAreCleanedEarly) {
+  Options options = three_tiers(2 * kMiB, 4 * kMiB);
+  options.tiers[1].high_mark = 0.25;
+  Harness harness(options);
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 200; ++i) tensors.push_back(harness.create(client, std::to_string(i), 4 * kPageBytes));
+  std::size_t most = 0;
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    const RequestId asked = harness.send(client.id, Acquire{kHost, shm::Mode::kOverwrite, {tensors[i]}});
+    harness.complete_orders();
+    ASSERT_TRUE(harness.reply(asked));
+    harness.fill(client, tensors[i], 10 * i);
+    harness.release(client, tensors[i], shm::Mode::kOverwrite);
+    harness.advance(harness.now + Duration(1));
+    most = std::max(most, harness.transfers.size());
+  }
+  EXPECT_EQ(most, 4u);
+  harness.settle();
+  for (std::uint64_t i = 0; i < 200; ++i) EXPECT_EQ(harness.read(client, tensors[i], kHost), 10 * i);
 }
 
 }  // namespace

@@ -180,17 +180,34 @@ TEST(Region, IsTakenApartWithoutOverlap) {
 TEST(Region, AWrongHeaderIsNotBelieved) {
   const Region region(100);
   auto& header = *reinterpret_cast<RegionHeader*>(region.base.get());
-  EXPECT_FALSE(open_region(region.base.get(), region.bytes - 4096).has_value());
-  header.version = kProtocolVersion + 1;
-  const auto other = open_region(region.base.get(), region.bytes);
-  ASSERT_FALSE(other.has_value());
-  EXPECT_NE(other.error().message.find("version " + std::to_string(kProtocolVersion + 1)), std::string::npos);
-  header.version = kProtocolVersion;
-  header.table_slots = 0xFFFFFFFF;
-  EXPECT_FALSE(open_region(region.base.get(), region.bytes).has_value());
-  header.table_slots = 100;
-  header.arena_offset += 4096;
-  EXPECT_FALSE(open_region(region.base.get(), region.bytes).has_value());
+  const auto refusal = [&](std::uint64_t bytes) {
+    const auto opened = open_region(region.base.get(), bytes);
+    if (opened) return std::string("none");
+    EXPECT_EQ(opened.error().code, ErrorCode::kInvalidArgument);
+    return opened.error().message;
+  };
+  const auto refuses = [&](auto& field, std::uint64_t to, const std::string& what) {
+    const auto right = std::exchange(field, static_cast<std::remove_reference_t<decltype(field)>>(to));
+    const std::string found = refusal(region.bytes);
+    EXPECT_NE(found.find(what), std::string::npos) << found;
+    field = right;
+  };
+  EXPECT_EQ(refusal(8), "session region: 8 bytes hold no header");
+  EXPECT_NE(refusal(region.bytes - 4096).find("offsets"), std::string::npos);
+  refuses(header.magic, kRegionMagic + 1, "wrong magic number");
+  refuses(header.version, kProtocolVersion + 1, "version " + std::to_string(kProtocolVersion + 1));
+  refuses(header.table_slots, 0xFFFFFFFF, "for 4294967295 slots");
+  refuses(header.region_bytes, region.bytes + 4096, "offsets");
+  for (auto* offset : {&header.table_offset, &header.submissions_offset, &header.completions_offset,
+                       &header.logs_offset, &header.arena_offset, &header.arena_bytes})
+    refuses(*offset, *offset + 4096, "its offsets are not those of version");
+  EXPECT_EQ(refusal(region.bytes), "none");
+}
+
+TEST(Futex, NoTimeIsNoWait) {
+  std::atomic<std::uint32_t> word{5};
+  futex_wait(word, 5, std::chrono::nanoseconds(0));
+  futex_wait(word, 5, std::chrono::nanoseconds(-1));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <thread>
 
 namespace terrace::shm {
 namespace {
@@ -117,6 +118,47 @@ TEST(Word, CleaningCountsOnlyIfNobodyWrote) {
   AtomicWord being_written = resident({.dirty = true, .writers = 1});
   EXPECT_EQ(begin_clean(being_written, kLife).outcome, Outcome::kLeased);
   EXPECT_TRUE(now(being_written).dirty);
+}
+
+TEST(Word, AFreeSlotAndAClaimedOneAreNobodysToChange) {
+  AtomicWord free{Word{.incarnation = kLife}.packed()};
+  EXPECT_EQ(release(free, kLife, Mode::kRead).outcome, Outcome::kStale);
+  EXPECT_EQ(tear(free, kLife).outcome, Outcome::kStale);
+  EXPECT_EQ(now(free), (Word{.incarnation = kLife}));
+  AtomicWord claimed{Word{.state = State::kClaimed, .incarnation = kLife}.packed()};
+  EXPECT_EQ(tear(claimed, kLife).outcome, Outcome::kStale);
+  EXPECT_EQ(begin_clean(claimed, kLife).outcome, Outcome::kStale);
+  EXPECT_EQ(now(claimed), (Word{.state = State::kClaimed, .incarnation = kLife}));
+}
+
+TEST(Word, UngrantTakesBackWhatItsTurnSays) {
+  AtomicWord word = resident({.turn = true, .readers = 1});
+  EXPECT_FALSE(ungrant(word, Mode::kRead, false)) << "another grant's turn";
+  EXPECT_FALSE(ungrant(word, Mode::kOverwrite, true)) << "the trainer gave it back already";
+  EXPECT_EQ(now(word).readers, 1u);
+  EXPECT_TRUE(ungrant(word, Mode::kRead, true));
+  EXPECT_EQ(now(word), (Word{.state = State::kResident, .incarnation = kLife}));
+  EXPECT_FALSE(ungrant(word, Mode::kRead, true)) << "once";
+}
+
+// A step that another thread was faster than is tried again, on what that one left.
+TEST(Word, NoStepOfTwoThreadsIsLost) {
+  AtomicWord word = resident();
+  const auto work = [&](Mode mode) {
+    for (int i = 0; i < 200'000; ++i) {
+      if (acquire(word, kLife, mode).outcome != Outcome::kDone) return;
+      if (i % 2 == 0 && release(word, kLife, mode).outcome != Outcome::kDone) return;
+      if (i % 2 != 0 && want(word, false).outcome != Outcome::kDone) return;
+      if (i % 2 != 0 && release(word, kLife, mode).outcome != Outcome::kDone) return;
+    }
+    acquire(word, kLife, mode);
+  };
+  std::thread reader(work, Mode::kRead);
+  std::thread writer(work, Mode::kWrite);
+  reader.join();
+  writer.join();
+  EXPECT_EQ(now(word),
+            (Word{.state = State::kResident, .dirty = true, .readers = 1, .writers = 1, .incarnation = kLife}));
 }
 
 }  // namespace
