@@ -115,7 +115,7 @@ Result<bool> EngineImpl::ready_to_start(Session& session, const Admission& admis
                   fmt::format("tensor '{}' is leased at {}: release it first", tensor.name,
                               tiers_[tier_index(tensor, tensor.published)].leases.name));
     const bool busy = !tensor.idle() && !(there && tensor.activity == Activity::kCleaning);
-    if (busy || tensor.admission != 0 || tensor.wanted != 0 || tensor.forget) {
+    if (busy || tensor.admission != 0 || tensor.wanted != 0) {
       if (tensor.admission != 0 && !admission.is(Admission::Kind::kPrefetch)) note_late(session, tensor);
       ready = false;
       continue;

@@ -116,7 +116,7 @@ void EngineImpl::rest(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   TERRACE_CHECK(tensor.idle() && tensor.admission == 0);
   if (session.life != Session::Life::kOpen) return;
-  if (tensor.forget && tensor.published == Level::kNone) drop_content(session, slot);
+  if (tensor.forget) drop_content(session, slot);
   if (!tensor.written && tensor.published == Level::kNone) tensor.valid = 0;
   touch(session, slot);
   for (const Level level : {Level::kDevice, Level::kMemory})

@@ -42,6 +42,7 @@ std::string damage_of_copies(const TensorState& state) {
     if (!is_mapped_copy(state, state.published)) return "a copy is published that there is not";
     if (!has(kWritten) || (valid & bit(static_cast<Level>(state.published))) == 0)
       return "a copy without content is published";
+    if (has(kForget)) return "a copy whose content was given up is published";
   }
   if (state.pinned != kNone && !is_mapped_copy(state, state.pinned)) return "a copy is pinned that there is not";
   if (has(kWritten) && !has(kLost) && !has(kDeleted) && valid == 0) return "no copy has its content";

@@ -99,6 +99,8 @@ void EngineImpl::check_tensor(const Session& session, Slot slot) const {
   if (tensor.published != Level::kNone && !tensor.idle())
     TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).to != tensor.published);
   if (tensor.pinned != Level::kNone) TERRACE_CHECK(tensor.has(tensor.pinned));
+  // What is given up is nobody's to lease, and is gone as soon as nobody moves it.
+  if (tensor.forget) TERRACE_CHECK(tensor.published == Level::kNone && (!tensor.idle() || tensor.admission != 0));
 }
 
 void EngineImpl::check_word(const Session& session, Slot slot) const {

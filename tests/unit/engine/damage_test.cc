@@ -173,6 +173,7 @@ TEST_F(Damage, OfStates) {
   refuses(tensor(0, 2).state.number, state().number, "one number");
   refuses(state().flags, std::uint8_t{0xFF}, "flags");
   refuses(state().flags, std::uint8_t{0}, "without content");
+  refuses(state().flags, std::uint8_t{kWritten | kForget}, "given up is published");
   refuses(state().flags, std::uint8_t{kWritten | kLost}, "lost");
   refuses(state().valid, std::uint8_t{0}, "published");
   refuses(state().published, std::uint8_t{2}, "published");
