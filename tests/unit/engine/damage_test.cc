@@ -234,6 +234,22 @@ TEST_F(Damage, OfWhatNotesName) {
   EXPECT_EQ(session(0).step, 0u) << "fewer than none were not marked";
 }
 
+// It goes once, when its lease ends.
+TEST_F(Damage, OfANoteThatNamesALeasedTensorTwice) {
+  const Handle b{Slot{1}, 1};
+  ASSERT_TRUE(harness_.acquire(*harness_.clients[0], kDevice, shm::Mode::kRead, {b}));
+  const std::array slots = {GrantedSlot{1, 1}, GrantedSlot{1, 1}};
+  const GrantRecord note{.request = 1, .session = session(0).id, .kind = GrantRecord::Kind::kTensors, .count = 2};
+  notes_used() = sizeof note + sizeof slots;
+  std::memcpy(&at<std::byte>(kNotes), &note, sizeof note);
+  std::memcpy(&at<std::byte>(kNotes + sizeof note), slots.data(), sizeof slots);
+  harness_.restart([] { return true; });
+  EXPECT_EQ(harness_.status().sessions[0].tensors, 2u);
+  EXPECT_EQ(harness_.look(*harness_.clients[0], b), 7u);
+  harness_.release(*harness_.clients[0], b, shm::Mode::kRead);
+  EXPECT_EQ(harness_.clients[0]->table.load(b.slot).state, shm::State::kFree);
+}
+
 TEST_F(Damage, OfTheJournal) {
   struct Entry {
     std::uint64_t offset = 0;

@@ -204,6 +204,25 @@ TEST_F(Races, AnOverwriteGivenUpWhileItsSetIsPinned) {
   EXPECT_EQ(harness_->read(*client_, torn), 3u);
 }
 
+TEST_F(Races, AnOverwriteGivenUpWhileItsSetIsReadEndsTheRead) {
+  begin(4 * kMiB, 8 * kMiB);
+  const Handle torn = written("torn", kMiB, 1, kDevice);
+  const Handle coming = written("coming", kMiB, 2, kDevice);
+  ASSERT_TRUE(harness_->ask(client_->id, Move{shm::kPlaceBlock, {coming}}));
+  ASSERT_TRUE(harness_->acquire(*client_, kDevice, shm::Mode::kOverwrite, {torn}));
+  const RequestId reads = harness_->send(client_->id, Acquire{kDevice, shm::Mode::kRead, {torn, coming}});
+  harness_->complete_orders();
+  ASSERT_EQ(harness_->transfers.size(), 1u);
+  EXPECT_TRUE(harness_->reply(harness_->send(client_->id, Release{shm::Mode::kOverwrite, {torn}, true})));
+  const auto refused = harness_->reply(reads);
+  ASSERT_FALSE(refused) << "at once: no byte that comes could help";
+  EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().message, HasSubstr("'torn' is torn"));
+  harness_->settle();
+  EXPECT_FALSE(word(torn).leased() || word(coming).leased());
+  EXPECT_EQ(harness_->read(*client_, coming), 2u);
+}
+
 // What the grant mended before it failed is torn as before.
 TEST_F(Races, ASetWithATensorThatTakesNoMoreLeasesLeavesTheOthersAsTheyWere) {
   begin(4 * kMiB, 8 * kMiB);

@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class Succession : public ::testing::Test {
+class Successor : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string name = (std::filesystem::temp_directory_path() / "succession-XXXXXX").string();
@@ -76,7 +76,7 @@ class Succession : public ::testing::Test {
   config::Config config_;
 };
 
-TEST_F(Succession, NeedsTheSameTiersInTheSameFilesInTheirOrder) {
+TEST_F(Successor, NeedsTheSameTiersInTheSameFilesInTheirOrder) {
   const service::Adopted adopted = left(0);
   EXPECT_EQ(why_not(config_, adopted), "");
   config::Config other = config_;
@@ -92,7 +92,7 @@ TEST_F(Succession, NeedsTheSameTiersInTheSameFilesInTheirOrder) {
   EXPECT_THAT(why_not(other, adopted), HasSubstr("limits.sessions_max"));
 }
 
-TEST_F(Succession, FindsTenantsByTheirNames) {
+TEST_F(Successor, FindsTenantsByTheirNames) {
   const service::Adopted adopted = left(1);
   config::Config other = config_;
   std::swap(other.tenants[0], other.tenants[1]);
@@ -106,7 +106,7 @@ TEST_F(Succession, FindsTenantsByTheirNames) {
   EXPECT_THAT(why_not(other, adopted), HasSubstr("tenant that is not configured any more"));
 }
 
-TEST_F(Succession, KeepsWhatPercentCameTo) {
+TEST_F(Successor, KeepsWhatPercentCameTo) {
   config::Config other = config_;
   other.tiers[1].capacity = {.bytes = 60 * kMiB, .percent = 50};
   EXPECT_EQ(why_not(other, left(0)), "");
@@ -117,7 +117,7 @@ TEST_F(Succession, KeepsWhatPercentCameTo) {
   EXPECT_EQ(continued(other, left(0)).tiers[1].capacity.bytes, 60 * kMiB) << "a size that was written counts";
 }
 
-TEST_F(Succession, IsAskedOfAProgramThatKnowsOfIt) {
+TEST_F(Successor, IsAskedOfAProgramThatKnowsOfIt) {
   const service::Adopted adopted = left(0);
   const auto asked = [&](std::vector<std::string> command) {
     const auto said = ask_successor(std::move(command), adopted.at(kCatalogName));
