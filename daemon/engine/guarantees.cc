@@ -252,7 +252,8 @@ void EngineImpl::give_back_segments(Session& session, std::size_t tier) {
 Error EngineImpl::open_refusal(const PendingOpen& open) const {
   // The cure first: a long list is cut where a trainer left no room for it.
   std::string text =
-      "the session's guarantees cannot be backed: open with smaller ones, or let every rank say how many share the "
+      "the session's guarantees cannot be backed: open with smaller guarantees, or let every rank say how many share "
+      "the "
       "node "
       "(local_world_size, LOCAL_WORLD_SIZE; without, each is guaranteed half of each place).";
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
