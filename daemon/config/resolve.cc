@@ -47,6 +47,7 @@ class Resolver {
   void add_default_tier() {
     TierConfig tier;
     tier.kind = TierKind::kMemory;
+    tier.capacity.percent = 100.0 / kDefaultMemoryPart;
     tier.capacity.bytes = whole_segments(machine_.memory_bytes / kDefaultMemoryPart);
     if (tier.capacity.bytes == 0)
       complain(tier, "tier", "no tier is configured, and the machine has no memory to spare");

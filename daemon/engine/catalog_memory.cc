@@ -93,6 +93,13 @@ CatalogMemory CatalogMemory::format(std::span<std::byte> memory, const CatalogSh
   return catalog;
 }
 
+std::optional<CatalogShape> CatalogMemory::shape_of(std::span<const std::byte> memory) {
+  if (memory.size() < kHeaderBytes) return std::nullopt;
+  const Header& header = *reinterpret_cast<const Header*>(memory.data());
+  if (header.magic != kCatalogMagic || header.version != kCatalogVersion) return std::nullopt;
+  return CatalogShape{header.sessions_max, header.tensors_per_session_max};
+}
+
 Result<CatalogMemory::View> CatalogMemory::check(std::span<const std::byte> memory, const CatalogShape& shape) {
   if (memory.size() < kHeaderBytes) return bad(fmt::format("it has {} bytes, which is too short", memory.size()));
   const Header& header = *reinterpret_cast<const Header*>(memory.data());

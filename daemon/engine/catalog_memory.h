@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -40,6 +41,8 @@ class CatalogMemory {
     std::span<const TierRecord, kTiersMax> tiers;
     std::span<const SessionRecord> sessions;
   };
+  // The shape of what is a catalog of this version.
+  static std::optional<CatalogShape> shape_of(std::span<const std::byte> memory);
   // FailedPrecondition: it is of another version or shape.
   static Result<View> check(std::span<const std::byte> memory, const CatalogShape& shape);
 

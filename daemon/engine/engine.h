@@ -81,6 +81,9 @@ struct Survivor {
   std::uint32_t unanswered = 0;   // requests that were taken from its ring and have no completion; for the status alone
 };
 
+// What a catalog says of a tier.
+TierRecord tier_record(const TierOptions& options);
+
 // The tenant of a recorded session as these options number it; none: it is none of theirs.
 std::optional<std::uint32_t> tenant_socket(const Options& options, const SessionRecord& record);
 

@@ -22,8 +22,6 @@
 
 namespace terrace::engine {
 
-TierRecord tier_record(const TierOptions& options);
-
 class EngineImpl final : public Engine {
  public:
   EngineImpl(Options options, CatalogMemory* catalog);

@@ -132,12 +132,13 @@ AdminService::Unary* AdminService::Drain(Context* context, const v1::DrainReques
 
 AdminService::Unary* AdminService::Upgrade(Context* /*context*/, const v1::UpgradeRequest* request,
                                            v1::UpgradeResponse* response) {
+  const std::scoped_lock lock(asking_mutex_);
   if (asking_.exchange(true))
     return UnaryCall::finished(fail(ErrorCode::kFailedPrecondition, "an upgrade is under way already"));
   auto call = UnaryCall::open(gateway_);
   asker_ = std::jthread([this, call, response, check_only = request->check_only()] {
     const Result<std::string> version = options_.ask_successor();
-    const bool goes = version && !check_only;
+    const bool goes = version && !check_only && !call->cancelled();  // whoever gave up is not surprised later
     if (version) response->set_version(*version);
     response->set_process(::getpid());
     if (!goes) asking_ = false;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -33,6 +34,7 @@ class AdminService final : public v1::Admin::CallbackService {
   const GrpcOptions& options_;
   const std::span<const std::string> tenant_names_;
   const Duration timeout_;
+  std::mutex asking_mutex_;
   std::atomic<bool> asking_ = false;
   std::jthread asker_;  // of the successor: that takes longer than a thread of gRPC's may be held
 };

@@ -36,10 +36,13 @@ std::optional<Fd> take(service::Adopted& adopted, const std::string& name) {
   return std::move(found.mapped());
 }
 
-bool somebody_lives(const engine::CatalogMemory& catalog) {
-  for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
-    if (catalog.session(record).id != 0 && catalog.session(record).ending == 0) return true;
-  return false;
+// Whether it is a catalog, of whatever shape, of which no session lives.
+bool is_nobodys(std::span<const std::byte> catalog) {
+  const auto shape = engine::CatalogMemory::shape_of(catalog);
+  if (!shape) return false;
+  const auto view = engine::CatalogMemory::check(catalog, *shape);
+  return view &&
+         std::ranges::none_of(view->sessions, [](const auto& each) { return each.id != 0 && each.ending == 0; });
 }
 
 }  // namespace
@@ -47,10 +50,12 @@ bool somebody_lives(const engine::CatalogMemory& catalog) {
 // The engine, with a catalog where there is somebody to keep it: a successor's, where a catalog was left.
 Result<void> Host::make_engine() {
   const engine::CatalogShape shape{config_.limits.sessions_max, config_.limits.tensors_per_session_max};
-  if (adopted_.contains(kCatalogName))
-    if (auto opened = open_catalog(shape); !opened) return opened;
-  // A catalog of nobody's binds nobody to the tiers that it speaks of.
-  if (!catalog_ || !somebody_lives(*catalog_)) {
+  Result<void> opened;
+  if (adopted_.contains(kCatalogName)) opened = open_catalog(shape);
+  // A catalog of nobody's binds nobody to the tiers that it speaks of, or to its shape.
+  const bool of_nobody = is_nobodys({catalog_range_.data(), catalog_range_.size()});
+  if (!opened && !of_nobody) return opened;
+  if (!catalog_ || of_nobody) {
     catalog_.reset();
     for (auto& [name, descriptor] : std::exchange(adopted_, {})) drop_kept(name);  // of no use
     if (store_.keeps())

@@ -54,6 +54,7 @@ struct Http2Gate::Link {
   std::vector<std::byte> up;      // from the client, and not with gRPC yet
   std::size_t admitted = 0;       // of these, from the first on
   std::vector<std::byte> down;    // from gRPC, and not with the client yet
+  bool refused = false;           // gRPC takes nothing more
   bool hung_up = false;           // gRPC has closed its end; its last words may still be on their way
   bool ended = false;             // and all of them have come
   std::uint32_t outer_events = 0;
@@ -152,7 +153,7 @@ void Http2Gate::serve(std::uint64_t key) {
     if (!*up && !*down) break;
   }
   if (const auto watched = watch(link); !watched) return close(link, watched.error());
-  if (link.inspector.paced()) paced_.push_back(key);
+  if (link.inspector.paced() && !link.refused) paced_.insert(key);
   incomplete_bytes_ += link.inspector.incomplete_bytes() - link.counted_bytes;
   link.counted_bytes = link.inspector.incomplete_bytes();
   if (incomplete_bytes_ > incomplete_bytes_max_) close_largest();
@@ -170,6 +171,7 @@ void Http2Gate::close_largest() {
 // A piece from the client to gRPC; whether anything moved.
 Result<bool> Http2Gate::pass_up(Link& link) {
   if (link.ended) return false;
+  if (link.refused) return throw_away(link);
   std::ranges::copy(link.up, piece_.begin());
   std::size_t count = link.up.size();
   if (link.admitted == 0 && !link.inspector.paced()) {
@@ -188,13 +190,25 @@ Result<bool> Http2Gate::pass_up(Link& link) {
   std::size_t sent = 0;
   if (link.admitted != 0) {
     const ssize_t taken = ::send(link.inner.get(), bytes.data(), link.admitted, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (taken < 0 && !not_now()) link.admitted = count = 0;  // gRPC has closed: its last words come down yet
+    if (taken < 0 && !not_now()) {  // its last words come down yet
+      link.refused = true;
+      link.admitted = 0;
+      link.up.clear();
+      return true;
+    }
     sent = static_cast<std::size_t>(std::max<ssize_t>(taken, 0));
   }
   const bool moved = sent != 0 || count > link.up.size();
   link.admitted -= sent;
   link.up.assign(bytes.begin() + static_cast<std::ptrdiff_t>(sent), bytes.begin() + static_cast<std::ptrdiff_t>(count));
   return moved;
+}
+
+// What a client still sends to a gRPC that has closed.
+Result<bool> Http2Gate::throw_away(Link& link) {
+  const ssize_t got = ::recv(link.outer.get(), piece_.data(), piece_.size(), MSG_DONTWAIT);
+  if (got == 0 || (got < 0 && !not_now())) return gone();
+  return got > 0;
 }
 
 // A piece from gRPC to the client; whether anything moved.
@@ -236,7 +250,7 @@ void Http2Gate::hang_up(Link& link) {
 
 // Both sides are always watched, for their end; gRPC's only until that has come, since bytes can be left behind it.
 Result<void> Http2Gate::watch(Link& link) {
-  const bool takes_more = link.admitted == 0 && !link.inspector.paced() && !link.ended;
+  const bool takes_more = !link.ended && (link.refused || (link.admitted == 0 && !link.inspector.paced()));
   const std::uint32_t outer = (takes_more ? EPOLLIN : 0u) | (link.down.empty() ? 0u : EPOLLOUT);
   const std::uint32_t inner =
       (link.down.empty() ? EPOLLIN : 0u) | (link.admitted == 0 ? 0u : EPOLLOUT) | (link.hung_up ? 0u : EPOLLHUP);

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "base/fd.h"
@@ -57,6 +58,7 @@ class Http2Gate {
   void close_late();
   void close_largest();
   Result<bool> pass_up(Link& link);
+  Result<bool> throw_away(Link& link);
   Result<bool> pass_down(Link& link);
   Result<void> let_in(Link& link);
   void hang_up(Link& link);
@@ -70,7 +72,7 @@ class Http2Gate {
   const Fd polls_;  // epoll
   const Fd bell_;   // eventfd
   std::map<std::uint64_t, std::unique_ptr<Link>> links_;
-  std::vector<std::uint64_t> paced_;
+  std::set<std::uint64_t> paced_;
   std::size_t incomplete_bytes_ = 0;  // as counted_bytes of all links come to
   std::uint64_t last_key_ = 0;
   Time next_deadline_ = kNever;   // none is earlier

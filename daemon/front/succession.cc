@@ -18,9 +18,11 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "base/mapping.h"
+#include "config/capacity.h"
 #include "engine/engine.h"
 #include "front/node.h"
 
@@ -67,8 +69,7 @@ Result<pid_t> spawn(std::vector<std::string>& command, int catalog, int out) {
 }
 
 // What comes until the other side closes; none if that takes too long.
-std::optional<std::string> read_all(const Fd& from) {
-  const auto limit = std::chrono::steady_clock::now() + kPatience;
+std::optional<std::string> read_all(const Fd& from, std::chrono::steady_clock::time_point limit) {
   std::string text;
   std::array<char, 1024> piece{};
   while (true) {
@@ -83,9 +84,12 @@ std::optional<std::string> read_all(const Fd& from) {
   }
 }
 
-int status_of(pid_t pid) {
+// Its exit status; one that has not ended by the limit is killed.
+int status_of(pid_t pid, std::chrono::steady_clock::time_point limit) {
   int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    if (std::chrono::steady_clock::now() >= limit) kill(-pid, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return status;
 }
@@ -104,15 +108,24 @@ engine::CatalogShape shape_of(const config::Config& config) {
   return {config.limits.sessions_max, config.limits.tensors_per_session_max};
 }
 
+// Whether a tier as it is configured now could come to what that one had.
+bool may_have(const config::TierConfig& tier, const engine::TierOptions& options, const engine::TierRecord& before) {
+  const std::uint64_t bytes = before.capacity_bytes;
+  if (bytes == 0 || before.kind != engine::tier_record(options).kind) return false;
+  if (tier.kind != config::TierKind::kBlock) return config::whole_segments(bytes) == bytes;
+  return bytes % (tier::BlockFile::kStripeBytes * tier.paths.size()) == 0;
+}
+
 config::Config continued(config::Config config, std::span<const std::byte> catalog) {
   const auto view = engine::CatalogMemory::check(catalog, shape_of(config));
   if (!view || std::ranges::none_of(view->sessions, [](const auto& each) { return each.id != 0 && each.ending == 0; }))
     return config;
+  const engine::Options options = engine_options(config);
   const std::size_t tiers = std::min(config.tiers.size(), view->tiers.size());
   for (std::size_t tier = 0; tier < tiers; ++tier) {
-    config::Capacity& capacity = config.tiers[tier].capacity;
-    const std::uint64_t before = view->tiers[tier].capacity_bytes;
-    if (capacity.percent && before != 0) capacity.bytes = before;
+    const engine::TierRecord& before = view->tiers[tier];
+    if (config.tiers[tier].capacity.percent && may_have(config.tiers[tier], options.tiers[tier], before))
+      config.tiers[tier].capacity.bytes = before.capacity_bytes;
   }
   return config;
 }
@@ -142,9 +155,10 @@ Result<std::string> ask_successor(std::vector<std::string> command, const Fd& ca
   const auto pid = spawn(command, catalog.get(), out.get());
   out.reset();
   if (!pid) return std::unexpected(pid.error());
-  auto said = read_all(answer);
+  const auto limit = std::chrono::steady_clock::now() + kPatience;
+  auto said = read_all(answer, limit);
   if (!said) kill(-*pid, SIGKILL);
-  const int status = status_of(*pid);
+  const int status = status_of(*pid, limit);
   if (!said)
     return fail(ErrorCode::kDeadlineExceeded,
                 fmt::format("{} did not answer within {} s", command[0], kPatience.count()));

@@ -83,6 +83,7 @@ TEST(Held, NotForACatalogOfNobody) {
   const std::string capacity = "capacity = \"16MiB\"";
   ASSERT_NE(other.find(capacity), std::string::npos);
   other.replace(other.find(capacity), capacity.size(), "capacity = \"24MiB\"");
+  other.insert(other.find("[limits]\n") + 9, "sessions_max = 7\n");
   std::ofstream(terraced.configuration_file()) << other;
   ASSERT_TRUE(terraced.replace(SIGKILL));
   EXPECT_TRUE(eventually([&] { return terraced.serves_on(); })) << terraced.log();

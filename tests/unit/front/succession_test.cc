@@ -50,11 +50,7 @@ class Successor : public ::testing::Test {
     auto catalog = engine::CatalogMemory::format({range->data(), bytes}, shape);
     const engine::Options options = engine_options(config_);
     std::vector<engine::TierRecord> tiers;
-    for (const engine::TierOptions& tier : options.tiers)
-      tiers.push_back({.kind = static_cast<std::uint32_t>(tier.kind) + 1,
-                       .capacity_bytes = tier.capacity_bytes,
-                       .segment_bytes = tier.segment_bytes,
-                       .identity = tier.identity});
+    for (const engine::TierOptions& tier : options.tiers) tiers.push_back(engine::tier_record(tier));
     catalog.put(tiers);
     if (socket) {
       engine::SessionRecord session;
@@ -113,7 +109,16 @@ TEST_F(Successor, KeepsWhatPercentCameTo) {
   EXPECT_EQ(continued(other, left(0)).tiers[1].capacity.bytes, 64 * kMiB);
   EXPECT_EQ(continued(other, left(std::nullopt)).tiers[1].capacity.bytes, 60 * kMiB) << "there is nobody to go on with";
   EXPECT_EQ(continued(other, {}).tiers[1].capacity.bytes, 60 * kMiB);
-  other.tiers[1].capacity.percent.reset();
+  other.tiers[1].paths.push_back(folder_ / "c");
+  EXPECT_EQ(continued(other, left(0)).tiers[1].capacity.bytes, 60 * kMiB) << "64 MiB is no number of rows of three";
+  other.tiers.insert(other.tiers.begin(), other.tiers[0]);
+  other.tiers[0].kind = config::TierKind::kDevice;
+  other.tiers[1].capacity.percent = other.tiers[0].capacity.percent = 10;
+  const config::Config shifted = continued(other, left(0));
+  for (std::size_t tier = 0; tier < 3; ++tier)
+    EXPECT_EQ(shifted.tiers[tier].capacity.bytes, other.tiers[tier].capacity.bytes) << "of other kinds, " << tier;
+  other = config_;
+  other.tiers[1].capacity.bytes = 60 * kMiB;
   EXPECT_EQ(continued(other, left(0)).tiers[1].capacity.bytes, 60 * kMiB) << "a size that was written counts";
 }
 
