@@ -254,8 +254,10 @@ TEST_F(Hostile, DescriptorsOfAnyKindAreClosed) {
     }
   }
   ASSERT_TRUE(host_.comes_to(1));
-  for (int tries = 0; tries < 100'000 && open_descriptors() != before; ++tries) std::this_thread::yield();
-  EXPECT_EQ(open_descriptors(), before);
+  // One that was about to be closed may have been counted before; each round that leaves one is twenty more.
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (open_descriptors() > before && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+  EXPECT_LE(open_descriptors(), before);
 }
 
 // Case 17: forged, and replayed.
