@@ -78,6 +78,9 @@ struct SessionRecord {
   std::array<std::uint64_t, kTiersMax> mapped_bytes{};  // of installed segments, from offset 0 on
   std::array<char, 64> label{};
   std::array<std::uint8_t, 16> token{};  // the front's
+
+  // Whether a successor has somebody to go on with.
+  bool lives() const { return id != 0 && ending == 0; }
 };
 
 struct TierRecord {

@@ -49,7 +49,7 @@ Result<void> Engine::check_succession(const Options& options, const CatalogShape
   const auto view = CatalogMemory::check(catalog, shape);
   if (!view) return std::unexpected(view.error());
   for (const SessionRecord& session : view->sessions)
-    if (session.id != 0 && session.ending == 0 && !tenant_socket(options, session)) return of_no_tenant(session);
+    if (session.lives() && !tenant_socket(options, session)) return of_no_tenant(session);
   return check_tiers(options, view->tiers);
 }
 
@@ -75,7 +75,7 @@ Result<void> EngineImpl::restore_from(CatalogMemory& catalog, std::span<const Su
     retired_.push_back(extent);
   }
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record) {
-    if (catalog.session(record).id == 0 || catalog.session(record).ending != 0) continue;
+    if (!catalog.session(record).lives()) continue;
     const auto survivor = std::ranges::find(survivors, SessionId{catalog.session(record).id}, &Survivor::session);
     if (survivor == survivors.end()) continue;  // its descriptors are lost, and it with them
     if (auto restored = restore_session(catalog, record, *survivor); !restored) return restored;

@@ -127,8 +127,7 @@ void Host::accept(Door& door) {
         refuse(std::move(accepted->connection),
                {ErrorCode::kResourceExhausted,
                 fmt::format("the daemon has {} connections, as many as limits.connections_max and the descriptors that "
-                            "it may have allow; "
-                            "try again later",
+                            "it may have allow; try again later",
                             connections),
                 0});
     } else if (!door.adopt) {

@@ -41,8 +41,7 @@ bool is_nobodys(std::span<const std::byte> catalog) {
   const auto shape = engine::CatalogMemory::shape_of(catalog);
   if (!shape) return false;
   const auto view = engine::CatalogMemory::check(catalog, *shape);
-  return view &&
-         std::ranges::none_of(view->sessions, [](const auto& each) { return each.id != 0 && each.ending == 0; });
+  return view && std::ranges::none_of(view->sessions, &engine::SessionRecord::lives);
 }
 
 }  // namespace
@@ -82,7 +81,7 @@ Result<void> Host::go_on() {
   std::vector<engine::Survivor> survivors;
   for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) {
     const engine::SessionRecord& was = catalog_->session(record);
-    if (was.id == 0 || was.ending != 0) continue;
+    if (!was.lives()) continue;
     if (auto back = take_back(was); !back)
       spdlog::error("session {} of pid {} is lost: {}", was.id, was.pid, back.error().message);
     else

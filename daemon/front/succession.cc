@@ -118,8 +118,7 @@ bool may_have(const config::TierConfig& tier, const engine::TierOptions& options
 
 config::Config continued(config::Config config, std::span<const std::byte> catalog) {
   const auto view = engine::CatalogMemory::check(catalog, shape_of(config));
-  if (!view || std::ranges::none_of(view->sessions, [](const auto& each) { return each.id != 0 && each.ending == 0; }))
-    return config;
+  if (!view || std::ranges::none_of(view->sessions, &engine::SessionRecord::lives)) return config;
   const engine::Options options = engine_options(config);
   const std::size_t tiers = std::min(config.tiers.size(), view->tiers.size());
   for (std::size_t tier = 0; tier < tiers; ++tier) {

@@ -265,7 +265,7 @@ void Node::drain() {
 std::map<SessionId, const engine::SessionRecord*> Node::surviving_records() const {
   std::map<SessionId, const engine::SessionRecord*> records;
   for (std::size_t i = 0; i < shape().sessions_max; ++i)
-    if (catalog->session(i).ending == 0) records[SessionId{catalog->session(i).id}] = &catalog->session(i);
+    if (catalog->session(i).lives()) records[SessionId{catalog->session(i).id}] = &catalog->session(i);
   return records;
 }
 

@@ -107,6 +107,15 @@ inline std::uint64_t memory_of(pid_t pid, const std::string& key) {
   return 0;
 }
 
+inline nlohmann::json block_tier(const e2e::Terraced& terraced) {
+  const nlohmann::json status = terraced.status();
+  for (const auto& tier : status["tiers"])
+    if (tier["name"] == "block") return tier;
+  return {};
+}
+
+inline std::uint64_t count_of(const nlohmann::json& tier, const char* name) { return tier[name].get<std::uint64_t>(); }
+
 // Bytes in extents of all tiers.
 inline std::uint64_t used_bytes(const nlohmann::json& status) {
   std::uint64_t used = 0;

@@ -101,15 +101,6 @@ class LoopDisk {
   std::string trouble_;
 };
 
-nlohmann::json block_tier(const Terraced& terraced) {
-  const nlohmann::json status = terraced.status();
-  for (const auto& tier : status["tiers"])
-    if (tier["name"] == "block") return tier;
-  return {};
-}
-
-std::uint64_t count_of(const nlohmann::json& tier, const char* name) { return tier[name].get<std::uint64_t>(); }
-
 std::vector<Tensor> create(Client& client, const std::string& name, std::uint64_t count) {
   std::vector<TensorSpec> specs;
   for (std::uint64_t i = 0; i < count; ++i) specs.push_back({.name = name + std::to_string(i), .bytes = kMiB});

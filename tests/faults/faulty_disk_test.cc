@@ -25,15 +25,6 @@ using e2e::Terraced;
 constexpr std::uint64_t kTierMib = 64;
 constexpr std::uint64_t kTensors = 6;
 
-nlohmann::json block_tier(const Terraced& terraced) {
-  const nlohmann::json status = terraced.status();
-  for (const auto& tier : status["tiers"])
-    if (tier["name"] == "block") return tier;
-  return {};
-}
-
-std::uint64_t count_of(const nlohmann::json& tier, const char* name) { return tier[name].get<std::uint64_t>(); }
-
 class FaultyDisks : public ::testing::Test {
  protected:
   void SetUp() override {

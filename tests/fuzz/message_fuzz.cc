@@ -15,6 +15,7 @@
 #include "front/data_connection.h"
 #include "front/greeting.h"
 #include "fuzz/input.h"
+#include "unit/front/send_packet.h"
 
 namespace terrace::fuzz {
 namespace {
@@ -64,24 +65,6 @@ std::vector<std::byte> packet(Input& input) {
   return bytes;
 }
 
-void send(int socket, const std::vector<std::byte>& bytes, std::span<const int> descriptors) {
-  iovec vector{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &vector;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int) * 16)> control{};
-  if (!descriptors.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
-    std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
-  }
-  static_cast<void>(::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL));  // not if the daemon has closed it
-}
-
 void look_at(const front::DataConnection::Incoming& message) {
   const auto* hello = std::get_if<shm::Hello>(&message);
   if (hello == nullptr) return;
@@ -105,7 +88,7 @@ void run(Input input) {
         const std::size_t which = input.below(foreign.size() + 1);
         descriptors.push_back(which < foreign.size() ? foreign[which].get() : pair.client.get());
       }
-      send(pair.client.get(), bytes, descriptors);
+      front::send_packet(pair.client.get(), bytes, descriptors, MSG_DONTWAIT);
       const int waiting = next_descriptor();
       auto message = connection.receive();
       TERRACE_CHECK(next_descriptor() == waiting);

@@ -22,6 +22,7 @@
 #include "base/mapping.h"
 #include "shm/message.h"
 #include "shm/region.h"
+#include "unit/front/send_packet.h"
 
 namespace terrace::front {
 
@@ -39,21 +40,7 @@ class RawSession {
 
   // One packet. False: the daemon has closed the connection.
   bool send_bytes(std::span<const std::byte> bytes, std::span<const int> descriptors = {}) const {
-    iovec vector{const_cast<std::byte*>(bytes.data()), bytes.size()};
-    msghdr message{};
-    message.msg_iov = &vector;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int) * 64)> control{};
-    if (!descriptors.empty()) {
-      message.msg_control = control.data();
-      message.msg_controllen = CMSG_SPACE(descriptors.size_bytes());
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
-      std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
-    }
-    return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+    return send_packet(socket_.get(), bytes, descriptors);
   }
   template <typename Message>
   bool send(Message message, std::span<const int> descriptors = {}) const {
