@@ -34,7 +34,8 @@ void EngineImpl::on(const Request& request, Pin&& body) {
 }
 
 void EngineImpl::admit(const Request& request, Admission admission, bool with_block) {
-  const auto session = open_session(request.session);
+  const bool writes = admission.is(Admission::Kind::kAcquire) && admission.mode != shm::Mode::kRead;
+  const auto session = writes ? session_to_write(request.session) : open_session(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
   const auto tier = tier_of_place(admission.place, with_block);
   if (!tier) return answer(request.id, std::unexpected(tier.error()));
@@ -43,6 +44,7 @@ void EngineImpl::admit(const Request& request, Admission admission, bool with_bl
     return answer(request.id, std::unexpected(slots.error()));
   }
   admission.request = request.id;
+  admission.member = request.session;
   admission.tier = *tier;
   admission.id = next_admission_++;
   admission.started = now_;
@@ -67,15 +69,30 @@ Admission& EngineImpl::demand_of(Session& session, RequestId request) {
   return *found;
 }
 
-// Published where the admission wants it.
-bool EngineImpl::is_there(const Admission& admission, const Tensor& tensor) const {
-  return tensor.published == tiers_[admission.tier].level && at_tier(tensor, admission.tier);
+// Published where the admission wants it, and to whoever asks, as it wants it.
+bool EngineImpl::is_there(const Session& session, const Admission& admission, const Tensor& tensor) const {
+  if (tensor.published != tiers_[admission.tier].level || !at_tier(tensor, admission.tier)) return false;
+  if (!session.is_share()) return true;
+  if (admission.is(Admission::Kind::kPin)) return !pinned_by_another(session, admission, tensor);
+  if (!admission.is(Admission::Kind::kAcquire)) return true;
+  return tensor.holder == SessionId{} ? admission.mode == shm::Mode::kRead : tensor.holder == admission.member;
+}
+
+// A pin is one session's, and ends with it.
+bool EngineImpl::pinned_by_another(const Session& session, const Admission& admission, const Tensor& tensor) {
+  return session.is_share() && tensor.pinned != Level::kNone && tensor.pinner != admission.member;
+}
+
+// Somebody earlier waits for its leases to end.
+bool EngineImpl::waits_behind(const Admission& admission, const Tensor& tensor) {
+  return tensor.awaited_by != 0 && tensor.awaited_by < admission.id;
 }
 
 bool EngineImpl::all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const {
   return std::all_of(slots.begin(), slots.end(), [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
-    return is_there(admission, tensor) && tensor.wanted == 0 && !session.table.load(slot).torn;
+    return is_there(session, admission, tensor) && tensor.wanted == 0 && !waits_behind(admission, tensor) &&
+           !word(session, slot).torn;
   });
 }
 
@@ -100,7 +117,7 @@ Result<void> EngineImpl::check_content(const Admission& admission, const Tensor&
 }
 
 // Whether every tensor can be moved now. An error: one of them never can while things are as they are.
-Result<bool> EngineImpl::ready_to_start(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
+Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, const std::vector<Slot>& slots) {
   const Level level = tiers_[admission.tier].level;
   bool ready = true;
   for (const Slot slot : slots) {
@@ -109,13 +126,19 @@ Result<bool> EngineImpl::ready_to_start(Session& session, const Admission& admis
       return fail(ErrorCode::kFailedPrecondition,
                   fmt::format("tensor '{}' is pinned at {}: unpin it first", tensor.name,
                               tiers_[tier_index(tensor, tensor.pinned)].leases.name));
-    const bool there = is_there(admission, tensor);
-    if (!there && leased(session, slot))
-      return fail(ErrorCode::kFailedPrecondition,
-                  fmt::format("tensor '{}' is leased at {}: release it first", tensor.name,
-                              tiers_[tier_index(tensor, tensor.published)].leases.name));
+    if (admission.is(Admission::Kind::kPin) && pinned_by_another(session, admission, tensor))
+      return fail(ErrorCode::kFailedPrecondition, fmt::format("tensor '{}' is pinned by session {} of share '{}'",
+                                                              tensor.name, static_cast<std::uint32_t>(tensor.pinner),
+                                                              session.share));
+    const bool there = is_there(session, admission, tensor);
+    if (!there && leased(session, slot)) {
+      if (const auto awaited = await_others(session, admission, slot); !awaited)
+        return std::unexpected(awaited.error());
+      ready = false;
+      continue;
+    }
     const bool busy = !tensor.idle() && !(there && tensor.activity == Activity::kCleaning);
-    if (busy || tensor.admission != 0 || tensor.wanted != 0) {
+    if (busy || tensor.admission != 0 || tensor.wanted != 0 || waits_behind(admission, tensor)) {
       if (tensor.admission != 0 && !admission.is(Admission::Kind::kPrefetch)) note_late(session, tensor);
       ready = false;
       continue;
@@ -143,7 +166,7 @@ void EngineImpl::try_start(Session& session, Admission& admission) {
   const auto ready = ready_to_start(session, admission, *slots);
   if (!ready) return fail_admission(session, admission, ready.error());
   if (!*ready || admission.behind) {
-    admission.block = Admission::Block::kBusy;
+    admission.block = admission.awaited.empty() ? Admission::Block::kBusy : Admission::Block::kOthers;
     admission.waited = true;
     return;
   }
@@ -155,7 +178,9 @@ void EngineImpl::try_start(Session& session, Admission& admission) {
   if (room == Room::kRefused) return fail_admission(session, admission, refusal);
   if (room == Room::kReady) return assemble(session, admission, *slots);
   admission.waited = true;
-  admission.block = room == Room::kLeases ? Admission::Block::kLeases : Admission::Block::kSpace;
+  admission.block = room == Room::kLeases   ? Admission::Block::kLeases
+                    : room == Room::kOthers ? Admission::Block::kOthers
+                                            : Admission::Block::kSpace;
 }
 
 // A copy in memory on the way from block to device is worth having, if its extent costs no wait.
@@ -190,31 +215,30 @@ EngineImpl::Room EngineImpl::reserve(Session& session, Admission& admission, con
     const Room room = make_room(session, admission, sizes, offsets, refusal);
     if (room != Room::kReady) return room;
   }
-  if (const auto claimed = claim_all(session, admission, slots); !claimed) {
+  const auto claimed = claim_all(session, admission, slots);
+  if (!claimed || !*claimed)
     for (std::size_t i = 0; i < offsets.size(); ++i) free_extent(session, admission.tier, {offsets[i], sizes[i]});
-    refusal = claimed.error();
-    return Room::kRefused;
-  }
+  if (!claimed) refusal = claimed.error();
+  if (!claimed || !*claimed) return claimed ? Room::kOthers : Room::kRefused;
   for (std::size_t i = 0; i < missing.size(); ++i) add_copy(session, missing[i], admission.tier, offsets[i]);
   return Room::kReady;
 }
 
-// Takes the words of those that are published elsewhere; none if somebody leases one, or tore what is to be read.
-Result<void> EngineImpl::claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots) {
+// Takes the words of those that are published elsewhere; none if somebody leases one, or tore what is to be read. False:
+// it is to wait for whoever does.
+Result<bool> EngineImpl::claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Tensor& tensor = session.at(slots[i]);
-    if (tensor.published == Level::kNone || is_there(admission, tensor)) continue;
-    const Result<void> good =
-        claim(session, slots[i])
-            ? check_content(admission, tensor)
-            : fail(ErrorCode::kFailedPrecondition,
-                   fmt::format("tensor '{}' is leased at another place: release it first", tensor.name));
-    if (good) continue;
+    if (tensor.published == Level::kNone || is_there(session, admission, tensor)) continue;
+    const bool mine = claim(session, slots[i]);
+    const Result<void> good = mine ? check_content(admission, tensor) : await_others(session, admission, slots[i]);
+    if (mine && good) continue;
     for (std::size_t j = 0; j <= i; ++j)
       if (session.at(slots[j]).claimed) publish_best(session, slots[j]);
-    return good;
+    if (!good) return std::unexpected(good.error());
+    return false;
   }
-  return {};
+  return true;
 }
 
 void EngineImpl::assemble(Session& session, Admission& admission, const std::vector<Slot>& slots) {

@@ -25,10 +25,12 @@ struct Admission {
     kBusy,    // somebody else is moving one of its tensors, or waits for its leases
     kSpace,   // room is being made
     kLeases,  // room can only come from leases that end
+    kOthers,  // other members of the share hold leases on its tensors
   };
 
   std::uint64_t id = 0;
   RequestId request{};  // kPrefetch: none
+  SessionId member{};   // who asked; kPrefetch: nobody
   Kind kind{};
   Phase phase = Phase::kWaiting;
   shm::Mode mode = shm::Mode::kRead;
@@ -38,7 +40,8 @@ struct Admission {
   Time deadline = kNever;
   std::vector<Handle> tensors;
   std::vector<TensorSpec> specs;    // kCreate
-  std::vector<Handle> wanted;       // leased copies whose end it waits for
+  std::vector<Handle> wanted;       // leased copies whose end it waits for, to have their room
+  std::vector<Handle> awaited;      // of its set, leased by other members of the share
   std::uint64_t seen_events = 0;    // of the session, when it was last looked at
   std::uint64_t pending = 0;        // kAssembling: tensors that are not there yet
   std::uint64_t fetched = 0;        // tensors that had to be brought

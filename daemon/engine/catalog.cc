@@ -51,11 +51,12 @@ Result<void> EngineImpl::check_specs(const Session& session, const std::vector<T
 Result<void> EngineImpl::check_home(const Session& session, const std::vector<TensorSpec>& specs) const {
   const std::size_t home = tiers_.size() - 1;
   const std::uint64_t capacity = tiers_[home].options.capacity_bytes;
-  const std::size_t slots = session.table.size() - session.tensors.size() + session.free_slots.size();
+  const std::size_t table = session.members.front().table.size();
+  const std::size_t slots = table - session.tensors.size() + session.free_slots.size();
   if (specs.size() > slots)
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("{} tensors to create, but {} of the {} slots of the session's table are left",
-                            specs.size(), slots, session.table.size()));
+                            specs.size(), slots, table));
   std::uint64_t bytes = 0;
   std::uint64_t rounded = 0;
   for (const TensorSpec& spec : specs) {
@@ -80,7 +81,7 @@ Result<void> EngineImpl::check_home(const Session& session, const std::vector<Te
 }
 
 void EngineImpl::on(const Request& request, CreateTensors&& body) {
-  const auto session = open_session(request.session);
+  const auto session = session_to_write(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
   if (body.tensors.size() > shm::kSetMax)
     return answer(request.id, fail(ErrorCode::kInvalidArgument, fmt::format("{} tensors in one call: at most {}",
@@ -92,6 +93,7 @@ void EngineImpl::on(const Request& request, CreateTensors&& body) {
   admission.tier = tiers_.size() - 1;
   admission.specs = std::move(body.tensors);
   admission.request = request.id;
+  admission.member = request.session;
   admission.id = next_admission_++;
   admission.started = now_;
   admission.deadline = request.deadline;
@@ -142,7 +144,7 @@ Result<void> EngineImpl::reserve_on_block(const std::vector<TensorSpec>& specs, 
 void EngineImpl::try_create(Session& session, Admission& admission) {
   const std::vector<TensorSpec>& specs = admission.specs;
   if (const auto good = check_specs(session, specs); !good) return fail_admission(session, admission, good.error());
-  if (const auto room = check_note(session, specs.size()); !room)
+  if (const auto room = check_note(session, admission.member, specs.size()); !room)
     return fail_admission(session, admission, room.error());
   std::vector<tier::Pieces> pieces;
   std::vector<std::uint64_t> checksums;
@@ -178,7 +180,7 @@ void EngineImpl::try_create(Session& session, Admission& admission) {
   const RequestId request = admission.request;
   note(session,
        {.request = static_cast<std::uint64_t>(request),
-        .session = static_cast<std::uint32_t>(session.id),
+        .session = static_cast<std::uint32_t>(admission.member),
         .kind = GrantRecord::Kind::kTensors,
         .count = static_cast<std::uint32_t>(granted.size())},
        granted);

@@ -14,7 +14,7 @@ namespace terrace::engine {
 
 inline constexpr std::uint64_t kCatalogMagic = 0x31474C54'43525254;  // "TRRCTLG1", little-endian
 // Goes up with the records, and with shm::kProtocolVersion: trainers of the former protocol could not resume.
-inline constexpr std::uint32_t kCatalogVersion = 3;
+inline constexpr std::uint32_t kCatalogVersion = 4;
 inline constexpr std::size_t kTiersMax = shm::kPlacesMax + 1;  // devices, memory, block
 inline constexpr std::size_t kNameBytesMax = 175;
 inline constexpr std::size_t kRankMax = 8;
@@ -38,6 +38,8 @@ struct TensorState {
   std::uint8_t sliding = 3;  // engine::Level; the next two are of this copy
   std::uint64_t slide_offset = 0;
   std::uint64_t slid_bytes = 0;
+  std::uint32_t holder = 0;  // of a share's: the session that it is published to alone; 0: to all
+  std::uint32_t pinner = 0;  // of a share's, pinned: by whom
   std::array<tier::Extent, tier::kPiecesMax> pieces{};
 };
 
@@ -65,6 +67,8 @@ struct TensorRecord {
   TensorFacts facts;
 };
 
+// An ordinary session has one. A share has one with its tensors and memory, under its own number and without a process
+// (its label is its name), and one for each session that has a part in it.
 struct SessionRecord {
   std::uint32_t id = 0;  // 0: nobody's
   std::uint32_t uid = 0;
@@ -74,6 +78,8 @@ struct SessionRecord {
   std::uint32_t ending = 0;      // 1: only what was under way kept it
   std::uint64_t tenant = 0;      // whichever number the configuration gives it: Options::tenants
   std::uint64_t step = 0;
+  std::uint32_t share = 0;   // 0: an ordinary session; its own number: a share; another's: a part in that share
+  std::uint32_t writes = 0;  // 1: it may write in the share
   std::array<std::uint64_t, kTiersMax> floor_bytes{};
   std::array<std::uint64_t, kTiersMax> mapped_bytes{};  // of installed segments, from offset 0 on
   std::array<char, 64> label{};
@@ -81,6 +87,7 @@ struct SessionRecord {
 
   // Whether a successor has somebody to go on with.
   bool lives() const { return id != 0 && ending == 0; }
+  bool is_share() const { return id != 0 && share == id; }
 };
 
 struct TierRecord {
@@ -118,7 +125,7 @@ struct GrantedSlot {
 };
 inline constexpr std::uint32_t kFresh = 2;  // published by the grant: of an overwrite, with no content yet
 
-static_assert(sizeof(TensorState) == 208 && sizeof(TensorFacts) == 320 && sizeof(GrantRecord) == 32);
+static_assert(sizeof(TensorState) == 216 && sizeof(TensorFacts) == 320 && sizeof(GrantRecord) == 32);
 static_assert(sizeof(SessionRecord) % 8 == 0 && sizeof(NodeRecord) % 8 == 0 && sizeof(GrantedSlot) == 8);
 static_assert(std::is_trivially_copyable_v<TensorRecord> && std::is_trivially_copyable_v<SessionRecord>);
 

@@ -9,7 +9,7 @@
 namespace terrace::engine {
 
 void EngineImpl::on(const Request& request, const DeleteTensors& body) {
-  const auto session = open_session(request.session);
+  const auto session = session_to_write(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
   std::vector<Handle> there = body.tensors;
   if (body.again) std::erase_if(there, [&](Handle handle) { return !find(**session, handle); });
@@ -29,6 +29,7 @@ void EngineImpl::delete_tensor(Session& session, Slot slot) {
   session.tensor_bytes -= tensor.bytes;
   tensor.deleted = true;
   tensor.pinned = Level::kNone;
+  tensor.pinner = SessionId{};
   touch(session, slot);
   if (!try_finish_delete(session, slot)) {
     want(session, slot);
@@ -50,7 +51,7 @@ bool EngineImpl::try_finish_delete(Session& session, Slot slot) {
   if (tensor.has(Level::kBlock)) free_home(tensor);
   const std::uint32_t incarnation = (tensor.incarnation + 1) & shm::kIncarnationMask;
   touch(session, slot);
-  session.table.publish(slot, {.state = shm::State::kFree, .incarnation = incarnation}, 0, 0, 0);
+  show_free(session, slot, incarnation);
   const bool touched = tensor.touched;
   tensor = Tensor{};
   tensor.incarnation = incarnation;
@@ -61,7 +62,7 @@ bool EngineImpl::try_finish_delete(Session& session, Slot slot) {
 }
 
 void EngineImpl::on(const Request& request, const DontNeed& body) {
-  const auto session = open_session(request.session);
+  const auto session = session_to_write(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
   const auto slots = find_all(**session, body.tensors);
   if (!slots) return answer(request.id, std::unexpected(slots.error()));
@@ -135,10 +136,10 @@ TensorInfo EngineImpl::describe(const Session& session, Slot slot) const {
   info.spec.shape.assign(tensor.dimensions.begin(), tensor.dimensions.begin() + tensor.rank);
   info.spec.strides.assign(tensor.dimensions.begin() + tensor.rank, tensor.dimensions.end());
   info.pinned = tensor.pinned != Level::kNone;
-  const shm::Word word = session.table.load(slot);
+  const shm::Word held = word(session, slot);
   if (tensor.published != Level::kNone) {
-    info.readers = word.readers;
-    info.writers = word.writers;
+    info.readers = held.readers;
+    info.writers = held.writers;
   }
   const Level level = tensor.published != Level::kNone ? tensor.published : fastest_valid(tensor);
   if (!tensor.written || level == Level::kNone) {
@@ -147,7 +148,7 @@ TensorInfo EngineImpl::describe(const Session& session, Slot slot) const {
   }
   info.placement = placement(tensor, level);
   info.dirty = !tensor.is_valid(home_level_) ||
-               (word.dirty && tensor.published != Level::kNone && tensor.published != home_level_);
+               (held.dirty && tensor.published != Level::kNone && tensor.published != home_level_);
   return info;
 }
 

@@ -24,7 +24,7 @@ void EngineImpl::cancel(Time now, RequestId request) {
   Session* session = find_session(found->second.session);
   const Error cancelled{ErrorCode::kCancelled, "the request was cancelled", 0};
   if (found->second.close) {
-    session->close_request.reset();
+    session->find_member(found->second.session)->close_request.reset();
     answer(request, std::unexpected(cancelled));
   } else if (session != nullptr) {
     fail_admission(*session, demand_of(*session, request), cancelled);
@@ -71,7 +71,7 @@ void EngineImpl::session_died(Time now, SessionId id) {
   now_ = now;
   if (Session* session = find_session(id)) {
     if (session->life == Session::Life::kOpen)
-      end_session(*session, {ErrorCode::kAborted, "the session's process ended", 0});
+      leave(*session, id, {ErrorCode::kAborted, "the session's process ended", 0});
   }
   run();
 }
@@ -171,7 +171,7 @@ void EngineImpl::expire() {
 void EngineImpl::expire_one(RequestId request, const Waiting& waiting) {
   Session* session = find_session(waiting.session);
   if (waiting.close) {
-    session->close_request.reset();
+    session->find_member(waiting.session)->close_request.reset();
     return answer(request,
                   fail(ErrorCode::kDeadlineExceeded, "the session is closing, but its transfers are still under way"));
   }
@@ -224,14 +224,16 @@ bool EngineImpl::wait_for(RequestId request, SessionId session, Time deadline, b
   return true;
 }
 
+// By its own number, or by that of a member of a share.
 Session* EngineImpl::find_session(SessionId id) {
-  const auto found = sessions_.find(id);
+  const auto part = part_of_.find(id);
+  const auto found = sessions_.find(part == part_of_.end() ? id : part->second);
   return found == sessions_.end() ? nullptr : found->second.get();
 }
 
 Result<Session*> EngineImpl::open_session(SessionId id) {
   Session* session = find_session(id);
-  if (session == nullptr || session->life != Session::Life::kOpen)
+  if (session == nullptr || session->life != Session::Life::kOpen || session->find_member(id) == nullptr)
     return fail(ErrorCode::kNotFound,
                 fmt::format("session {} is not open: open one first", static_cast<std::uint32_t>(id)));
   return session;

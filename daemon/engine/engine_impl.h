@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, status.cc,
-// invariants.cc, record.cc, restore.cc and settle.cc for what outlives the process, and engine.cc for the entrance.
+// invariants.cc, record.cc, restore.cc and settle.cc for what outlives the process, shares.cc and words.cc for what several
+// processes see of it, and engine.cc for the entrance.
 #pragma once
 
 #include <map>
@@ -79,7 +80,7 @@ class EngineImpl final : public Engine {
     OpenSession open;
     std::vector<std::uint64_t> floors;  // bytes, by tier
   };
-  enum class Room : std::uint8_t { kReady, kWait, kLeases, kRefused };
+  enum class Room : std::uint8_t { kReady, kWait, kLeases, kOthers, kRefused };
   enum class Eviction : std::uint8_t { kDropped, kStarted, kDeferred, kRefused };
   struct Urgency {
     mover::Class urgency = mover::Class::kDemand;
@@ -116,8 +117,23 @@ class EngineImpl final : public Engine {
   void on(const Request& request, const CloseSession& body);
   Result<std::vector<std::uint64_t>> floors_of(const OpenSession& open) const;
   void open_now(RequestId request, const OpenSession& open, const std::vector<std::uint64_t>& floors);
+  void join_now(RequestId request, const OpenSession& open);
+  SessionOpened opened(const Session& session, const Member& member) const;
   void end_session(Session& session, const Error& why);
   void finish_session(Session& session);
+
+  // shares.cc
+  Session* find_share(const Tenant& tenant, const std::string& name);
+  Result<void> check_share(const OpenSession& open);
+  static Member member_of(const OpenSession& open, SessionId id);
+  std::size_t take_record();
+  std::size_t records_used() const;
+  Member& join(Session& share, const OpenSession& open);
+  void leave(Session& session, SessionId id, const Error& why);
+  void bereave(Session& session, Slot slot);
+  std::uint64_t leases_of(const Session& session, const Member& member) const;
+  Result<Session*> session_to_write(SessionId id);
+  Result<void> await_others(Session& session, Admission& admission, Slot slot);
 
   // catalog.cc
   void on(const Request& request, CreateTensors&& body);
@@ -145,14 +161,27 @@ class EngineImpl final : public Engine {
   // leases.cc
   void on(const Request& request, const Release& body);
   void tear(Session& session, Slot slot);
-  void note_torn(Session& session, Slot slot);
   void on(const Request& request, const Unpin& body);
+  static bool pinned_by(const Session& session, Slot slot, SessionId member);
+  void unpin(Session& session, Slot slot);
+
+  // words.cc
+  shm::Word word(const Session& session, Slot slot) const;
   bool leased(const Session& session, Slot slot) const;
   bool claim(Session& session, Slot slot);
   void publish(Session& session, Slot slot, Level level);
-  void publish(Session& session, Slot slot, Level level, std::uint32_t readers, std::uint32_t writers, bool turn);
+  void publish(Session& session, Slot slot, Level level, SessionId to, shm::Mode mode);
+  shm::Word shown_word(const Session& session, const Tensor& tensor, bool turn) const;
+  static void show_nothing(Member& member, Slot slot, const Tensor& tensor);
+  static void show_free(Session& session, Slot slot, std::uint32_t incarnation);
+  void show_all(const Session& session, Member& member) const;
+  static void show_wanted(Session& session, Slot slot);
+  static void show_lent(Session& session, Slot slot, bool lent);
   void unpublish(Session& session, Slot slot);
   void publish_best(Session& session, Slot slot);
+  void note_torn(Session& session, Slot slot);
+  bool begin_clean(Session& session, Slot slot);
+  bool finish_clean(const Session& session, Slot slot) const;
   void want(Session& session, Slot slot);
   void unwant(Session& session, Handle handle);
   std::string holders(const Session& session, const std::vector<Handle>& handles) const;
@@ -178,16 +207,18 @@ class EngineImpl final : public Engine {
   void on(const Request& request, Move&& body);
   void on(const Request& request, Pin&& body);
   void admit(const Request& request, Admission admission, bool with_block);
-  bool is_there(const Admission& admission, const Tensor& tensor) const;
+  bool is_there(const Session& session, const Admission& admission, const Tensor& tensor) const;
+  static bool pinned_by_another(const Session& session, const Admission& admission, const Tensor& tensor);
+  static bool waits_behind(const Admission& admission, const Tensor& tensor);
   bool all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const;
   static bool reads_content(const Admission& admission);
   Result<void> check_content(const Admission& admission, const Tensor& tensor) const;
-  Result<bool> ready_to_start(Session& session, const Admission& admission, const std::vector<Slot>& slots);
+  Result<bool> ready_to_start(Session& session, Admission& admission, const std::vector<Slot>& slots);
   void try_start(Session& session, Admission& admission);
   Room reserve(Session& session, Admission& admission, const std::vector<Slot>& slots, Error& refusal);
   bool staging_grows(Session& session, const Admission& admission, const std::vector<Slot>& slots);
   bool wants_staging(const Admission& admission, const Tensor& tensor) const;
-  Result<void> claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots);
+  Result<bool> claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots);
   void assemble(Session& session, Admission& admission, const std::vector<Slot>& slots);
   // One tensor further on its way; false when it is where it should be.
   bool advance(Session& session, Admission& admission, Slot slot);
@@ -257,6 +288,7 @@ class EngineImpl final : public Engine {
   void move_below_fence(Session& session, std::size_t tier, Slot slot);
   void give_back_segments(Session& session, std::size_t tier);
   std::uint64_t projected_bytes(const Session& session, std::size_t tier) const;
+  static std::string in_words(const Session& session);
   Error open_refusal(const PendingOpen& open) const;
 
   // prefetch.cc
@@ -271,14 +303,18 @@ class EngineImpl final : public Engine {
   void commit();
   void record_facts(const Session& session, Slot slot);
   // kResourceExhausted: no note of so many slots finds room just now.
-  Result<void> check_note(const Session& session, std::size_t slots) const;
-  void note(const Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots);
+  Result<void> check_note(Session& session, SessionId member, std::size_t slots) const;
+  void note(Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots);
   static TensorState state_of(const Session& session, const Tensor& tensor);
+  std::uint64_t tenant_record(const Session& session) const;
   SessionRecord record_of(const Session& session) const;
+  SessionRecord record_of(const Session& share, const Member& member) const;
   NodeRecord node_record() const;
 
   // restore.cc
-  Result<void> restore_session(const CatalogMemory& catalog, std::size_t record, const Survivor& survivor);
+  Result<void> restore_members(const CatalogMemory& catalog, std::span<const Survivor> survivors);
+  bool is_in_use(std::size_t record) const;
+  Result<void> restore_session(const CatalogMemory& catalog, Session& session);
   Result<void> restore_tensor(Session& session, Slot slot, const TensorRecord& record);
   Result<void> restore_home(Tensor& tensor, const TensorState& was);
   Result<void> check_restored() const;
@@ -292,6 +328,7 @@ class EngineImpl final : public Engine {
   std::map<SessionId, Unanswered> undo_unanswered(std::span<const Survivor> survivors);
   void settle(Session& session, const Unanswered& unanswered);
   void settle_word(Session& session, Slot slot);
+  void settle_shared(Session& session, Slot slot);
 
   // status.cc
   void on(const Request& request, const MarkStep& body);
@@ -338,6 +375,7 @@ class EngineImpl final : public Engine {
   PrefetchStatus prefetches_;
 
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::map<SessionId, SessionId> part_of_;  // members of shares, and the share
   std::vector<SessionId> stirred_;
   std::vector<PendingOpen> opens_;
   bool opens_stirred_ = false;

@@ -12,7 +12,7 @@ bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const
   const Tensor& tensor = session.at(slot);
   if (!tensor.written || tensor.lost || !tensor.is_valid(level)) return true;
   if (tensor.published != Level::kNone && tensor.published != level) return true;
-  if (tensor.published == level && session.table.load(slot).dirty) return false;
+  if (tensor.published == level && word(session, slot).dirty) return false;
   return (tensor.valid & ~bit(level)) != 0 || planted(Plant::kLastCopyDropped);
 }
 
@@ -165,10 +165,7 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
     tensor.valid = bit(level);
     touch(session, slot);
     commit();
-    if (planted(Plant::kNoWriterCount))
-      session.table.word(slot).fetch_and(~shm::Word{.dirty = true}.packed());
-    else if (shm::begin_clean(session.table.word(slot), tensor.incarnation).outcome != shm::Outcome::kDone)
-      continue;
+    if (!begin_clean(session, slot)) continue;
     ++session.cleanings;
     start(session, slot,
           {.session = session.id, .slot = slot, .activity = Activity::kCleaning, .from = level, .to = home_level_},

@@ -10,17 +10,17 @@ namespace terrace::engine {
 
 // Leases on those that were published there before. These alone can fail; what was taken is given back then.
 Result<void> EngineImpl::lease_resident(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
+  LeaseTable& table = session.find_member(admission.member)->table;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Tensor& tensor = session.at(slots[i]);
     if (tensor.published == Level::kNone) continue;
-    const auto step = shm::grant(session.table.word(slots[i]), tensor.incarnation, admission.mode,
-                                 !session.table.load(slots[i]).turn);
+    const auto step = shm::grant(table.word(slots[i]), tensor.incarnation, admission.mode, !table.load(slots[i]).turn);
     if (step.outcome == shm::Outcome::kDone) continue;
     for (std::size_t j = 0; j < i; ++j) {
       const Tensor& taken = session.at(slots[j]);
       if (taken.published == Level::kNone) continue;
-      shm::ungrant(session.table.word(slots[j]), admission.mode, session.table.load(slots[j]).turn);
-      if (taken.torn) shm::tear(session.table.word(slots[j]), taken.incarnation);
+      shm::ungrant(table.word(slots[j]), admission.mode, table.load(slots[j]).turn);
+      if (taken.torn) shm::tear(table.word(slots[j]), taken.incarnation);
     }
     note_torn(session, slots[i]);
     if (const auto good = check_content(admission, tensor); !good) return good;
@@ -33,16 +33,17 @@ Result<void> EngineImpl::lease_resident(Session& session, const Admission& admis
 
 // Each word's turn is the other one after the grant.
 void EngineImpl::note_leases(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
-  if (catalog_ == nullptr || !session.maps_segments) return;
+  const Member& member = *session.find_member(admission.member);
+  if (catalog_ == nullptr || !member.maps_segments) return;
   // Of which an overwrite gives the content up, or finds none.
   const auto fresh = [](const Tensor& tensor) { return tensor.published == Level::kNone || tensor.torn; };
   std::vector<GrantedSlot> granted;
   for (const Slot slot : slots)
     granted.push_back({static_cast<std::uint32_t>(slot),
-                       (session.table.load(slot).turn ? 0u : 1u) | (fresh(session.at(slot)) ? kFresh : 0u)});
+                       (member.table.load(slot).turn ? 0u : 1u) | (fresh(session.at(slot)) ? kFresh : 0u)});
   note(session,
        {.request = static_cast<std::uint64_t>(admission.request),
-        .session = static_cast<std::uint32_t>(session.id),
+        .session = static_cast<std::uint32_t>(member.id),
         .kind = GrantRecord::Kind::kLeases,
         .mode =
             static_cast<std::uint32_t>(admission.mode) + 256 * static_cast<std::uint32_t>(tiers_[admission.tier].level),
@@ -54,7 +55,7 @@ void EngineImpl::grant(Session& session, Admission& admission) {
   const auto slots = find_all(session, admission.tensors);
   if (!slots) return fail_admission(session, admission, slots.error());
   if (admission.is(Admission::Kind::kAcquire)) {
-    if (const auto room = check_note(session, slots->size()); !room)
+    if (const auto room = check_note(session, admission.member, slots->size()); !room)
       return fail_admission(session, admission, room.error());
     note_leases(session, admission, *slots);
   }
@@ -88,11 +89,14 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
     if (writes) tensor.written = true;
     if (writes) tensor.lost = tensor.torn = tensor.forget = false;
     touch(session, slot);
-    if (fresh) publish(session, slot, level, writes ? 0 : 1, writes ? 1 : 0, !session.table.load(slot).turn);
+    if (fresh) publish(session, slot, level, admission.member, admission.mode);
     return;
   }
   touch(session, slot);
-  if (admission.is(Admission::Kind::kPin)) tensor.pinned = level;
+  if (admission.is(Admission::Kind::kPin)) {
+    tensor.pinned = level;
+    if (session.is_share()) tensor.pinner = admission.member;
+  }
   if (admission.is(Admission::Kind::kPrefetch) && admission.fetched > 0) tensor.prefetched = true;
   if (fresh && level != Level::kBlock && tensor.written && tensor.is_valid(level) && !tensor.forget)
     publish(session, slot, level);
@@ -140,6 +144,11 @@ Error EngineImpl::expired(Session& session, const Admission& admission) const {
     return {ErrorCode::kResourceExhausted,
             fmt::format("no room in '{}' until leases end: {}", tiers_[admission.tier].options.name,
                         holders(session, admission.wanted)),
+            0};
+  if (admission.block == Admission::Block::kOthers)
+    return {ErrorCode::kDeadlineExceeded,
+            fmt::format("other sessions of share '{}' still held leases: {}", session.share,
+                        holders(session, admission.awaited)),
             0};
   if (admission.block == Admission::Block::kSpace)
     return {ErrorCode::kDeadlineExceeded,

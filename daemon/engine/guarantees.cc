@@ -174,7 +174,7 @@ void EngineImpl::unfence(Session& session, std::size_t tier) {
   const Level level = tiers_[tier].level;
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
-    if (tensor.published == level && at_tier(tensor, tier)) shm::lend(session.table.word(Slot{at}), false);
+    if (tensor.published == level && at_tier(tensor, tier)) show_lent(session, Slot{at}, false);
   }
   ++session.events;
   stir(session);
@@ -199,7 +199,7 @@ void EngineImpl::reclaim_copy(Session& session, std::size_t tier, Slot slot) {
   Place& place = *session.places[tier];
   const Handle handle{slot, tensor.incarnation};
   const auto wanted = std::find(place.fence_wants.begin(), place.fence_wants.end(), handle);
-  if (tensor.published == level) shm::lend(session.table.word(slot), true);
+  if (tensor.published == level) show_lent(session, slot, true);
   if (leased(session, slot) && tensor.published == level) {
     if (wanted != place.fence_wants.end()) return;
     place.fence_wants.push_back(handle);
@@ -249,6 +249,15 @@ void EngineImpl::give_back_segments(Session& session, std::size_t tier) {
         {mover::SegmentOrder::Kind::kRemove, session.id, static_cast<TierId>(tier), {offset - segment, segment}});
 }
 
+std::string EngineImpl::in_words(const Session& session) {
+  const auto number = static_cast<std::uint32_t>(session.id);
+  const Member& first = session.members.front();
+  if (session.is_share())
+    return fmt::format("share '{}' ({}, {} sessions, of pid {} first)", session.share, number, session.members.size(),
+                       first.pid);
+  return fmt::format("session {} (pid {}{}{})", number, first.pid, first.label.empty() ? "" : ", ", first.label);
+}
+
 Error EngineImpl::open_refusal(const PendingOpen& open) const {
   // The cure first: a long list is cut where a trainer left no room for it.
   std::string text =
@@ -264,9 +273,8 @@ Error EngineImpl::open_refusal(const PendingOpen& open) const {
     for (const auto& [id, session] : sessions_) {
       const Place& place = *session->places[tier];
       if (place.claimed_bytes() == 0) continue;
-      text += fmt::format(" session {} (pid {}{}{}) is guaranteed {} and has mapped {};",
-                          static_cast<std::uint32_t>(id), session->pid, session->label.empty() ? "" : ", ",
-                          session->label, place.floor_bytes, place.mapped_bytes());
+      text += fmt::format(" {} is guaranteed {} and has mapped {};", in_words(*session), place.floor_bytes,
+                          place.mapped_bytes());
     }
   }
   if (text.back() == ';') text.back() = '.';

@@ -19,7 +19,9 @@ void check_disjoint(std::vector<tier::Extent>& extents) {
 void EngineImpl::check_invariants(std::span<const SessionId> scribbled) const {
   for (const auto& [id, session] : sessions_) {
     TERRACE_CHECK(session->id == id);
-    check_session(*session, std::ranges::find(scribbled, id) != scribbled.end());
+    check_session(*session, std::ranges::any_of(session->members, [&](const Member& member) {
+      return std::ranges::find(scribbled, member.id) != scribbled.end();
+    }));
   }
   check_block();
   check_catalog();
@@ -35,7 +37,7 @@ void EngineImpl::check_invariants(std::span<const SessionId> scribbled) const {
   // Law 6: whoever waits is known, and looked at by its deadline.
   std::size_t waiting = opens_.size();
   for (const auto& [id, session] : sessions_) {
-    waiting += session->close_request.has_value() ? 1 : 0;
+    for (const Member& member : session->members) waiting += member.close_request.has_value() ? 1 : 0;
     for (const Admission& admission : session->admissions) {
       if (admission.is(Admission::Kind::kPrefetch)) continue;
       TERRACE_CHECK(waiting_.contains(admission.request));
@@ -55,6 +57,10 @@ void EngineImpl::check_catalog() const {
   for (const auto& [id, session] : sessions_) {
     const SessionRecord record = record_of(*session);
     TERRACE_CHECK(std::memcmp(&record, &catalog_->session(session->record), sizeof record) == 0);
+    for (const Member& member : session->members) {
+      const SessionRecord part = session->is_share() ? record_of(*session, member) : record;
+      TERRACE_CHECK(std::memcmp(&part, &catalog_->session(member.record), sizeof part) == 0);
+    }
     if (session->life != Session::Life::kOpen) continue;
     for (std::size_t at = 0; at < session->tensors.size(); ++at) {
       const TensorState state = state_of(*session, session->tensors[at]);
@@ -99,24 +105,32 @@ void EngineImpl::check_tensor(const Session& session, Slot slot) const {
   if (tensor.published != Level::kNone && !tensor.idle())
     TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).to != tensor.published);
   if (tensor.pinned != Level::kNone) TERRACE_CHECK(tensor.has(tensor.pinned));
+  TERRACE_CHECK((tensor.pinner != SessionId{}) == (session.is_share() && tensor.pinned != Level::kNone));
   // What is given up is nobody's to lease, and is gone as soon as nobody moves it.
   if (tensor.forget) TERRACE_CHECK(tensor.published == Level::kNone && (!tensor.idle() || tensor.admission != 0));
 }
 
 void EngineImpl::check_word(const Session& session, Slot slot) const {
   const Tensor& tensor = session.at(slot);
-  const shm::Word word = session.table.load(slot);
-  TERRACE_CHECK(word.incarnation == tensor.incarnation);
-  const shm::State state = tensor.published != Level::kNone ? shm::State::kResident
-                           : tensor.claimed                 ? shm::State::kClaimed
-                                                            : shm::State::kAbsent;
-  TERRACE_CHECK(word.state == state);
-  TERRACE_CHECK(tensor.published != Level::kNone || !word.leased());
-  if (tensor.published == Level::kNone) return;
-  TERRACE_CHECK(word.wanted == (tensor.wanted != 0));
-  TERRACE_CHECK(word.torn || !tensor.torn);
+  TERRACE_CHECK(tensor.holder == SessionId{} || tensor.published != Level::kNone);
   // A claimed tensor at rest would be out of reach for good.
-  TERRACE_CHECK(!tensor.claimed);
+  TERRACE_CHECK(tensor.published == Level::kNone || !tensor.claimed);
+  for (const Member& member : session.members) {
+    const shm::Word word = member.table.load(slot);
+    TERRACE_CHECK(word.incarnation == tensor.incarnation);
+    if (tensor.published == Level::kNone || !Session::shows(member, tensor)) {
+      const bool may_be_claimed = tensor.claimed;  // by the words that showed it
+      TERRACE_CHECK(word.state == shm::State::kAbsent || (may_be_claimed && word.state == shm::State::kClaimed));
+      TERRACE_CHECK(session.is_share() || may_be_claimed == (word.state == shm::State::kClaimed));
+      TERRACE_CHECK(!word.leased());
+      continue;
+    }
+    const shm::State shown = session.is_shared(tensor) ? shm::State::kShared : shm::State::kResident;
+    TERRACE_CHECK(word.state == shown);
+    TERRACE_CHECK(shown != shm::State::kShared || word.writers == 0);
+    TERRACE_CHECK(word.wanted == (tensor.wanted != 0 || tensor.awaited_by != 0));
+    TERRACE_CHECK(word.torn || !tensor.torn);
+  }
 }
 
 void EngineImpl::check_places(const Session& session) const {

@@ -39,7 +39,7 @@ void EngineImpl::start_prefetches(Session& session) {
     admission.place = place;
     admission.tier = *tier_of_place(place, false);
     // Nothing to bring, there already, or on its way by somebody else.
-    if (!tensor.written || tensor.lost || is_there(admission, tensor) || tensor.admission != 0) continue;
+    if (!tensor.written || tensor.lost || is_there(session, admission, tensor) || tensor.admission != 0) continue;
     if (leased(session, *slot) || tensor.pinned != Level::kNone) {
       ++prefetches_.refused;
       continue;

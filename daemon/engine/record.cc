@@ -9,6 +9,21 @@
 #include "engine/planted.h"
 
 namespace terrace::engine {
+namespace {
+
+void put_label(SessionRecord& record, std::string_view label) {
+  std::copy_n(label.begin(), std::min(label.size(), record.label.size() - 1), record.label.begin());
+}
+
+void put_member(SessionRecord& record, const Member& member) {
+  record.pid = member.pid;
+  record.maps_segments = member.maps_segments ? 1 : 0;
+  record.writes = member.writes ? 1 : 0;
+  record.token = member.token;
+  put_label(record, member.label);
+}
+
+}  // namespace
 
 void EngineImpl::touch(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
@@ -27,6 +42,8 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
   TensorState state;
   state.incarnation = tensor.incarnation;
   state.session = static_cast<std::uint32_t>(session.id);
+  state.holder = static_cast<std::uint32_t>(tensor.holder);
+  state.pinner = static_cast<std::uint32_t>(tensor.pinner);
   if (!tensor.live()) return state;
   state.number = tensor.number;
   state.version = tensor.version;
@@ -56,14 +73,16 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
   return state;
 }
 
+std::uint64_t EngineImpl::tenant_record(const Session& session) const {
+  const std::uint32_t socket = session.tenant.socket;
+  return options_.tenants.empty() ? socket : options_.tenants.at(socket);
+}
+
 SessionRecord EngineImpl::record_of(const Session& session) const {
   SessionRecord record;
   record.id = static_cast<std::uint32_t>(session.id);
-  const std::uint32_t socket = session.tenant.socket;
-  record.tenant = options_.tenants.empty() ? socket : options_.tenants.at(socket);
+  record.tenant = tenant_record(session);
   record.uid = session.tenant.uid;
-  record.pid = session.pid;
-  record.maps_segments = session.maps_segments ? 1 : 0;
   record.slots_used = static_cast<std::uint32_t>(session.tensors.size());
   record.ending = session.life == Session::Life::kEnding ? 1 : 0;
   record.step = session.step;
@@ -72,8 +91,24 @@ SessionRecord EngineImpl::record_of(const Session& session) const {
     record.floor_bytes[tier] = session.places[tier]->floor_bytes;
     record.mapped_bytes[tier] = session.places[tier]->space.capacity_bytes();
   }
-  record.token = session.token;
-  std::copy_n(session.label.begin(), std::min(session.label.size(), record.label.size() - 1), record.label.begin());
+  if (session.is_share()) {
+    record.share = record.id;
+    put_label(record, session.share);
+  } else {
+    put_member(record, session.members.front());
+  }
+  return record;
+}
+
+// Of one part in a share.
+SessionRecord EngineImpl::record_of(const Session& share, const Member& member) const {
+  SessionRecord record;
+  record.id = static_cast<std::uint32_t>(member.id);
+  record.tenant = tenant_record(share);
+  record.uid = share.tenant.uid;
+  record.share = static_cast<std::uint32_t>(share.id);
+  record.ending = share.life == Session::Life::kEnding ? 1 : 0;
+  put_member(record, member);
   return record;
 }
 
@@ -98,6 +133,8 @@ void EngineImpl::commit() {
     if (session == nullptr) continue;
     session->touched = false;
     catalog_->put(session->record, record_of(*session));
+    if (!session->is_share()) continue;
+    for (const Member& member : session->members) catalog_->put(member.record, record_of(*session, member));
   }
   touched_sessions_.clear();
   for (const std::size_t record : std::exchange(freed_records_, {})) {
@@ -123,15 +160,17 @@ void EngineImpl::record_facts(const Session& session, Slot slot) {
   catalog_->put(session.record, index(slot), facts);
 }
 
-Result<void> EngineImpl::check_note(const Session& session, std::size_t slots) const {
-  if (catalog_ == nullptr || !session.maps_segments || catalog_->has_room_for_note(slots)) return {};
+Result<void> EngineImpl::check_note(Session& session, SessionId member, std::size_t slots) const {
+  if (catalog_ == nullptr || !session.find_member(member)->maps_segments || catalog_->has_room_for_note(slots))
+    return {};
   return fail(ErrorCode::kResourceExhausted, "too many requests are granted and not yet answered: ask again");
 }
 
 // The notes of a request that changes what its trainer holds: until its answer is in the ring, a successor undoes it,
 // and the trainer asks again.
-void EngineImpl::note(const Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots) {
-  if (catalog_ == nullptr || !session.maps_segments || planted(Plant::kNoteSkipped)) return;
+void EngineImpl::note(Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots) {
+  if (catalog_ == nullptr || !session.find_member(SessionId{grant.session})->maps_segments) return;
+  if (planted(Plant::kNoteSkipped)) return;
   notes_.emplace(RequestId{grant.request}, catalog_->note(grant, slots));
 }
 

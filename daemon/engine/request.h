@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -32,7 +33,18 @@ struct TensorSpec {
   std::vector<std::int64_t> strides;  // elements; empty: contiguous, row-major
 };
 
-// Waits until the guarantees are backed by memory; -> SessionOpened.
+inline constexpr std::size_t kShareNameBytesMax = 63;
+
+// Tensors that several sessions of a tenant read (DESIGN decision 3).
+struct ShareAccess {
+  std::string name;     // 1 to 63 bytes, unique among the tenant's shares
+  bool create = false;  // kAlreadyExists if it is there; else kNotFound if it is not
+  bool write = false;   // may create, write and delete its tensors; whoever creates it may
+};
+
+// Waits until the guarantees are backed by memory; -> SessionOpened. With `share`: a session that is a part in that
+// share, and all that it asks for is about the share's tensors. The guarantees are the share's, and stated by whoever
+// creates it; it ends with its last session.
 struct OpenSession {
   Tenant tenant;
   LeaseTable table;  // lives until the engine reports the session gone
@@ -42,6 +54,7 @@ struct OpenSession {
   std::string label;                     // for people
   std::array<std::uint8_t, 16> token{};  // kept in the catalog: what the front knows the session by
   bool maps_segments = false;            // the trainer maps what it is given: segments leave only when it says so
+  std::optional<ShareAccess> share;
 };
 struct CloseSession {};  // -> Done, when nothing of the session is left
 struct CreateTensors {
@@ -130,6 +143,8 @@ struct PlaceOffer {
 struct Done {};
 struct SessionOpened {
   SessionId session{};
+  SessionId space{};  // whose segments its tensors lie in: its own, or the share's
+  bool writes = true;
   std::vector<PlaceOffer> places;
 };
 struct Handles {

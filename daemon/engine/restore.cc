@@ -74,16 +74,13 @@ Result<void> EngineImpl::restore_from(CatalogMemory& catalog, std::span<const Su
     block_space_.retire(extent);
     retired_.push_back(extent);
   }
-  for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record) {
-    if (!catalog.session(record).lives()) continue;
-    const auto survivor = std::ranges::find(survivors, SessionId{catalog.session(record).id}, &Survivor::session);
-    if (survivor == survivors.end()) continue;  // its descriptors are lost, and it with them
-    if (auto restored = restore_session(catalog, record, *survivor); !restored) return restored;
-  }
+  if (auto members = restore_members(catalog, survivors); !members) return members;
+  for (auto& [id, session] : sessions_)
+    if (auto restored = restore_session(catalog, *session); !restored) return restored;
   if (auto agree = check_restored(); !agree) return agree;
   catalog_ = &catalog;
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
-    if (std::ranges::none_of(sessions_, [&](const auto& entry) { return entry.second->record == record; })) {
+    if (!is_in_use(record)) {
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});
       free_records_.insert(record);
     }
@@ -104,16 +101,22 @@ Result<void> EngineImpl::restore_from(CatalogMemory& catalog, std::span<const Su
 Result<void> EngineImpl::check_restored() const {
   std::set<std::array<std::uint8_t, 16>> tokens;
   std::vector<std::uint64_t> numbers;
+  std::set<std::pair<Tenant, std::string_view>> shares;
   for (const auto& [id, session] : sessions_) {
-    const bool named = session->token != std::array<std::uint8_t, 16>{};
-    if (named && !tokens.insert(session->token).second) return damaged("two sessions have one token");
+    if (session->is_share() && !shares.emplace(session->tenant, session->share).second)
+      return damaged("two shares have one name");
+    for (const Member& member : session->members) {
+      const bool named = member.token != std::array<std::uint8_t, 16>{};
+      if (named && !tokens.insert(member.token).second) return damaged("two sessions have one token");
+    }
     for (const Tensor& tensor : session->tensors)
       if (tensor.live()) numbers.push_back(tensor.number);
   }
   std::ranges::sort(numbers);
   if (std::ranges::adjacent_find(numbers) != numbers.end()) return damaged("two tensors have one number");
   if (!numbers.empty() && numbers.back() >= next_number_) return damaged("a tensor has a number to come");
-  if (!sessions_.empty() && static_cast<std::uint32_t>(sessions_.rbegin()->first) >= next_session_)
+  if ((!sessions_.empty() && static_cast<std::uint32_t>(sessions_.rbegin()->first) >= next_session_) ||
+      (!part_of_.empty() && static_cast<std::uint32_t>(part_of_.rbegin()->first) >= next_session_))
     return damaged("a session has a number to come");
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
     if (tiers_[tier].mapped() && claimed_bytes(tier) > tiers_[tier].options.capacity_bytes)
@@ -121,24 +124,73 @@ Result<void> EngineImpl::check_restored() const {
   return {};
 }
 
-Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, std::size_t record, const Survivor& survivor) {
-  const SessionRecord& was = catalog.session(record);
-  auto made = std::make_unique<Session>();
-  Session& session = *made;
-  session.id = SessionId{was.id};
-  session.record = record;
+bool EngineImpl::is_in_use(std::size_t record) const {
+  return std::ranges::any_of(sessions_, [&](const auto& entry) {
+    return entry.second->record == record || std::ranges::find(entry.second->members, record, &Member::record) !=
+                                                 entry.second->members.end();
+  });
+}
+
+// Everybody who is still there, and for whom there is a session: their own, or the share that they have a part in.
+Result<void> EngineImpl::restore_members(const CatalogMemory& catalog, std::span<const Survivor> survivors) {
+  std::map<SessionId, std::size_t> shares;
+  for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record) {
+    const SessionRecord& was = catalog.session(record);
+    if (was.lives() && was.is_share() && !shares.emplace(SessionId{was.id}, record).second)
+      return damaged(fmt::format("share {} is there twice", was.id));
+  }
+  for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record) {
+    const SessionRecord& was = catalog.session(record);
+    if (!was.lives() || was.is_share()) continue;
+    const auto survivor = std::ranges::find(survivors, SessionId{was.id}, &Survivor::session);
+    if (survivor == survivors.end()) continue;  // its descriptors are lost, and it with them
+    const auto socket = tenant_socket(options_, was);
+    if (!socket) return of_no_tenant(was);
+    const auto share = shares.find(SessionId{was.share});
+    if (was.share != 0 && share == shares.end())
+      return damaged(fmt::format("session {} has a part in share {}, which is not there", was.id, was.share));
+    const SessionId id{was.share != 0 ? was.share : was.id};
+    auto& session = sessions_.try_emplace(id, nullptr).first->second;
+    if (session != nullptr && was.share == 0) return damaged(fmt::format("session {} is there twice", was.id));
+    if (session == nullptr) {
+      session = std::make_unique<Session>();
+      session->id = id;
+      session->record = was.share != 0 ? share->second : record;
+      session->tenant = {*socket, was.uid};
+    }
+    if (was.share != 0 && !part_of_.emplace(SessionId{was.id}, id).second)
+      return damaged(fmt::format("session {} is there twice", was.id));
+    if (session->tenant != Tenant{*socket, was.uid})
+      return damaged(fmt::format("session {} has a part in another tenant's share", was.id));
+    Member& member = session->members.emplace_back();
+    member.id = SessionId{was.id};
+    member.record = record;
+    member.table = survivor->table;
+    member.label.assign(was.label.begin(), std::ranges::find(was.label, '\0'));
+    member.pid = was.pid;
+    member.token = was.token;
+    member.maps_segments = was.maps_segments != 0;
+    member.writes = was.writes != 0;
+    ++restored_.sessions;
+    restored_.unanswered_requests += survivor->unanswered;
+  }
+  for (const auto& [member, share] : part_of_)
+    if (sessions_.contains(member)) return damaged("a part in a share has the number of another session");
+  return {};
+}
+
+Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& session) {
+  const SessionRecord& was = catalog.session(session.record);
   const auto socket = tenant_socket(options_, was);
-  if (!socket) return of_no_tenant(was);
-  session.tenant = {*socket, was.uid};
-  session.table = survivor.table;
-  session.label.assign(was.label.begin(), std::ranges::find(was.label, '\0'));
-  session.pid = was.pid;
-  session.token = was.token;
-  session.maps_segments = was.maps_segments != 0;
+  if (!socket || session.tenant != Tenant{*socket, was.uid})
+    return damaged(fmt::format("session {} is of another tenant than whoever has a part in it", was.id));
+  if (was.is_share()) session.share.assign(was.label.begin(), std::ranges::find(was.label, '\0'));
+  if (was.is_share() && session.share.empty()) return damaged(fmt::format("share {} has no name", was.id));
   session.step = was.step;
   session.places.resize(tiers_.size());
-  if (was.slots_used > session.table.size() || was.slots_used > catalog.shape().tensors_per_session_max)
-    return damaged(fmt::format("session {} uses {} slots of {}", was.id, was.slots_used, session.table.size()));
+  for (const Member& member : session.members)
+    if (was.slots_used > member.table.size() || was.slots_used > catalog.shape().tensors_per_session_max)
+      return damaged(fmt::format("session {} uses {} slots of {}", was.id, was.slots_used, member.table.size()));
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     if (!tiers_[tier].mapped()) continue;
     const TierOptions& options = tiers_[tier].options;
@@ -151,16 +203,12 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, std::size
   }
   for (std::uint32_t at = 0; at < was.slots_used; ++at) {
     session.tensors.emplace_back().incarnation = 1;
-    const TensorRecord& tensor = catalog.tensor(record, at);
+    const TensorRecord& tensor = catalog.tensor(session.record, at);
     if (tensor.state.session == was.id)
       if (auto restored = restore_tensor(session, Slot{at}, tensor); !restored) return restored;
     if (!session.tensors.back().live()) session.free_slots.push_back(Slot{at});
   }
   std::ranges::reverse(session.free_slots);
-  if (!sessions_.emplace(session.id, std::move(made)).second)
-    return damaged(fmt::format("session {} is there twice", was.id));
-  ++restored_.sessions;
-  restored_.unanswered_requests += survivor.unanswered;
   return {};
 }
 
@@ -192,6 +240,15 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
   tensor.valid = was.valid & was.extents;
   tensor.published = static_cast<Level>(was.published);
   tensor.pinned = static_cast<Level>(was.pinned);
+  const bool by_one = session.is_share() && tensor.pinned != Level::kNone;
+  if ((was.pinner != 0) != by_one) return bad("it is pinned by one session of a share, and is in none, or not pinned");
+  if (by_one && session.find_member(SessionId{was.pinner}) == nullptr)
+    tensor.pinned = Level::kNone;  // it did not survive
+  else
+    tensor.pinner = SessionId{was.pinner};
+  tensor.holder = SessionId{was.holder};
+  if (was.holder != 0 && (!session.is_share() || tensor.published == Level::kNone))
+    return bad("it is held by one session of a share, and is in none, or is not published");
   tensor.written = (was.flags & kWritten) != 0;
   tensor.lost = (was.flags & kLost) != 0;
   tensor.torn = (was.flags & kTorn) != 0;

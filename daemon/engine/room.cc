@@ -217,6 +217,15 @@ EngineImpl::Room EngineImpl::wait_for_leases(Session& session, Admission& admiss
 void EngineImpl::clear_wants(Session& session, Admission& admission) {
   for (const Handle& handle : admission.wanted) unwant(session, handle);
   admission.wanted.clear();
+  for (const Handle& handle : admission.awaited) {
+    Tensor& tensor = session.at(handle.slot);
+    if (tensor.incarnation != handle.incarnation || tensor.awaited_by != admission.id) continue;
+    tensor.awaited_by = 0;
+    show_wanted(session, handle.slot);
+    ++session.events;  // whoever came later may have it now
+    stir(session);
+  }
+  admission.awaited.clear();
 }
 
 // Moves one copy down to the start of the free run before it, so that free runs join. True if one is on its way.

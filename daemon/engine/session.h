@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine keeps of a session, and of its part of each mapped tier.
+// What the engine keeps of a session, of the processes that have a part in it, and of its part of each mapped tier.
 #pragma once
 
 #include <algorithm>
@@ -49,6 +49,22 @@ struct Place {
   std::uint64_t claimed_bytes() const { return std::max(floor_bytes, mapped_bytes()); }
 };
 
+// One process's part in a session: what it leases by, and who it is.
+struct Member {
+  SessionId id{};
+  std::size_t record = 0;  // in the catalog
+  LeaseTable table;
+  std::string label;
+  std::array<std::uint8_t, 16> token{};  // the front's, kept for its successor
+  std::int32_t pid = 0;
+  bool maps_segments = false;
+  bool writes = true;  // a share's: whether it may
+  std::optional<RequestId> close_request;
+};
+
+// Tensors, and the memory that they lie in. An ordinary session is one process's, which is its only member, under the
+// same number, for life. A share's members come and go, each under a number of its own, and it ends with the last one;
+// a tensor has the same slot in all their tables.
 struct Session {
   enum class Life : std::uint8_t { kOpen, kEnding };
 
@@ -56,13 +72,9 @@ struct Session {
   std::size_t record = 0;  // in the catalog
   bool touched = false;    // since the last commit
   Tenant tenant;
-  LeaseTable table;
-  std::string label;
-  std::array<std::uint8_t, 16> token{};  // the front's, kept for its successor
-  std::int32_t pid = 0;
-  bool maps_segments = false;
+  std::string share;  // its name; empty: an ordinary session
+  std::vector<Member> members;
   Life life = Life::kOpen;
-  std::optional<RequestId> close_request;
 
   std::deque<Tensor> tensors;                        // by slot; records stay where they are
   std::vector<Slot> free_slots;                      // last freed first
@@ -84,6 +96,17 @@ struct Session {
 
   Tensor& at(Slot slot) { return tensors[index(slot)]; }
   const Tensor& at(Slot slot) const { return tensors[index(slot)]; }
+  bool is_share() const { return !share.empty(); }
+  Member* find_member(SessionId member) {
+    const auto found = std::ranges::find(members, member, &Member::id);
+    return found == members.end() ? nullptr : &*found;
+  }
+  // Whether everybody's word shows the tensor's copy, for reading alone.
+  bool is_shared(const Tensor& tensor) const { return is_share() && tensor.holder == SessionId{}; }
+  // Whether the member's word is one of those that show it.
+  static bool shows(const Member& member, const Tensor& tensor) {
+    return tensor.holder == SessionId{} || tensor.holder == member.id;
+  }
 };
 
 }  // namespace terrace::engine

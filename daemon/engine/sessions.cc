@@ -11,12 +11,18 @@ namespace terrace::engine {
 void EngineImpl::on(const Request& request, const OpenSession& body) {
   if (draining_)
     return answer(request.id, fail(ErrorCode::kUnavailable, "the daemon is draining: it opens no more sessions"));
-  if (sessions_.size() + opens_.size() >= options_.sessions_max)
-    return answer(request.id, fail(ErrorCode::kResourceExhausted,
-                                   fmt::format("{} sessions are open, which is the daemon's bound: close one first",
-                                               sessions_.size())));
+  const bool joins = body.share && !body.share->create;
+  if (records_used() + (body.share && !joins ? 2 : 1) > options_.sessions_max)
+    return answer(request.id,
+                  fail(ErrorCode::kResourceExhausted,
+                       fmt::format("{} sessions are open, which is the daemon's bound: close one first (a share counts "
+                                   "as one more than its sessions)",
+                                   records_used())));
   if (body.table.size() == 0)
     return answer(request.id, fail(ErrorCode::kInvalidArgument, "a session needs a lease table of at least one slot"));
+  if (body.share)
+    if (const auto good = check_share(body); !good) return answer(request.id, std::unexpected(good.error()));
+  if (joins) return join_now(request.id, body);
   auto floors = floors_of(body);
   if (!floors) return answer(request.id, std::unexpected(floors.error()));
   if (!wait_for(request.id, SessionId{}, request.deadline)) return;
@@ -54,38 +60,53 @@ Result<std::vector<std::uint64_t>> EngineImpl::floors_of(const OpenSession& open
 }
 
 void EngineImpl::open_now(RequestId request, const OpenSession& open, const std::vector<std::uint64_t>& floors) {
+  if (open.share)  // somebody else may have created it meanwhile
+    if (const auto good = check_share(open); !good) return answer(request, std::unexpected(good.error()));
   const SessionId id{next_session_++};
-  auto session = std::make_unique<Session>();
-  session->id = id;
-  session->tenant = open.tenant;
-  session->table = open.table;
-  session->label = open.label;
-  session->pid = open.pid;
-  session->token = open.token;
-  session->maps_segments = open.maps_segments;
-  session->places.resize(tiers_.size());
-  SessionOpened opened{id, {}};
+  auto made = std::make_unique<Session>();
+  made->id = id;
+  made->tenant = open.tenant;
+  made->places.resize(tiers_.size());
   for (std::size_t i = 0; i < tiers_.size(); ++i) {
     if (!tiers_[i].mapped()) continue;
-    session->places[i] = std::make_unique<Place>(options_.make_policy());
-    session->places[i]->floor_bytes = floors[i];
-    opened.places.push_back({tiers_[i].place, tiers_[i].options.capacity_bytes, floors[i]});
+    made->places[i] = std::make_unique<Place>(options_.make_policy());
+    made->places[i]->floor_bytes = floors[i];
   }
-  if (catalog_ != nullptr) {
-    TERRACE_CHECK(!free_records_.empty());  // those that wait to be open count for the bound too
-    session->record = *free_records_.begin();
-    free_records_.erase(free_records_.begin());
+  made->record = take_record();
+  Session& session = *sessions_.emplace(id, std::move(made)).first->second;
+  touch(session);
+  if (open.share) {
+    session.share = open.share->name;
+    return answer(request, ReplyBody{opened(session, join(session, open))});
   }
-  touch(*sessions_.emplace(id, std::move(session)).first->second);
-  answer(request, ReplyBody{std::move(opened)});
+  session.members.push_back(member_of(open, id));
+  session.members.front().record = session.record;
+  answer(request, ReplyBody{opened(session, session.members.front())});
+}
+
+void EngineImpl::join_now(RequestId request, const OpenSession& open) {
+  Session& share = *find_share(open.tenant, open.share->name);
+  if (open.table.size() != share.members.front().table.size())
+    return answer(request, fail(ErrorCode::kInvalidArgument,
+                                fmt::format("a table of {} slots, where those of share '{}' have {}", open.table.size(),
+                                            share.share, share.members.front().table.size())));
+  answer(request, ReplyBody{opened(share, join(share, open))});
+}
+
+SessionOpened EngineImpl::opened(const Session& session, const Member& member) const {
+  SessionOpened opened{.session = member.id, .space = session.id, .writes = member.writes, .places = {}};
+  for (std::size_t i = 0; i < tiers_.size(); ++i)
+    if (tiers_[i].mapped())
+      opened.places.push_back({tiers_[i].place, tiers_[i].options.capacity_bytes, session.places[i]->floor_bytes});
+  return opened;
 }
 
 void EngineImpl::on(const Request& request, const CloseSession&) {
   const auto session = open_session(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
   if (!wait_for(request.id, request.session, request.deadline, true)) return;
-  (*session)->close_request = request.id;
-  end_session(**session, {ErrorCode::kCancelled, "the session was closed", 0});
+  (*session)->find_member(request.session)->close_request = request.id;
+  leave(**session, request.session, {ErrorCode::kCancelled, "the session was closed", 0});
 }
 
 void EngineImpl::end_session(Session& session, const Error& why) {
@@ -112,7 +133,13 @@ void EngineImpl::finish_session(Session& session) {
   }
   const SessionId id = session.id;
   if (catalog_ != nullptr) freed_records_.push_back(session.record);
-  if (session.close_request) answer(*session.close_request, ReplyBody{Done{}});
+  for (const Member& member : session.members) {
+    if (member.close_request) answer(*member.close_request, ReplyBody{Done{}});
+    if (member.id == id) continue;
+    if (catalog_ != nullptr) freed_records_.push_back(member.record);
+    part_of_.erase(member.id);
+    output_.gone.push_back(member.id);
+  }
   sessions_.erase(id);
   output_.gone.push_back(id);
   for (auto& [other, left] : sessions_)

@@ -14,6 +14,8 @@ std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::spa
     const auto survivor = std::ranges::find(survivors, SessionId{grant.session}, &Survivor::session);
     Session* session = find_session(SessionId{grant.session});
     if (session == nullptr || survivor == survivors.end()) return;
+    Member* member = session->find_member(SessionId{grant.session});
+    if (member == nullptr) return;
     const auto beyond = static_cast<std::int32_t>(survivor->completions - grant.position);
     if (grant.answering != 0 && beyond >= 0) return;
     if (grant.kind == GrantRecord::Kind::kStep && session->step != 0 &&
@@ -30,7 +32,7 @@ std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::spa
         if (!tensor.deleted && tensor.incarnation == granted.mark) unanswered[session->id].created.push_back(slot);
       } else {
         const auto mode = static_cast<shm::Mode>(grant.mode % 256);
-        const bool undone = shm::ungrant(session->table.word(slot), mode, (granted.mark & 1) != 0);
+        const bool undone = shm::ungrant(member->table.word(slot), mode, (granted.mark & 1) != 0);
         // Its content was given up with the record, which comes before the word.
         const bool recorded = index(session->at(slot).published) == grant.mode / 256;
         if ((undone || recorded) && mode == shm::Mode::kOverwrite && (granted.mark & kFresh) != 0)
@@ -49,7 +51,7 @@ void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
     if (tensor.live())
       settle_word(session, Slot{at});
     else
-      session.table.publish(Slot{at}, {.state = shm::State::kFree, .incarnation = tensor.incarnation}, 0, 0, 0);
+      show_free(session, Slot{at}, tensor.incarnation);
   }
   for (const Slot slot : unanswered.torn) tear(session, slot);
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
@@ -77,29 +79,58 @@ void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
 // its own session's: the copy that was published stands, with nobody's lease.
 void EngineImpl::settle_word(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
-  const shm::Word word = session.table.load(slot);
+  if (tensor.holder != SessionId{} && session.find_member(tensor.holder) == nullptr) {  // it did not survive
+    tensor.valid = bit(tensor.published);
+    tensor.published = Level::kNone;
+    tensor.holder = SessionId{};
+    tensor.torn = tensor.forget = true;
+  }
+  if (session.is_share() && tensor.holder == SessionId{}) return settle_shared(session, slot);
+  Member& member = tensor.holder == SessionId{} ? session.members.front() : *session.find_member(tensor.holder);
+  const shm::Word word = member.table.load(slot);
   if (word.incarnation == tensor.incarnation && word.torn) tensor.torn = true;
   if (tensor.published == Level::kNone) return unpublish(session, slot);
+  for (Member& other : session.members)
+    if (!Session::shows(other, tensor)) show_nothing(other, slot, tensor);
   const Level level = tensor.published;
   const bool known = word.incarnation == tensor.incarnation &&
                      (word.state == shm::State::kResident || word.state == shm::State::kClaimed);
   if (!known || (word.dirty && !planted(Plant::kRestartForgetsDirty))) tensor.valid = bit(level);
-  const bool leased = known && word.state == shm::State::kResident && session.maps_segments;
+  const bool leased = known && word.state == shm::State::kResident && member.maps_segments;
   if (leased) {
-    shm::want(session.table.word(slot), false);
-    shm::lend(session.table.word(slot), false);
+    shm::want(member.table.word(slot), false);
+    shm::lend(member.table.word(slot), false);
     return;
   }
   // Of a session over gRPC, a lease ended with the call that held it.
-  const bool torn = known && !session.maps_segments && word.writers != 0;
+  const bool torn = known && !member.maps_segments && word.writers != 0;
   shm::publish(
-      session.table.word(slot),
+      member.table.word(slot),
       {.state = shm::State::kClaimed, .turn = word.turn, .torn = tensor.torn, .incarnation = tensor.incarnation});
   tensor.published = Level::kNone;
+  tensor.holder = SessionId{};
   tensor.claimed = true;
   if (torn) {
     tensor.torn = true;
     tensor.forget = true;
+  }
+}
+
+// What everybody may read is as it was recorded; words that the former daemon did not come to, or had taken, are brought
+// in line.
+void EngineImpl::settle_shared(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (tensor.published == Level::kNone) return unpublish(session, slot);
+  const Placement at = placement(tensor, tensor.published);
+  for (Member& member : session.members) {
+    const shm::Word was = member.table.load(slot);
+    const bool known = was.incarnation == tensor.incarnation && was.state == shm::State::kShared;
+    if (known && member.maps_segments) {  // in use meanwhile
+      shm::want(member.table.word(slot), false);
+      shm::lend(member.table.word(slot), false);
+      continue;
+    }
+    member.table.publish(slot, shown_word(session, tensor, was.turn), at.place, at.offset, tensor.bytes);
   }
 }
 

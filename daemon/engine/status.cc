@@ -33,7 +33,7 @@ void EngineImpl::on(const Request& request, const MarkStep& body) {
   if (body.kind > kLastKind)
     return answer(request.id, fail(ErrorCode::kInvalidArgument,
                                    fmt::format("step kind {}: give 0 (train), 1 (accumulate) or 2 (eval)", body.kind)));
-  if (const auto room = check_note(**session, 0); !room) return answer(request.id, std::unexpected(room.error()));
+  if (const auto room = check_note(**session, request.session, 0); !room) return answer(request.id, std::unexpected(room.error()));
   note(**session,
        {.request = static_cast<std::uint64_t>(request.id),
         .session = static_cast<std::uint32_t>(request.session),
@@ -90,8 +90,9 @@ TierStatus EngineImpl::tier_status(std::size_t index) const {
 SessionStatus EngineImpl::session_status(const Session& session) const {
   SessionStatus out{.session = session.id,
                     .tenant = session.tenant,
-                    .pid = session.pid,
-                    .label = session.label,
+                    .pid = session.is_share() ? 0 : session.members.front().pid,
+                    .label = session.is_share() ? session.share : session.members.front().label,
+                    .members = {},
                     .tensors = session.tensor_count,
                     .tensor_bytes = session.tensor_bytes,
                     .step = session.step,
@@ -99,10 +100,13 @@ SessionStatus EngineImpl::session_status(const Session& session) const {
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
     if (!tensor.live() || tensor.published == Level::kNone) continue;
-    const shm::Word word = session.table.load(Slot{at});
-    out.leases += word.readers + word.writers;
-    if (word.leased()) out.leased_bytes += tensor.bytes;
+    const shm::Word held = word(session, Slot{at});
+    out.leases += held.readers + held.writers;
+    if (held.leased()) out.leased_bytes += tensor.bytes;
   }
+  if (session.is_share())
+    for (const Member& member : session.members)
+      out.members.push_back({member.id, member.pid, member.label, leases_of(session, member), member.writes});
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     if (session.places[tier] == nullptr) continue;
     const Place& place = *session.places[tier];

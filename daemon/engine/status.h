@@ -70,10 +70,18 @@ struct PrefetchStatus {
 };
 
 struct SessionStatus {
+  struct Member {
+    SessionId session{};
+    std::int32_t pid = 0;
+    std::string label;
+    std::uint64_t leases = 0;
+    bool writes = false;
+  };
   SessionId session{};
   Tenant tenant;
-  std::int32_t pid = 0;
-  std::string label;
+  std::int32_t pid = 0;         // a share's: 0
+  std::string label;            // a share's: its name
+  std::vector<Member> members;  // a share's; of an ordinary session none
   std::uint64_t tensors = 0;
   std::uint64_t tensor_bytes = 0;
   std::uint64_t leases = 0;

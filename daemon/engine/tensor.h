@@ -45,6 +45,9 @@ struct Tensor {
   std::uint64_t transfer = 0;                   // id of the transfer that touches it; 0: none
   std::vector<std::int64_t> dimensions;         // shape, then strides if stated
   std::uint64_t mark = 0;                       // scratch of whoever walks a set
+  std::uint64_t awaited_by = 0;  // the admission that waits for leases of other members on it to end; 0: none
+  SessionId pinner{};            // of a share's, pinned: by whom
+  SessionId holder{};            // of a share's, published to this member alone, which may write; 0: to all members
   std::uint32_t incarnation = 0;
   std::uint32_t wanted = 0;  // admissions that wait for its leases to end
   std::uint32_t dtype = 0;
@@ -75,6 +78,6 @@ struct Tensor {
   std::uint64_t extent_bytes() const { return align_up(bytes, kPageBytes); }
   tier::Extent extent(Level level) const { return {offset[index(level)], extent_bytes()}; }
 };
-static_assert(sizeof(Tensor) - sizeof(std::string) <= 208, "thousands of tensors a session, hundreds of bytes at most");
+static_assert(sizeof(Tensor) - sizeof(std::string) <= 224, "thousands of tensors a session, hundreds of bytes at most");
 
 }  // namespace terrace::engine

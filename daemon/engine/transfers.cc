@@ -126,9 +126,7 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
       return slid(session, flight.slot, result);
     case Activity::kCleaning:
       if (!result) tensor.home_bad = true;  // no more early ones until a write-back succeeds
-      if (result && tensor.published == flight.from &&
-          (shm::finish_clean(session.table.word(flight.slot)) ||
-           (planted(Plant::kNoWriterCount) && !session.table.load(flight.slot).dirty)))
+      if (result && tensor.published == flight.from && finish_clean(session, flight.slot))
         tensor.valid |= bit(flight.to);
       if (tensor.admission == 0) rest(session, flight.slot);
       return;

@@ -98,6 +98,7 @@ void World::misfortune() {
     return;
   }
   if (!trainer.sane() || !random_.one_in(2)) return;
+  if (trainer.in_share && trainer.writes) return;  // what it writes is everybody's
   say(fmt::format("trainer {} begins to scribble over its table", index));
   ++counts_.faults;
   trainer.client->scribbles = true;
@@ -138,7 +139,7 @@ void World::scribble(Trainer& trainer) {
 // A device has, or may have, other bytes of it than were written.
 void World::harm(std::uint64_t tensor_number) {
   for (Trainer& trainer : trainers_)
-    for (Tensor& tensor : trainer.tensors)
+    for (Tensor& tensor : trainer.content->tensors)
       if (tensor.number == tensor_number) tensor.may_be_lost = true;
 }
 
@@ -193,7 +194,7 @@ void World::restart() {
 
 // Lease counts are what the trainer holds, and nothing else.
 void World::check_counts(const Trainer& trainer) const {
-  for (const Tensor& tensor : trainer.tensors) {
+  for (const Tensor& tensor : trainer.content->tensors) {
     const shm::Word word = trainer.client->table.load(tensor.handle.slot);
     const auto held = [&](bool reads) {
       return std::ranges::count_if(trainer.leases, [&](const Lease& lease) {
@@ -213,16 +214,17 @@ void World::ask_again(std::size_t index, Body body) {
     trainer.opening.reset();
     return;
   }
-  if (!trainer.open()) return;
+  if (!trainer.open() && !trainer.in_share) return;
   if (const auto* acquire = std::get_if<Acquire>(&body); acquire != nullptr)
     for (const Handle handle : acquire->tensors)
       if (Tensor* tensor = find(trainer, handle)) {
         tensor->may_be_zeros |= acquire->mode == shm::Mode::kWrite;
         tensor->may_be_torn |= acquire->mode == shm::Mode::kOverwrite;
       }
+  if (!trainer.open()) return;
   if (const auto* gone = std::get_if<DeleteTensors>(&body)) {
     for (const Handle handle : gone->tensors) {
-      std::erase_if(trainer.tensors, [&](const Tensor& tensor) { return tensor.handle == handle; });
+      std::erase_if(trainer.content->tensors, [&](const Tensor& tensor) { return tensor.handle == handle; });
       std::erase(trainer.pinned, handle);
       send(index, DeleteTensors{{handle}}, kNever);  // done already, or done now
     }

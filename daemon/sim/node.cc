@@ -95,6 +95,7 @@ Node::Client* Node::open(engine::OpenSession open, std::size_t slots, Time deadl
     return nullptr;
   }
   client->id = std::get<engine::SessionOpened>(*result).session;
+  client->space = std::get<engine::SessionOpened>(*result).space;
   return clients.emplace_back(std::move(client)).get();
 }
 
@@ -298,6 +299,10 @@ std::vector<RequestId> Node::restart(const std::function<bool()>& coin) {
   auto restored = Engine::restore(options_, *catalog, survivors());
   if (!restored) throw Violation("the successor restores the catalog: " + restored.error().message);
   engine = std::move(*restored);
+  const auto sessions = engine->status().sessions;
+  std::erase_if(spaces_, [&](const auto& space) {  // of shares that nobody has a part in any more
+    return std::ranges::find(sessions, space.first.second, &engine::SessionStatus::session) == sessions.end();
+  });
   std::vector<RequestId> lost;
   for (const auto& [id, deadline] : open_) lost.push_back(id);
   open_.clear();
@@ -328,7 +333,7 @@ std::vector<std::uint64_t*> Node::pages_of(const Client& client, Handle handle) 
   while (slot.place == kHost && options_.tiers[tier].kind != tier::Kind::kMemory) ++tier;
   if (slot.place != kHost) tier = slot.place - shm::kPlaceDevice0;
   return pages_at(
-      {static_cast<TierId>(tier), client.id, tier::Pieces({slot.offset, align_up(slot.bytes, kPageBytes)}), 0});
+      {static_cast<TierId>(tier), client.space, tier::Pieces({slot.offset, align_up(slot.bytes, kPageBytes)}), 0});
 }
 
 Result<void> Node::move(const mover::Transfer& transfer, Lie lie, std::uint64_t elsewhere,

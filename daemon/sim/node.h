@@ -38,6 +38,7 @@ class Node {
  public:
   struct Client {
     SessionId id{};
+    SessionId space{};  // whose memory its tensors lie in
     std::vector<shm::TableSlot> slots;
     engine::LeaseTable table;
     bool gone = false;

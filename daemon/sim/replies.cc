@@ -39,7 +39,7 @@ void World::take_replies() {
 std::uint64_t World::number_of(const Node::Client& client, Handle handle) {
   if (!node_.catalog) return ++numbers_;
   for (std::size_t record = 0; record < node_.catalog->shape().sessions_max; ++record)
-    if (node_.catalog->session(record).id == static_cast<std::uint32_t>(client.id))
+    if (node_.catalog->session(record).id == static_cast<std::uint32_t>(client.space))
       return node_.catalog->tensor(record, terrace::index(handle.slot)).state.number;
   return 0;
 }
@@ -50,7 +50,7 @@ void World::replied(std::size_t, const T&, const Result<ReplyBody>& result) {
           "nothing internal is answered: " + (result ? "" : result.error().message));
 }
 
-void World::replied(std::size_t index, const OpenSession&, const Result<ReplyBody>& result) {
+void World::replied(std::size_t index, const OpenSession& body, const Result<ReplyBody>& result) {
   Trainer& trainer = trainers_[index];
   if (!result) {
     trainer.opening.reset();
@@ -58,6 +58,11 @@ void World::replied(std::size_t index, const OpenSession&, const Result<ReplyBod
   }
   const auto& opened = std::get<SessionOpened>(*result);
   trainer.opening->id = opened.session;
+  trainer.opening->space = opened.space;
+  trainer.in_share = body.share.has_value();
+  trainer.writes = opened.writes;
+  if (body.share && body.share->create) shares_[body.share->name] = std::make_shared<Content>();
+  if (body.share) trainer.content = shares_.at(body.share->name);
   trainer.client = node_.clients.emplace_back(std::move(trainer.opening)).get();
   trainer.offers = opened.places;
 }
@@ -74,7 +79,8 @@ void World::replied(std::size_t index, const CreateTensors& body, const Result<R
   Trainer& trainer = trainers_[index];
   if (!result) {
     const ErrorCode code = result.error().code;
-    require(code == ErrorCode::kResourceExhausted || code == ErrorCode::kDeadlineExceeded || !trainer.sane(),
+    require(code == ErrorCode::kResourceExhausted || code == ErrorCode::kDeadlineExceeded || !trainer.sane() ||
+                (code == ErrorCode::kPermissionDenied && !trainer.writes),
             "tensors are created unless there is no room: " + result.error().message);
     return;
   }
@@ -86,7 +92,7 @@ void World::replied(std::size_t index, const CreateTensors& body, const Result<R
     tensor.bytes = body.tensors[i].bytes;
     tensor.number = number_of(*trainer.client, handles[i]);
     say(fmt::format("tensor {} is {}, number {}", terrace::index(tensor.handle.slot), tensor.name, tensor.number));
-    if (!trainer.ending) trainer.tensors.push_back(std::move(tensor));
+    if (!trainer.ending) trainer.content->tensors.push_back(std::move(tensor));
   }
 }
 
@@ -112,6 +118,8 @@ void World::check_refusal(Trainer& trainer, const std::vector<Handle>& set, shm:
   require(error.code != ErrorCode::kDataLoss || (may_be_lost && mode != shm::Mode::kOverwrite),
           "only what a device harmed is lost: " + error.message);
   require(error.code != ErrorCode::kInternal || faults_, "nothing internal is answered: " + error.message);
+  require(error.code != ErrorCode::kPermissionDenied || (!trainer.writes && mode != shm::Mode::kRead),
+          "who may, may: " + error.message);
 }
 
 void World::replied(std::size_t index, const Move& body, const Result<ReplyBody>& result) {
@@ -137,7 +145,7 @@ void World::replied(std::size_t index, const DeleteTensors& body, const Result<R
   if (!result) return;
   Trainer& trainer = trainers_[index];
   for (const Handle handle : body.tensors) {
-    std::erase_if(trainer.tensors, [&](const Tensor& tensor) { return tensor.handle == handle; });
+    std::erase_if(trainer.content->tensors, [&](const Tensor& tensor) { return tensor.handle == handle; });
     std::erase(trainer.pinned, handle);
   }
 }
@@ -182,10 +190,11 @@ void World::calm() {
 // A set within the floor is granted to a session that holds nothing.
 void World::check_floor(std::size_t index) {
   Trainer& trainer = trainers_[index];
+  if (!trainer.writes) return;
   for (const PlaceOffer& offer : trainer.offers) {
     std::vector<Handle> set;
     std::uint64_t bytes = 0;
-    for (const Tensor& tensor : trainer.tensors) {
+    for (const Tensor& tensor : trainer.content->tensors) {
       if (bytes + align_up(tensor.bytes, kPageBytes) > offer.guarantee_bytes) continue;
       bytes += align_up(tensor.bytes, kPageBytes);
       set.push_back(tensor.handle);
@@ -201,7 +210,7 @@ void World::check_floor(std::size_t index) {
 }
 
 void World::check_bytes(Trainer& trainer) {
-  for (const Tensor& tensor : trainer.tensors) {
+  for (const Tensor& tensor : trainer.content->tensors) {
     if (!tensor.written) continue;
     const auto seen = node_.read(*trainer.client, tensor.handle, place());
     if (seen)

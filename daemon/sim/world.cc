@@ -131,8 +131,8 @@ void World::send(std::size_t index, Body body, Time at) {
 std::vector<Handle> World::some_tensors(const Trainer& trainer, std::size_t most) {
   std::vector<Handle> set;
   const std::size_t count = 1 + random_.below(most);
-  for (std::size_t i = 0; i < count && !trainer.tensors.empty(); ++i) {
-    const Handle handle = trainer.tensors[random_.below(trainer.tensors.size())].handle;
+  for (std::size_t i = 0; i < count && !trainer.content->tensors.empty(); ++i) {
+    const Handle handle = trainer.content->tensors[random_.below(trainer.content->tensors.size())].handle;
     if (std::ranges::find(set, handle) == set.end()) set.push_back(handle);
   }
   return set;
@@ -147,13 +147,17 @@ void World::open(std::size_t index) {
   open.local_world_size = static_cast<std::uint32_t>(1 + random_.below(8));
   open.maps_segments = options_.restarts;
   if (random_.one_in(2)) open.guarantees.push_back({place(), random_.below(3) * kSegment});
+  if (random_.one_in(2)) {
+    open.share = ShareAccess{fmt::format("share {}", random_.below(2)), random_.one_in(3), !random_.one_in(3)};
+    if (!open.share->create) open.guarantees.clear();
+  }
   send(index, open, deadline());
 }
 
 void World::end(std::size_t index) {
   Trainer& trainer = trainers_[index];
   trainer.ending = true;
-  trainer.leases.clear();
+  bereave(trainer);
   if (random_.one_in(2)) return send(index, CloseSession{}, kNever);
   say(fmt::format("trainer {} dies", index));
   ++counts_.deaths;
@@ -162,8 +166,18 @@ void World::end(std::size_t index) {
   dying_.push_back(index);
 }
 
+// What it was writing in a share is torn for those who stay.
+void World::bereave(Trainer& trainer) {
+  for (const Lease& lease : std::exchange(trainer.leases, {})) {
+    Tensor* tensor = trainer.in_share && lease.mode != shm::Mode::kRead ? find(trainer, lease.handle) : nullptr;
+    if (tensor == nullptr) continue;
+    tensor->written = tensor->may_be_lost = tensor->torn_beside = false;
+    tensor->torn = true;
+  }
+}
+
 void World::create(std::size_t index) {
-  if (trainers_[index].tensors.size() > kTensorsMax) return;
+  if (trainers_[index].content->tensors.size() > kTensorsMax) return;
   CreateTensors body;
   const std::size_t count = 1 + random_.below(3);
   for (std::size_t i = 0; i < count; ++i)
@@ -183,8 +197,8 @@ void World::unpin(std::size_t index) {
 // As the client library: in the table, if the copy is published.
 World::Tensor* World::take_in_table(std::size_t index) {
   Trainer& trainer = trainers_[index];
-  if (trainer.tensors.empty() || !trainer.sane()) return nullptr;
-  Tensor& tensor = trainer.tensors[random_.below(trainer.tensors.size())];
+  if (trainer.content->tensors.empty() || !trainer.sane()) return nullptr;
+  Tensor& tensor = trainer.content->tensors[random_.below(trainer.content->tensors.size())];
   const auto mode = static_cast<shm::Mode>(random_.below(3));
   if (mode != shm::Mode::kOverwrite && is_asked_for(index, tensor.handle, true))
     return nullptr;  // nobody reads what is being written
@@ -215,6 +229,7 @@ void World::fast_lease(std::size_t index) {
 
 void World::leased(Trainer& trainer, Tensor& tensor, shm::Mode mode) {
   ++counts_.granted;
+  if (trainer.in_share) check_alone(trainer, tensor, mode);
   trainer.leases.push_back({tensor.handle, mode});
   if (trainer.client->scribbles) return;
   if (tensor.torn && mode != shm::Mode::kOverwrite) {
@@ -233,6 +248,16 @@ void World::leased(Trainer& trainer, Tensor& tensor, shm::Mode mode) {
   if (mode == shm::Mode::kRead) return;
   fill(trainer, tensor);
   if (mode == shm::Mode::kOverwrite) tensor.may_be_lost = false;
+}
+
+// Who writes in a share has the tensor alone.
+void World::check_alone(const Trainer& trainer, const Tensor& tensor, shm::Mode mode) const {
+  for (const Trainer& other : trainers_) {
+    if (&other == &trainer || other.content != trainer.content) continue;
+    for (const Lease& lease : other.leases)
+      require(lease.handle != tensor.handle || (mode == shm::Mode::kRead && lease.mode == shm::Mode::kRead),
+              fmt::format("who writes {} in a share has it alone", tensor.name));
+  }
 }
 
 void World::fill(Trainer& trainer, Tensor& tensor) {
@@ -280,8 +305,8 @@ void World::release(std::size_t index) {
 }
 
 World::Tensor* World::find(Trainer& trainer, Handle handle) {
-  const auto found = std::ranges::find(trainer.tensors, handle, &Tensor::handle);
-  return found == trainer.tensors.end() ? nullptr : &*found;
+  const auto found = std::ranges::find(trainer.content->tensors, handle, &Tensor::handle);
+  return found == trainer.content->tensors.end() ? nullptr : &*found;
 }
 
 }  // namespace terrace::sim

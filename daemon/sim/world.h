@@ -69,11 +69,17 @@ class World {
     bool may_be_zeros = false;  // a write lease was granted and undone: its zeros may count as content
     std::uint64_t value = 0;
   };
+  // Of a session, or of a share: then of all who have a part in it.
+  struct Content {
+    std::vector<Tensor> tensors;
+  };
   struct Trainer {
     Node::Client* client = nullptr;
     std::unique_ptr<Node::Client> opening;
     std::vector<engine::PlaceOffer> offers;
-    std::vector<Tensor> tensors;
+    std::shared_ptr<Content> content = std::make_shared<Content>();
+    bool in_share = false;
+    bool writes = true;
     std::vector<Lease> leases;
     std::vector<Handle> pinned;
     Time stopped_until{};  // SIGSTOP
@@ -100,7 +106,9 @@ class World {
   void release(std::size_t index);
   Lease take_lease(std::size_t index);
   bool release_in_table(std::size_t index, Lease lease);
+  void bereave(Trainer& trainer);
   void leased(Trainer& trainer, Tensor& tensor, shm::Mode mode);
+  void check_alone(const Trainer& trainer, const Tensor& tensor, shm::Mode mode) const;
   void fill(Trainer& trainer, Tensor& tensor);
   static Tensor* find(Trainer& trainer, Handle handle);
   std::vector<Handle> some_tensors(const Trainer& trainer, std::size_t most = 4);
@@ -143,6 +151,7 @@ class World {
   Random random_{0};
   Node node_;
   std::vector<Trainer> trainers_;
+  std::map<std::string, std::shared_ptr<Content>> shares_;  // as they were last created
   std::vector<std::uint32_t> places_;
   bool has_block_ = false;
   bool faults_ = false;  // not while it is calm

@@ -13,6 +13,7 @@ enum class State : std::uint8_t {
   kAbsent = 1,    // nothing published: ask the daemon
   kResident = 2,  // published at the slot's place and offset: leases are taken here
   kClaimed = 3,   // the engine has it for itself, at zero readers and writers: ask the daemon
+  kShared = 4,    // as kResident, and other sessions read it too: read leases are taken here, others of the daemon
 };
 
 enum class Mode : std::uint8_t {
@@ -40,6 +41,7 @@ struct Word {
   bool operator==(const Word&) const = default;
 
   constexpr bool leased() const { return readers != 0 || writers != 0; }
+  constexpr bool published() const { return state == State::kResident || state == State::kShared; }
   constexpr std::uint64_t packed() const {
     return static_cast<std::uint64_t>(state) | (std::uint64_t{dirty} << 3) | (std::uint64_t{wanted} << 4) |
            (std::uint64_t{lent} << 5) | (std::uint64_t{turn} << 6) | (std::uint64_t{torn} << 7) |
@@ -92,8 +94,8 @@ Step transition(AtomicWord& word, Next next) {
 // The word with one more lease, if it can have one.
 constexpr Step with_lease(Word w, std::uint32_t incarnation, Mode mode) {
   if (w.state == State::kFree || w.incarnation != incarnation) return {Outcome::kStale, w};
-  if (w.state != State::kResident || w.readers == kReadersMax || w.writers == kWritersMax)
-    return {Outcome::kAskDaemon, w};
+  if (!w.published() || w.readers == kReadersMax || w.writers == kWritersMax) return {Outcome::kAskDaemon, w};
+  if (w.state == State::kShared && mode != Mode::kRead) return {Outcome::kAskDaemon, w};
   if (mode == Mode::kRead) {
     ++w.readers;
   } else {
@@ -106,7 +108,7 @@ constexpr Step with_lease(Word w, std::uint32_t incarnation, Mode mode) {
 // One more lease.
 inline Step acquire(AtomicWord& word, std::uint32_t incarnation, Mode mode) {
   return transition(word, [=](Word w) -> Step {
-    if (w.state == State::kResident && w.incarnation == incarnation && (w.wanted || w.lent || w.torn))
+    if (w.published() && w.incarnation == incarnation && (w.wanted || w.lent || w.torn))
       return {Outcome::kAskDaemon, w};
     return with_lease(w, incarnation, mode);
   });
@@ -126,7 +128,7 @@ inline Step grant(AtomicWord& word, std::uint32_t incarnation, Mode mode, bool t
 inline bool ungrant(AtomicWord& word, Mode mode, bool turn) {
   const Step step = transition(word, [=](Word w) -> Step {
     std::uint32_t& count = mode == Mode::kRead ? w.readers : w.writers;
-    if (w.state != State::kResident || w.turn != turn || count == 0) return {Outcome::kNotLeased, w};
+    if (!w.published() || w.turn != turn || count == 0) return {Outcome::kNotLeased, w};
     --count;
     w.turn = !turn;
     return {Outcome::kDone, w};
@@ -159,11 +161,20 @@ inline Step tear(AtomicWord& word, std::uint32_t incarnation) {
 // `word.torn` whether what is there is content.
 inline Step claim(AtomicWord& word, std::uint32_t incarnation) {
   return transition(word, [=](Word w) -> Step {
-    if (w.incarnation != incarnation || w.state != State::kResident) return {Outcome::kStale, w};
+    if (w.incarnation != incarnation || !w.published()) return {Outcome::kStale, w};
     if (w.leased()) return {Outcome::kLeased, w};
     w.state = State::kClaimed;
     return {Outcome::kDone, w};
   });
+}
+
+// Engine: gives a copy back that it took among those of several sessions, of which one held a lease.
+inline void unclaim(AtomicWord& word) {
+  static_cast<void>(transition(word, [](Word w) -> Step {
+    if (w.state != State::kClaimed) return {Outcome::kStale, w};
+    w.state = State::kShared;
+    return {Outcome::kDone, w};
+  }));
 }
 
 // Engine: the next zero count is to ring. The returned word may be at zero already.

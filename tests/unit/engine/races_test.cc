@@ -91,7 +91,7 @@ class Races : public ::testing::Test {
 TEST_F(Races, ALeaseTakenElsewhereWhileRoomIsMade) {
   fill_device_with_clean_copies();
   moments_.after_a_survey = [&] { lease(second_, shm::Mode::kRead); };
-  refused_with_nothing_taken("'second' is leased at another place");
+  refused_with_nothing_taken("'second' is leased at host");
   EXPECT_EQ(harness_->look(*client_, second_), 20u) << "the lease stands";
   harness_->release(*client_, second_, shm::Mode::kRead);
   EXPECT_TRUE(harness_->acquire(*client_, kDevice, shm::Mode::kRead, {first_, second_}));

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine's side of the lease words: the only place that touches them, beside settle.cc. What a client scribbled into
+// its own table is repaired by overwriting it: it harms that session's bytes alone. In a share every member's word shows
+// the same copy for reading, or one member's shows it and may be written through.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+#include "engine/planted.h"
+
+namespace terrace::engine {
+
+// All words that show the copy, as one: what any of them says of leases; of writing, only one that may write.
+shm::Word EngineImpl::word(const Session& session, Slot slot) const {
+  const Tensor& tensor = session.at(slot);
+  shm::Word all{.incarnation = tensor.incarnation};
+  for (const Member& member : session.members) {
+    if (!Session::shows(member, tensor)) continue;
+    shm::Word one = member.table.load(slot);
+    if (session.is_shared(tensor)) {
+      one.writers = 0;
+      one.dirty = one.torn = false;
+    }
+    one.readers += all.readers;
+    one.writers += all.writers;
+    all = one;
+  }
+  return all;
+}
+
+bool EngineImpl::leased(const Session& session, Slot slot) const {
+  const Tensor& tensor = session.at(slot);
+  if (tensor.published == Level::kNone) return false;
+  return std::ranges::any_of(session.members, [&](const Member& member) {
+    return Session::shows(member, tensor) && member.table.load(slot).leased();
+  });
+}
+
+// Takes the published copy for the engine, and settles which copies are valid. False: somebody holds a lease.
+bool EngineImpl::claim(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  TERRACE_CHECK(tensor.published != Level::kNone && !tensor.claimed);
+  const bool shared = session.is_shared(tensor);
+  for (Member& member : session.members) {
+    if (!Session::shows(member, tensor)) continue;
+    const shm::Step step = shm::claim(member.table.word(slot), tensor.incarnation);
+    if (step.outcome == shm::Outcome::kLeased && !planted(Plant::kMovedWhileLeased)) {
+      for (Member& taken : session.members) {
+        if (&taken == &member) break;
+        shm::unclaim(taken.table.word(slot));
+      }
+      return false;
+    }
+    const bool scribbled = step.outcome != shm::Outcome::kDone;
+    if (!shared && (scribbled || (step.word.dirty && !planted(Plant::kDirtyCountsAsHome))))
+      tensor.valid = bit(tensor.published);
+    if (!shared && !scribbled && step.word.torn) tensor.torn = true;
+    if (scribbled)
+      shm::publish(member.table.word(slot),
+                   {.state = shm::State::kClaimed, .turn = step.word.turn, .incarnation = tensor.incarnation});
+  }
+  tensor.published = Level::kNone;
+  tensor.holder = SessionId{};
+  tensor.claimed = true;
+  touch(session, slot);
+  return true;
+}
+
+void EngineImpl::publish(Session& session, Slot slot, Level level) {
+  publish(session, slot, level, SessionId{}, shm::Mode::kRead);
+}
+
+// `to`: who gets a lease with it; 0: nobody.
+void EngineImpl::publish(Session& session, Slot slot, Level level, SessionId to, shm::Mode mode) {
+  Tensor& tensor = session.at(slot);
+  TERRACE_CHECK(tensor.published == Level::kNone && tensor.is_valid(level) && level != Level::kBlock);
+  const bool writes = to != SessionId{} && mode != shm::Mode::kRead;
+  tensor.published = level;
+  tensor.claimed = false;
+  tensor.holder = writes && session.is_share() ? to : SessionId{};
+  touch(session, slot);
+  if (!planted(Plant::kPublishedUnrecorded)) commit();  // before anybody can lease it there
+  const Placement at = placement(tensor, level);
+  for (Member& member : session.members) {
+    if (!Session::shows(member, tensor)) {
+      show_nothing(member, slot, tensor);
+      continue;
+    }
+    shm::Word word = shown_word(session, tensor, member.table.load(slot).turn);
+    if (member.id == to) {
+      word.turn = !word.turn;
+      word.dirty = writes;
+      ++(writes ? word.writers : word.readers);
+    }
+    member.table.publish(slot, word, at.place, at.offset, tensor.bytes);
+  }
+}
+
+// Of the published copy, without a lease.
+shm::Word EngineImpl::shown_word(const Session& session, const Tensor& tensor, bool turn) const {
+  return {.state = session.is_shared(tensor) ? shm::State::kShared : shm::State::kResident,
+          .wanted = tensor.wanted != 0 || tensor.awaited_by != 0,
+          .lent = tensor.extent(tensor.published).end() >
+                  session.places[tier_index(tensor, tensor.published)]->fence,
+          .turn = turn,
+          .torn = tensor.torn,
+          .incarnation = tensor.incarnation};
+}
+
+void EngineImpl::show_nothing(Member& member, Slot slot, const Tensor& tensor) {
+  const shm::Word word{.state = shm::State::kAbsent,
+                       .turn = member.table.load(slot).turn,
+                       .torn = tensor.torn,  // a successor may find the word before the record
+                       .incarnation = tensor.incarnation};
+  member.table.publish(slot, word, shm::kPlaceNowhere, 0, tensor.bytes);
+}
+
+void EngineImpl::unpublish(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  TERRACE_CHECK(tensor.published == Level::kNone);
+  for (Member& member : session.members) show_nothing(member, slot, tensor);
+  tensor.claimed = false;
+}
+
+void EngineImpl::publish_best(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  if (tensor.published != Level::kNone) return;
+  const Level level = tensor.written && !tensor.deleted ? fastest_valid(tensor) : Level::kNone;
+  if (level == Level::kNone || level == Level::kBlock)
+    unpublish(session, slot);
+  else
+    publish(session, slot, level);
+}
+
+// The slot is free, or of a later life than whoever knows it.
+void EngineImpl::show_free(Session& session, Slot slot, std::uint32_t incarnation) {
+  for (Member& member : session.members)
+    member.table.publish(slot, {.state = shm::State::kFree, .incarnation = incarnation}, 0, 0, 0);
+}
+
+// A table that knows nothing yet shows what the others do.
+void EngineImpl::show_all(const Session& session, Member& member) const {
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    const Slot slot{at};
+    if (!tensor.live())
+      member.table.publish(slot, {.state = shm::State::kFree, .incarnation = tensor.incarnation}, 0, 0, 0);
+    else if (tensor.published == Level::kNone || !Session::shows(member, tensor))
+      show_nothing(member, slot, tensor);
+    else {
+      const Placement where = placement(tensor, tensor.published);
+      member.table.publish(slot, shown_word(session, tensor, false), where.place, where.offset, tensor.bytes);
+    }
+  }
+}
+
+// A trainer says in the word that it gave an overwrite up.
+void EngineImpl::note_torn(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (tensor.torn || tensor.published == Level::kNone || !word(session, slot).torn) return;
+  tensor.torn = true;
+  touch(session, slot);
+}
+
+bool EngineImpl::begin_clean(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  if (session.is_shared(tensor)) return true;  // nobody may write
+  for (Member& member : session.members) {
+    if (!Session::shows(member, tensor)) continue;
+    if (planted(Plant::kNoWriterCount))
+      member.table.word(slot).fetch_and(~shm::Word{.dirty = true}.packed());
+    else if (shm::begin_clean(member.table.word(slot), tensor.incarnation).outcome != shm::Outcome::kDone)
+      return false;
+  }
+  return true;
+}
+
+// Whether nobody wrote, or began to, since it began.
+bool EngineImpl::finish_clean(const Session& session, Slot slot) const {
+  const shm::Word now = word(session, slot);
+  return !now.dirty && (now.writers == 0 || planted(Plant::kNoWriterCount));
+}
+
+void EngineImpl::want(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (tensor.wanted++ == 0) show_wanted(session, slot);
+}
+
+void EngineImpl::unwant(Session& session, Handle handle) {
+  const Slot slot = handle.slot;
+  Tensor& tensor = session.at(slot);
+  if (!tensor.live() || tensor.incarnation != handle.incarnation) return;
+  TERRACE_CHECK(tensor.wanted > 0);
+  if (--tensor.wanted == 0) show_wanted(session, slot);
+}
+
+void EngineImpl::show_wanted(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  if (tensor.published == Level::kNone) return;
+  for (Member& member : session.members)
+    if (Session::shows(member, tensor))
+      shm::want(member.table.word(slot), tensor.wanted != 0 || tensor.awaited_by != 0);
+}
+
+void EngineImpl::show_lent(Session& session, Slot slot, bool lent) {
+  const Tensor& tensor = session.at(slot);
+  for (Member& member : session.members)
+    if (Session::shows(member, tensor)) shm::lend(member.table.word(slot), lent);
+}
+
+std::string EngineImpl::holders(const Session& session, const std::vector<Handle>& handles) const {
+  constexpr std::size_t kNamedMax = 4;
+  std::string text;
+  for (std::size_t i = 0; i < handles.size() && i < kNamedMax; ++i) {
+    const shm::Word held = word(session, handles[i].slot);
+    text += fmt::format("{}'{}' ({} readers, {} writers)", i == 0 ? "" : ", ", session.at(handles[i].slot).name,
+                        held.readers, held.writers);
+  }
+  if (handles.size() > kNamedMax) text += fmt::format(" and {} more", handles.size() - kNamedMax);
+  return text;
+}
+
+}  // namespace terrace::engine
