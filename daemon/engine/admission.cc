@@ -165,6 +165,7 @@ void EngineImpl::try_start(Session& session, Admission& admission) {
   if (tiers_[admission.tier].mapped() && all_there(session, admission, *slots)) return grant(session, admission);
   const auto ready = ready_to_start(session, admission, *slots);
   if (!ready) return fail_admission(session, admission, ready.error());
+  if (!*ready && session.is_share()) drop_wants(session, admission);
   if (!*ready || admission.behind) {
     admission.block = admission.awaited.empty() ? Admission::Block::kBusy : Admission::Block::kOthers;
     admission.waited = true;

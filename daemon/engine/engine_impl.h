@@ -249,6 +249,7 @@ class EngineImpl final : public Engine {
   void start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset);
   void slide_on(Session& session, Slot slot);
   Error full(const Session& session, std::size_t tier, const std::string& what) const;
+  void drop_wants(Session& session, Admission& admission);
   void clear_wants(Session& session, Admission& admission);
 
   // eviction.cc

@@ -214,6 +214,15 @@ EngineImpl::Room EngineImpl::wait_for_leases(Session& session, Admission& admiss
   return ended ? Room::kReady : Room::kLeases;
 }
 
+// Who waits for another session's leases keeps nobody from a tensor for the sake of room meanwhile: that session may be
+// waiting for this very tensor.
+void EngineImpl::drop_wants(Session& session, Admission& admission) {
+  if (admission.wanted.empty()) return;
+  for (const Handle& handle : admission.wanted) unwant(session, handle);
+  admission.wanted.clear();
+  ++session.events;
+}
+
 void EngineImpl::clear_wants(Session& session, Admission& admission) {
   for (const Handle& handle : admission.wanted) unwant(session, handle);
   admission.wanted.clear();
