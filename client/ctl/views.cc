@@ -100,9 +100,15 @@ std::string sessions_text(const google::protobuf::RepeatedPtrField<v1::SessionSt
       guarantees += fmt::format("{}{} {}", guarantees.empty() ? "" : ", ", place_name(place.place()),
                                 format_bytes(place.guarantee_bytes()));
     table.add({number(session.session()), session.tenant(), number(session.uid()),
-               session.pid() == 0 ? "-" : std::to_string(session.pid()), session.label(), number(session.tensors()),
+               session.pid() == 0 ? "-" : std::to_string(session.pid()),
+               session.members().empty() ? session.label() : "share " + session.label(), number(session.tensors()),
                format_bytes(session.tensor_bytes()), number(session.leases()), format_bytes(session.leased_bytes()),
                number(session.step()), guarantees});
+    for (const auto& member : session.members())
+      table.add(
+          {number(member.session()), session.tenant(), number(session.uid()), std::to_string(member.pid()),
+           fmt::format("in {}{}{}", session.label(), member.writes() ? ", writes: " : ", reads: ", member.label()), "-",
+           "-", number(member.leases()), "-", "-", "-"});
   }
   return table.text();
 }

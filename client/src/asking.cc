@@ -55,6 +55,33 @@ Pending<std::vector<Tensor>> Session::create_async(std::span<const TensorSpec> s
   return Pending<std::vector<Tensor>>(std::make_unique<TensorsAnswer>(*this, std::move(whole), timeout));
 }
 
+Result<std::vector<Tensor>> Session::find(std::span<const std::string> names, std::chrono::nanoseconds timeout) {
+  if (Result<void> usable_now = usable(); !usable_now) return std::unexpected(usable_now.error());
+  std::vector<Tensor> tensors;
+  while (tensors.size() < names.size()) {
+    std::vector<shm::CreateRecord> records;
+    for (const std::string& name :
+         names.subspan(tensors.size()).first(std::min<std::size_t>(names.size() - tensors.size(), shm::kCreateMax))) {
+      shm::CreateRecord& record = records.emplace_back();
+      if (name.size() >= record.name.size())
+        return fail(ErrorCode::kNotFound, "there is no tensor \"" + name + "\": a name has at most " +
+                                              std::to_string(record.name.size() - 1) + " bytes");
+      std::ranges::copy(name, record.name.begin());
+    }
+    const std::vector<std::uint64_t> room(records.size());
+    const auto call =
+        submit({.operation = shm::Operation::kFind, .timeout = timeout, .handles = room, .records = records});
+    if (!call) return std::unexpected(call.error());
+    if (Result<void> found = finish(*call); !found) return std::unexpected(found.error());
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      Result<TensorSpec> spec = complete(from_wire((*call)->records[i]));
+      if (!spec) return std::unexpected(spec.error());
+      tensors.push_back(make_tensor(std::move(*spec), (*call)->handles[i]));
+    }
+  }
+  return tensors;
+}
+
 Tensor Session::make_tensor(TensorSpec spec, std::uint64_t handle) const {
   return Tensor(
       std::make_shared<const TensorRecord>(TensorRecord{.spec = std::move(spec), .handle = handle, .serial = serial_}));

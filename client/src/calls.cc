@@ -95,9 +95,9 @@ std::shared_ptr<Call> Calls::try_submit(const Question& question) {
 }
 
 bool Calls::push(Call& call, std::chrono::nanoseconds timeout) {
-  const bool creates = call.operation == shm::Operation::kCreate;
+  const bool names = call.operation == shm::Operation::kCreate || call.operation == shm::Operation::kFind;
   std::byte* const content = region_.arena.data() + call.block.offset;
-  if (creates) {
+  if (names) {
     std::memcpy(content, call.records.data(), call.records.size() * sizeof(shm::CreateRecord));
     call.handles.resize(call.records.size());
   } else if (!call.handles.empty()) {
@@ -234,7 +234,8 @@ void Calls::complete(const shm::Completion& completion) {
   const auto is_beyond = [&](std::uint64_t handle) {
     return static_cast<std::uint32_t>(handle) >= region_.table.size();
   };
-  if (call->operation == shm::Operation::kCreate && !call->error && std::ranges::any_of(call->handles, is_beyond))
+  const bool names = call->operation == shm::Operation::kCreate || call->operation == shm::Operation::kFind;
+  if (names && !call->error && std::ranges::any_of(call->handles, is_beyond))
     return break_off({ErrorCode::kInternal, "terraced put a tensor beyond the end of the session's table", 0});
   forget(*call);
   if (call->abandoned) {
@@ -254,6 +255,10 @@ void Calls::read_answer(Call& call, const shm::Completion& completion) {
   if (completion.code == 0) {
     if (call.operation == shm::Operation::kCreate) {
       std::memcpy(call.handles.data(), content, call.handles.size() * sizeof(std::uint64_t));
+    } else if (call.operation == shm::Operation::kFind) {
+      const std::size_t records = call.records.size() * sizeof(shm::CreateRecord);
+      std::memcpy(call.records.data(), content, records);
+      std::memcpy(call.handles.data(), content + records, call.handles.size() * sizeof(std::uint64_t));
     }
     return;
   }

@@ -121,6 +121,11 @@ Pending<std::vector<Tensor>> Client::create_async(std::span<const TensorSpec> sp
   return !session ? closed_pending<std::vector<Tensor>>() : session->create_async(specs, timeout);
 }
 
+Result<std::vector<Tensor>> Client::find(std::span<const std::string> names, std::chrono::nanoseconds timeout) {
+  const Use session = use();
+  return !session ? client_closed() : session->find(names, timeout);
+}
+
 Result<Lease> Client::acquire(const Tensor& tensor, const LeaseOptions& options) {
   const Use session = use();
   return !session ? client_closed() : session->acquire(tensor, options);

@@ -55,25 +55,27 @@ constexpr int kNothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 }  // namespace
 
-PlaceRange::PlaceRange(const shm::PlaceRecord& record)
+PlaceRange::PlaceRange(const shm::PlaceRecord& record, bool read_only)
     : record_(record),
       reserved_bytes_(granules_up(record.range_bytes) * kGranuleBytes),
       granules_((granules_up(record.range_bytes) + 63) / 64),
+      read_only_(read_only),
       is_gpu_(record.gpu != std::array<std::uint8_t, 16>{}) {}
 
-Result<std::unique_ptr<PlaceRange>> PlaceRange::reserve(const shm::PlaceRecord& record) {
+Result<std::unique_ptr<PlaceRange>> PlaceRange::reserve(const shm::PlaceRecord& record, bool read_only) {
   if (record.range_bytes > kRangeBytesMax) {
     return fail(ErrorCode::kInternal, "terraced offers a place of " + std::to_string(record.range_bytes) +
                                           " bytes, and no process has more than " + std::to_string(kRangeBytesMax) +
                                           " bytes of address space");
   }
-  std::unique_ptr<PlaceRange> range(new PlaceRange(record));
+  std::unique_ptr<PlaceRange> range(new PlaceRange(record, read_only));
   if (range->is_gpu_) return range;  // a trainer that leases nothing there need not have the GPU
   range->writable_ = reserve_aligned(range->reserved_bytes_);
-  if (record.writable_only == 0 && range->writable_ != nullptr) {
+  const bool twice = record.writable_only == 0 && !read_only;
+  if (twice && range->writable_ != nullptr) {
     range->readable_ = reserve_aligned(range->reserved_bytes_);
   }
-  if (range->writable_ == nullptr || (record.writable_only == 0 && range->readable_ == nullptr)) {
+  if (range->writable_ == nullptr || (twice && range->readable_ == nullptr)) {
     return fail(ErrorCode::kResourceExhausted,
                 "no " + std::to_string(record.range_bytes) +
                     " bytes of address space for the session's memory: raise RLIMIT_AS (ulimit -v)",
@@ -141,10 +143,11 @@ Result<void> PlaceRange::map(std::uint64_t offset, std::uint64_t bytes, int fd) 
   if (Result<void> fits = check(offset, bytes); !fits) return fits;
   if (Result<void> gone = strike_out(offset, bytes); !gone) return gone;
   if (is_gpu_) return map_gpu(offset, bytes, fd);
+  const int protection = read_only_ ? PROT_READ : PROT_READ | PROT_WRITE;
   if (readable_ != nullptr) {
     if (Result<void> done = map_at(readable_ + offset, bytes, PROT_READ, MAP_SHARED, fd); !done) return done;
   }
-  if (Result<void> done = map_at(writable_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd); !done) return done;
+  if (Result<void> done = map_at(writable_ + offset, bytes, protection, MAP_SHARED, fd); !done) return done;
   segments_.emplace(offset, Segment{bytes, inode_of(fd)});
   if (pin_gpu_ != nullptr) pin_segment(offset, bytes);  // before anybody copies from it
   set_mapped(offset, bytes, true);
@@ -188,7 +191,7 @@ void PlaceRange::pin(const std::shared_ptr<Gpu>& gpu) {
 
 void PlaceRange::pin_segment(std::uint64_t offset, std::uint64_t bytes) {
   const bool two_ranges = readable_ != nullptr && !reads_writable_;
-  const bool pinned = writable_pins_.add(pin_gpu_, writable_ + offset, bytes, false) &&
+  const bool pinned = writable_pins_.add(pin_gpu_, writable_ + offset, bytes, read_only_) &&
                       (!two_ranges || readable_pins_.add(pin_gpu_, readable_ + offset, bytes, true));
   if (!pinned) {
     writable_pins_.clear();

@@ -26,7 +26,8 @@ class PlaceRange {
   // What a process can address.
   static constexpr std::uint64_t kRangeBytesMax = 1ull << 47;
 
-  static Result<std::unique_ptr<PlaceRange>> reserve(const shm::PlaceRecord& record);
+  // `read_only`: memory that this process may not write, mapped once.
+  static Result<std::unique_ptr<PlaceRange>> reserve(const shm::PlaceRecord& record, bool read_only = false);
   PlaceRange(const PlaceRange&) = delete;
   PlaceRange& operator=(const PlaceRange&) = delete;
   ~PlaceRange();
@@ -57,7 +58,7 @@ class PlaceRange {
   // Whether every byte of it is mapped.
   bool mapped(std::uint64_t offset, std::uint64_t bytes) const;
   std::byte* address(std::uint64_t offset, bool writable) const {
-    const bool one_range = record_.writable_only != 0 || reads_writable_.load(std::memory_order_relaxed);
+    const bool one_range = readable_ == nullptr || reads_writable_.load(std::memory_order_relaxed);
     return (writable || one_range ? writable_ : readable_) + offset;
   }
 
@@ -66,7 +67,7 @@ class PlaceRange {
     std::uint64_t bytes = 0;
     std::uint64_t inode = 0;  // memfds have one each; a GPU's segments do not, and are told apart by where they lie
   };
-  explicit PlaceRange(const shm::PlaceRecord& record);
+  PlaceRange(const shm::PlaceRecord& record, bool read_only);
   Result<void> check(std::uint64_t offset, std::uint64_t bytes) const;
   // Forgets the segments that touch this range: a GPU's are unmapped, the CPU's are pinned no more.
   Result<void> strike_out(std::uint64_t offset, std::uint64_t bytes);
@@ -80,6 +81,7 @@ class PlaceRange {
   std::byte* writable_ = nullptr;
   std::map<std::uint64_t, Segment> segments_;         // by offset
   std::vector<std::atomic<std::uint64_t>> granules_;  // one bit each: mapped
+  const bool read_only_;
   const bool is_gpu_;
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Gpu> pin_gpu_;  // null: nothing is pinned

@@ -52,6 +52,15 @@ Result<shm::Hello> make_hello(const ConnectOptions& options) {
     return fail(ErrorCode::kInvalidArgument, "a label of " + std::to_string(options.label.size()) +
                                                  " bytes: it has at most " + std::to_string(label_bytes_max));
   }
+  if (options.share) {
+    const ShareOptions& share = *options.share;
+    if (share.name.empty() || share.name.size() >= hello.share.size()) {
+      return fail(ErrorCode::kInvalidArgument, "a share's name of " + std::to_string(share.name.size()) +
+                                                   " bytes: it has 1 to " + std::to_string(hello.share.size() - 1));
+    }
+    std::ranges::copy(share.name, hello.share.begin());
+    hello.share_use = static_cast<std::uint32_t>(share.use);
+  }
   const std::string label = options.label.empty() ? program_invocation_short_name : options.label;
   std::ranges::copy(label.substr(0, label_bytes_max), hello.label.begin());
   return hello;
@@ -140,7 +149,7 @@ Result<std::unique_ptr<Session, void (*)(Session*)>> Session::settle(Greeted gre
       return fail(ErrorCode::kInternal, "terraced's welcome names place " + std::to_string(place.place) +
                                             " twice, or there is none of that number");
     }
-    Result<std::unique_ptr<PlaceRange>> range = PlaceRange::reserve(place);
+    Result<std::unique_ptr<PlaceRange>> range = PlaceRange::reserve(place, welcome.read_only != 0);
     if (!range) return std::unexpected(range.error());
     session->ranges_[place.place] = std::move(*range);
   }

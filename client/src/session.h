@@ -68,6 +68,7 @@ class Session {
 
   Result<std::vector<Tensor>> create(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
   Pending<std::vector<Tensor>> create_async(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
+  Result<std::vector<Tensor>> find(std::span<const std::string> names, std::chrono::nanoseconds timeout);
   Result<Lease> acquire(const Tensor& tensor, const LeaseOptions& options);
   Result<std::vector<Lease>> acquire(std::span<const Tensor> tensors, const LeaseOptions& options);
   Pending<std::vector<Lease>> acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options);

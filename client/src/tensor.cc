@@ -122,5 +122,16 @@ shm::CreateRecord to_wire(const TensorSpec& spec) {
   return record;
 }
 
+TensorSpec from_wire(const shm::CreateRecord& record) {
+  const std::size_t rank = std::min<std::size_t>(record.rank, record.shape.size());
+  TensorSpec spec;
+  spec.name.assign(record.name.begin(), std::ranges::find(record.name, '\0'));
+  spec.dtype = static_cast<DType>(record.dtype);
+  spec.shape.assign(record.shape.begin(), record.shape.begin() + static_cast<std::ptrdiff_t>(rank));
+  spec.strides.assign(record.strides.begin(), record.strides.begin() + static_cast<std::ptrdiff_t>(rank));
+  spec.bytes = record.bytes;
+  return spec;
+}
+
 }  // namespace client
 }  // namespace terrace

@@ -21,5 +21,7 @@ Result<TensorSpec> complete(const TensorSpec& spec);
 
 // For the wire; the spec is complete.
 shm::CreateRecord to_wire(const TensorSpec& spec);
+// As the daemon described it; to be completed.
+TensorSpec from_wire(const shm::CreateRecord& record);
 
 }  // namespace terrace::client

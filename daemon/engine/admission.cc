@@ -78,6 +78,14 @@ bool EngineImpl::is_there(const Session& session, const Admission& admission, co
   return tensor.holder == SessionId{} ? admission.mode == shm::Mode::kRead : tensor.holder == admission.member;
 }
 
+// It is where it is wanted, for another member alone, and at rest.
+bool EngineImpl::reads_of_another(const Admission& admission, const Tensor& tensor) const {
+  return admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kRead &&
+         tensor.holder != SessionId{} && tensor.holder != admission.member && at_tier(tensor, admission.tier) &&
+         tensor.published == tiers_[admission.tier].level && tensor.idle() && tensor.admission == 0 &&
+         tensor.wanted == 0 && !waits_behind(admission, tensor);
+}
+
 // A pin is one session's, and ends with it.
 bool EngineImpl::pinned_by_another(const Session& session, const Admission& admission, const Tensor& tensor) {
   return session.is_share() && tensor.pinned != Level::kNone && tensor.pinner != admission.member;
@@ -127,9 +135,10 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
                   fmt::format("tensor '{}' is pinned at {}: unpin it first", tensor.name,
                               tiers_[tier_index(tensor, tensor.pinned)].leases.name));
     if (admission.is(Admission::Kind::kPin) && pinned_by_another(session, admission, tensor))
-      return fail(ErrorCode::kFailedPrecondition, fmt::format("tensor '{}' is pinned by session {} of share '{}'",
-                                                              tensor.name, static_cast<std::uint32_t>(tensor.pinner),
-                                                              session.share));
+      return fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("tensor '{}' is pinned by session {} of share '{}'", tensor.name,
+                              static_cast<std::uint32_t>(tensor.pinner), session.share));
+    if (reads_of_another(admission, tensor)) share(session, slot);
     const bool there = is_there(session, admission, tensor);
     if (!there && leased(session, slot)) {
       if (const auto awaited = await_others(session, admission, slot); !awaited)
@@ -225,8 +234,8 @@ EngineImpl::Room EngineImpl::reserve(Session& session, Admission& admission, con
   return Room::kReady;
 }
 
-// Takes the words of those that are published elsewhere; none if somebody leases one, or tore what is to be read. False:
-// it is to wait for whoever does.
+// Takes the words of those that are published elsewhere; none if somebody leases one, or tore what is to be read.
+// False: it is to wait for whoever does.
 Result<bool> EngineImpl::claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Tensor& tensor = session.at(slots[i]);

@@ -126,6 +126,20 @@ void EngineImpl::on(const Request& request, const ListTensors& body) {
   answer(request.id, ReplyBody{std::move(list)});
 }
 
+void EngineImpl::on(const Request& request, const FindTensors& body) {
+  const auto session = open_session(request.session);
+  if (!session) return answer(request.id, std::unexpected(session.error()));
+  TensorList list;
+  for (const std::string& name : body.names) {
+    const auto found = (*session)->names.find(name);
+    if (found == (*session)->names.end())
+      return answer(request.id, fail(ErrorCode::kNotFound, fmt::format("there is no tensor '{}': create it first",
+                                                                       name.substr(0, kNameBytesMax))));
+    list.tensors.push_back(describe(**session, found->second));
+  }
+  answer(request.id, ReplyBody{std::move(list)});
+}
+
 TensorInfo EngineImpl::describe(const Session& session, Slot slot) const {
   const Tensor& tensor = session.at(slot);
   TensorInfo info;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, status.cc,
-// invariants.cc, record.cc, restore.cc and settle.cc for what outlives the process, shares.cc and words.cc for what several
-// processes see of it, and engine.cc for the entrance.
+// invariants.cc, record.cc, restore.cc and settle.cc for what outlives the process, shares.cc and words.cc for what
+// several processes see of it, and engine.cc for the entrance.
 #pragma once
 
 #include <map>
@@ -157,6 +157,7 @@ class EngineImpl final : public Engine {
   void on(const Request& request, const DeleteTensors& body);
   void on(const Request& request, const DontNeed& body);
   void on(const Request& request, const ListTensors& body);
+  void on(const Request& request, const FindTensors& body);
 
   // leases.cc
   void on(const Request& request, const Release& body);
@@ -179,6 +180,7 @@ class EngineImpl final : public Engine {
   static void show_lent(Session& session, Slot slot, bool lent);
   void unpublish(Session& session, Slot slot);
   void publish_best(Session& session, Slot slot);
+  bool share(Session& session, Slot slot);
   void note_torn(Session& session, Slot slot);
   bool begin_clean(Session& session, Slot slot);
   bool finish_clean(const Session& session, Slot slot) const;
@@ -208,6 +210,7 @@ class EngineImpl final : public Engine {
   void on(const Request& request, Pin&& body);
   void admit(const Request& request, Admission admission, bool with_block);
   bool is_there(const Session& session, const Admission& admission, const Tensor& tensor) const;
+  bool reads_of_another(const Admission& admission, const Tensor& tensor) const;
   static bool pinned_by_another(const Session& session, const Admission& admission, const Tensor& tensor);
   static bool waits_behind(const Admission& admission, const Tensor& tensor);
   bool all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const;
@@ -329,6 +332,7 @@ class EngineImpl final : public Engine {
   std::map<SessionId, Unanswered> undo_unanswered(std::span<const Survivor> survivors);
   void settle(Session& session, const Unanswered& unanswered);
   void settle_word(Session& session, Slot slot);
+  static bool was_shared(const Member& holder, Slot slot, const Tensor& tensor);
   void settle_shared(Session& session, Slot slot);
 
   // status.cc

@@ -29,14 +29,31 @@ enum class Plant : std::uint8_t {
   kWaiterForgotten,      // the end of a lease wakes nobody
   kDirtyCountsAsHome,    // a write under a lease does not outdate the copies below
   kRestartForgetsDirty,  // a successor takes what was written for what is in the home
+  kOneWordClaimed,       // of a share's words the first alone is claimed
+  kBereavedWhole,        // what a dead member of a share was writing counts as content
 };
 
-inline constexpr std::array kPlantNames = std::to_array<std::string_view>(
-    {"none", "no-writer-count", "clean-before-completion", "freed-in-flight", "journal-skipped", "note-skipped",
-     "published-unrecorded", "reply-lost", "reply-twice", "deadline-forgotten", "last-copy-dropped",
-     "moved-while-leased", "zero-fill-skipped", "floor-ignored", "extent-leaked", "waiter-forgotten",
-     "dirty-counts-as-home", "restart-forgets-dirty"});
-static_assert(kPlantNames.size() == static_cast<std::size_t>(Plant::kRestartForgetsDirty) + 1);
+inline constexpr std::array kPlantNames = std::to_array<std::string_view>({"none",
+                                                                           "no-writer-count",
+                                                                           "clean-before-completion",
+                                                                           "freed-in-flight",
+                                                                           "journal-skipped",
+                                                                           "note-skipped",
+                                                                           "published-unrecorded",
+                                                                           "reply-lost",
+                                                                           "reply-twice",
+                                                                           "deadline-forgotten",
+                                                                           "last-copy-dropped",
+                                                                           "moved-while-leased",
+                                                                           "zero-fill-skipped",
+                                                                           "floor-ignored",
+                                                                           "extent-leaked",
+                                                                           "waiter-forgotten",
+                                                                           "dirty-counts-as-home",
+                                                                           "restart-forgets-dirty",
+                                                                           "one-word-claimed",
+                                                                           "bereaved-whole"});
+static_assert(kPlantNames.size() == static_cast<std::size_t>(Plant::kBereavedWhole) + 1);
 
 #ifdef TERRACE_PLANTS
 inline Plant planted_bug = Plant::kNone;  // set before the first engine

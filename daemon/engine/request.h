@@ -104,11 +104,14 @@ struct ListTensors {
   std::uint32_t first_slot = 0;               // next_slot of the page before
   std::uint64_t page_bytes_max = UINT64_MAX;  // of names and dimensions, which bounds the page
 };  // -> TensorList
+struct FindTensors {
+  std::vector<std::string> names;
+};  // all or none, in this order -> TensorList
 struct GetStatus {};  // no session -> Status
 struct Drain {};      // no session: no new sessions from now on
 
 using Body = std::variant<OpenSession, CloseSession, CreateTensors, DeleteTensors, Acquire, Release, Move, Prefetch,
-                          Evict, DontNeed, Pin, Unpin, MarkStep, ListTensors, GetStatus, Drain>;
+                          Evict, DontNeed, Pin, Unpin, MarkStep, ListTensors, FindTensors, GetStatus, Drain>;
 
 struct Request {
   RequestId id{};

@@ -126,8 +126,8 @@ Result<void> EngineImpl::check_restored() const {
 
 bool EngineImpl::is_in_use(std::size_t record) const {
   return std::ranges::any_of(sessions_, [&](const auto& entry) {
-    return entry.second->record == record || std::ranges::find(entry.second->members, record, &Member::record) !=
-                                                 entry.second->members.end();
+    return entry.second->record == record ||
+           std::ranges::find(entry.second->members, record, &Member::record) != entry.second->members.end();
   });
 }
 

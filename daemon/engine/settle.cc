@@ -85,6 +85,10 @@ void EngineImpl::settle_word(Session& session, Slot slot) {
     tensor.holder = SessionId{};
     tensor.torn = tensor.forget = true;
   }
+  if (tensor.holder != SessionId{} && was_shared(*session.find_member(tensor.holder), slot, tensor)) {
+    tensor.valid = bit(tensor.published);  // what it wrote until then was in the word
+    tensor.holder = SessionId{};
+  }
   if (session.is_share() && tensor.holder == SessionId{}) return settle_shared(session, slot);
   Member& member = tensor.holder == SessionId{} ? session.members.front() : *session.find_member(tensor.holder);
   const shm::Word word = member.table.load(slot);
@@ -116,8 +120,14 @@ void EngineImpl::settle_word(Session& session, Slot slot) {
   }
 }
 
-// What everybody may read is as it was recorded; words that the former daemon did not come to, or had taken, are brought
-// in line.
+// The former daemon made it everybody's to read, and did not come to record that.
+bool EngineImpl::was_shared(const Member& holder, Slot slot, const Tensor& tensor) {
+  const shm::Word word = holder.table.load(slot);
+  return word.incarnation == tensor.incarnation && word.state == shm::State::kShared;
+}
+
+// What everybody may read is as it was recorded; words that the former daemon did not come to, or had taken, are
+// brought in line.
 void EngineImpl::settle_shared(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   if (tensor.published == Level::kNone) return unpublish(session, slot);

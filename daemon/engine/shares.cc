@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/planted.h"
 
 namespace terrace::engine {
 
@@ -28,12 +29,13 @@ Result<void> EngineImpl::check_share(const OpenSession& open) {
     return fail(ErrorCode::kAlreadyExists,
                 fmt::format("there is a share '{}' already: open it, or use another name", access.name));
   if (!access.create && !there)
-    return fail(ErrorCode::kNotFound,
-                fmt::format("there is no share '{}': one session creates it, and it ends with its last session",
-                            access.name));
+    return fail(
+        ErrorCode::kNotFound,
+        fmt::format("there is no share '{}': one session creates it, and it ends with its last session", access.name));
   if (!access.create && !open.guarantees.empty())
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("the guarantees of share '{}' were stated when it was created: open it without", access.name));
+    return fail(
+        ErrorCode::kInvalidArgument,
+        fmt::format("the guarantees of share '{}' were stated when it was created: open it without", access.name));
   return {};
 }
 
@@ -108,7 +110,7 @@ void EngineImpl::bereave(Session& session, Slot slot) {
   const shm::Word word = writer.table.load(slot);
   const bool scribbled = word.incarnation != tensor.incarnation || word.state != shm::State::kResident;
   if (scribbled || word.dirty) tensor.valid = bit(tensor.published);
-  if (scribbled || word.torn || word.writers != 0) tensor.torn = true;
+  if ((scribbled || word.torn || word.writers != 0) && !planted(Plant::kBereavedWhole)) tensor.torn = true;
   tensor.published = Level::kNone;
   tensor.holder = SessionId{};
   tensor.claimed = true;
@@ -145,9 +147,8 @@ Result<void> EngineImpl::await_others(Session& session, Admission& admission, Sl
   const Member* asks = session.find_member(admission.member);
   const bool waits = session.is_share() && admission.is(Admission::Kind::kAcquire);
   if (!waits || (Session::shows(*asks, tensor) && asks->table.load(slot).leased()))
-    return fail(ErrorCode::kFailedPrecondition,
-                fmt::format("tensor '{}' is leased at {}{}: release it first", tensor.name, place,
-                            waits ? ", for reading" : ""));
+    return fail(ErrorCode::kFailedPrecondition, fmt::format("tensor '{}' is leased at {}{}: release it first",
+                                                            tensor.name, place, waits ? ", for reading" : ""));
   if (leases_of(session, *asks) != 0)
     return fail(ErrorCode::kFailedPrecondition,
                 fmt::format("tensor '{}' is leased by other sessions of share '{}', and this one holds leases in it: "

@@ -33,7 +33,8 @@ void EngineImpl::on(const Request& request, const MarkStep& body) {
   if (body.kind > kLastKind)
     return answer(request.id, fail(ErrorCode::kInvalidArgument,
                                    fmt::format("step kind {}: give 0 (train), 1 (accumulate) or 2 (eval)", body.kind)));
-  if (const auto room = check_note(**session, request.session, 0); !room) return answer(request.id, std::unexpected(room.error()));
+  if (const auto room = check_note(**session, request.session, 0); !room)
+    return answer(request.id, std::unexpected(room.error()));
   note(**session,
        {.request = static_cast<std::uint64_t>(request.id),
         .session = static_cast<std::uint32_t>(request.session),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's side of the lease words: the only place that touches them, beside settle.cc. What a client scribbled into
-// its own table is repaired by overwriting it: it harms that session's bytes alone. In a share every member's word shows
-// the same copy for reading, or one member's shows it and may be written through.
+// The engine's side of the lease words: the only place that touches them, beside settle.cc. What a client scribbled
+// into its own table is repaired by overwriting it: it harms that session's bytes alone. In a share every member's word
+// shows the same copy for reading, or one member's shows it and may be written through.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,6 +44,7 @@ bool EngineImpl::claim(Session& session, Slot slot) {
   const bool shared = session.is_shared(tensor);
   for (Member& member : session.members) {
     if (!Session::shows(member, tensor)) continue;
+    if (planted(Plant::kOneWordClaimed) && shared && &member != &session.members.front()) continue;
     const shm::Step step = shm::claim(member.table.word(slot), tensor.incarnation);
     if (step.outcome == shm::Outcome::kLeased && !planted(Plant::kMovedWhileLeased)) {
       for (Member& taken : session.members) {
@@ -101,8 +102,7 @@ void EngineImpl::publish(Session& session, Slot slot, Level level, SessionId to,
 shm::Word EngineImpl::shown_word(const Session& session, const Tensor& tensor, bool turn) const {
   return {.state = session.is_shared(tensor) ? shm::State::kShared : shm::State::kResident,
           .wanted = tensor.wanted != 0 || tensor.awaited_by != 0,
-          .lent = tensor.extent(tensor.published).end() >
-                  session.places[tier_index(tensor, tensor.published)]->fence,
+          .lent = tensor.extent(tensor.published).end() > session.places[tier_index(tensor, tensor.published)]->fence,
           .turn = turn,
           .torn = tensor.torn,
           .incarnation = tensor.incarnation};
@@ -153,6 +153,26 @@ void EngineImpl::show_all(const Session& session, Member& member) const {
       member.table.publish(slot, shown_word(session, tensor, false), where.place, where.offset, tensor.bytes);
     }
   }
+}
+
+// What one member has alone, and does not write just now, is everybody's to read. False: it writes, or said what is to
+// be looked at.
+bool EngineImpl::share(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  TERRACE_CHECK(tensor.holder != SessionId{} && tensor.idle());
+  const SessionId former = tensor.holder;
+  const shm::Step step = shm::share(session.find_member(former)->table.word(slot), tensor.incarnation);
+  if (step.outcome != shm::Outcome::kDone) return false;
+  if (step.word.dirty) tensor.valid = bit(tensor.published);
+  tensor.holder = SessionId{};
+  touch(session, slot);
+  commit();  // before anybody else can lease it there
+  const Placement at = placement(tensor, tensor.published);
+  for (Member& member : session.members)
+    if (member.id != former)
+      member.table.publish(slot, shown_word(session, tensor, member.table.load(slot).turn), at.place, at.offset,
+                           tensor.bytes);
+  return true;
 }
 
 // A trainer says in the word that it gave an overwrite up.

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -44,15 +45,22 @@ class Listing : public std::enable_shared_from_this<Listing> {
   }
   void choose(const engine::Status& status) {
     for (const auto& session : status.sessions)
-      if (only_ == 0 || session.session == SessionId{only_}) sessions_.push_back(session);
+      if (only_ == 0 || is_meant(session)) sessions_.push_back(session);
     if (only_ != 0 && sessions_.empty())
       return call_->finish(fail(ErrorCode::kNotFound, fmt::format("there is no open session {}", only_)));
     ask();
   }
+  // By its own number, or, a share, by that of a session that has a part in it.
+  bool is_meant(const engine::SessionStatus& session) const {
+    return session.session == SessionId{only_} ||
+           std::ranges::find(session.members, SessionId{only_}, &engine::SessionStatus::Member::session) !=
+               session.members.end();
+  }
   void ask() {
     if (next_ == sessions_.size()) return call_->finish({});
     const engine::SessionStatus& session = sessions_[next_++];
-    engine::Request request{.session = session.session, .deadline = deadline_, .body = engine::ListTensors{prefix_}};
+    const SessionId asks = session.members.empty() ? session.session : session.members.front().session;
+    engine::Request request{.session = asks, .deadline = deadline_, .body = engine::ListTensors{prefix_}};
     post(std::move(request), [self = shared_from_this(), &session](engine::ReplyBody& reply) {
       self->add(session, std::get<engine::TensorList>(reply));
       self->ask();

@@ -163,6 +163,15 @@ Result<engine::OpenSession> to_open(const v1::OpenSessionRequest& request, const
   open.local_world_size = std::max(1u, request.local_world_size());
   if (request.label().size() > kLabelBytesMax)
     return invalid(fmt::format("label has {} bytes: at most {}", request.label().size(), kLabelBytesMax));
+  if (request.has_share()) {
+    const v1::Share& share = request.share();
+    if (share.use() != v1::Share::USE_READ && share.use() != v1::Share::USE_WRITE &&
+        share.use() != v1::Share::USE_CREATE)
+      return invalid("share.use is left out, or unknown: say USE_READ, USE_WRITE or USE_CREATE");
+    open.share = engine::ShareAccess{.name = share.name(),
+                                     .create = share.use() == v1::Share::USE_CREATE,
+                                     .write = share.use() != v1::Share::USE_READ};
+  }
   for (int i = 0; i < request.guarantees_size(); ++i) {
     const v1::Guarantee& guarantee = request.guarantees(i);
     const std::string field = fmt::format("guarantees[{}].place", i);

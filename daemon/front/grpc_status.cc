@@ -81,6 +81,14 @@ void from_session(const engine::SessionStatus& session, std::span<const std::str
   out.set_leases(session.leases);
   out.set_leased_bytes(session.leased_bytes);
   out.set_step(session.step);
+  for (const engine::SessionStatus::Member& member : session.members) {
+    v1::ShareMember& one = *out.add_members();
+    one.set_session(static_cast<std::uint32_t>(member.session));
+    one.set_pid(member.pid);
+    one.set_label(member.label);
+    one.set_leases(member.leases);
+    one.set_writes(member.writes);
+  }
   for (const auto& place : session.places) {
     v1::SessionPlace& one = *out.add_places();
     from_place(place.place, *one.mutable_place());

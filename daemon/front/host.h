@@ -23,6 +23,7 @@
 #include "front/node.h"
 #include "front/service_notify.h"
 #include "front/session.h"
+#include "front/space.h"
 #include "front/watch.h"
 #include "mover/mover.h"
 #include "mover/ring.h"
@@ -109,17 +110,25 @@ class Host final : public Gateway {
   void complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result,
                 RequestId request = {});
   void drain_logs(Session& session);
-  void order(const mover::SegmentOrder& order);
-  void segment_done(const mover::SegmentDone& done);
-  void retired(Session& session, const shm::SegmentMessage& message);
   template <typename Message>
   void send(Session& session, const Message& message, std::span<const int> descriptors = {});
   void end(Session& session, const Error& reason);
-  void gone(SessionId id);
-
-  void send_segment(Session& session, std::size_t tier, tier::Extent extent);
-  void send_retire(Session& session, const mover::SegmentOrder& order);
   Result<void> watch_doorbell(Session& session);
+
+  // host_segments.cc: what they map.
+  std::vector<Session*> mappers_of(SessionId space);
+  Space& space_of(SessionId id);
+  void order(const mover::SegmentOrder& order);
+  void send_retire(Session& session, const mover::SegmentOrder& order);
+  void retired(Session& session, const shm::SegmentMessage& message);
+  void start_retired(SessionId id);
+  void segment_done(const mover::SegmentDone& done);
+  void deliver_segment(const mover::SegmentDone& done);
+  void send_segment(Session& session, std::size_t tier, tier::Extent extent);
+  void send_segments(Session& session);
+  void send_retiring(Session& session);
+  Result<void> take_back_segments(const engine::SessionRecord& was);
+  void gone(SessionId id);
 
   // host_survival.cc: what outlives the process.
   Result<void> make_engine();
@@ -127,19 +136,16 @@ class Host final : public Gateway {
   Result<void> open_catalog(const engine::CatalogShape& shape);
   Result<void> make_catalog(const engine::CatalogShape& shape);
   Result<std::span<std::byte>> map_catalog(const Fd& memory, std::uint64_t bytes);
+  void take_back_all(std::vector<engine::Survivor>& survivors);
   Result<Session*> take_back(const engine::SessionRecord& was);
   Result<void> watch_taken_back();
-  void keep(Session& session, std::string name, int descriptor);
+  bool keep(const std::string& name, int descriptor);
   void keep_session(Session& session);
-  void keep_segment(Session& session, std::size_t tier, std::uint64_t offset);
   void drop_kept(const std::string& name);
-  void drop_kept_segment(SessionId id, std::size_t tier, std::uint64_t offset);
   void when_kept(std::move_only_function<void()> then);
   void start_barrier();
   void barrier_passed();
   void resume(Session& newcomer, const shm::Resume& resume);
-  void send_segments(Session& session);
-  void deliver_segment(const mover::SegmentDone& done);
 
   // host_gateway.cc: everybody else.
   Result<void> make_region(Session& session);
@@ -178,6 +184,7 @@ class Host final : public Gateway {
 
   std::map<std::uint64_t, std::unique_ptr<Session>> newcomers_;  // by key: greeting and opening
   std::map<SessionId, std::unique_ptr<Session>> sessions_;       // open and ending
+  std::map<SessionId, Space> spaces_;                            // of sessions, and of shares
   // To be destroyed at the end of the turn, when nobody is inside them.
   std::vector<std::unique_ptr<Session>> doomed_;
   std::vector<std::unique_ptr<Watch>> spent_watches_;

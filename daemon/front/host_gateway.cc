@@ -155,7 +155,7 @@ std::byte* Host::address(SessionId session, const engine::Placement& placement) 
   const Session* owner = find(session);
   if (tier == nullptr || tier->cuda() != nullptr || owner == nullptr || owner->state != Session::State::kOpen)
     return nullptr;
-  return tier->address(session, placement.offset);
+  return tier->address(owner->space, placement.offset);
 }
 
 }  // namespace terrace::front

@@ -101,10 +101,13 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
   }
   const auto& offer = std::get<engine::SessionOpened>(*reply.result);
   session.id = offer.session;
+  session.space = offer.space;
+  session.writes = offer.writes;
   const bool abandoned = session.state == Session::State::kEnding;
   sessions_.emplace(session.id, std::move(node.mapped()));
   if (abandoned) return engine_->session_died(now(), session.id);
   session.state = Session::State::kOpen;
+  space_of(session.space);
   register_token(session);
   spdlog::info("session {} opened: pid {}, uid {}", static_cast<std::uint32_t>(session.id), session.peer.pid,
                session.peer.tenant.uid);
@@ -114,6 +117,7 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
   shm::Welcome welcome;
   welcome.header.type = shm::MessageType::kWelcome;
   welcome.session = static_cast<std::uint32_t>(session.id);
+  welcome.read_only = session.writes ? 0 : 1;
   welcome.token = session.token;
   welcome.region_bytes = session.region->bytes();
   for (const engine::PlaceOffer& place : offer.places)
@@ -125,7 +129,10 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
   when_kept([this, id = session.id, welcome] {
     Session* open = find(id);
     if (open == nullptr || open->state != Session::State::kOpen || !open->connection) return;
+    open->welcomed = true;
     send(*open, welcome, std::array{open->region->descriptor(), open->doorbell.get()});
+    send_segments(*open);  // a share has some
+    send_retiring(*open);
   });
 }
 
@@ -142,6 +149,7 @@ void Host::send(Session& session, const Message& message, std::span<const int> d
 }
 
 template void Host::send(Session&, const shm::Resumed&, std::span<const int>);
+template void Host::send(Session&, const shm::SegmentMessage&, std::span<const int>);
 
 void Host::drain_logs(Session& session) {
   if (!session.region || session.state != Session::State::kOpen) return;
@@ -215,65 +223,6 @@ void Host::complete(Session& session, const shm::Submission& submission, const R
   if (const auto completed = session.region->complete(completion); !completed) end(session, completed.error());
 }
 
-void Host::order(const mover::SegmentOrder& order) {
-  Session* session = find(order.session);
-  const bool trainer_maps = session != nullptr && session->maps && session->state == Session::State::kOpen;
-  if (order.kind == mover::SegmentOrder::Kind::kAdd || !trainer_maps) return mover_->start(order);
-  session->retiring.push_back(order);
-  if (session->connection) send_retire(*session, order);  // else when it is back
-}
-
-void Host::send_retire(Session& session, const mover::SegmentOrder& order) {
-  send(session, shm::SegmentMessage{.header = {.type = shm::MessageType::kRetire},
-                                    .place = node_.places[index(order.tier)],
-                                    .offset = order.extent.offset,
-                                    .bytes = order.extent.bytes});
-}
-
-void Host::retired(Session& session, const shm::SegmentMessage& message) {
-  const auto asked = std::ranges::find_if(session.retiring, [&](const mover::SegmentOrder& order) {
-    return node_.places[index(order.tier)] == message.place && order.extent.offset == message.offset &&
-           order.extent.bytes == message.bytes;
-  });
-  if (asked == session.retiring.end())
-    return end(session, {ErrorCode::kInvalidArgument, "an answer about a segment that nobody asked about", 0});
-  const mover::SegmentOrder order = *asked;
-  session.retiring.erase(asked);
-  mover_->start(order);
-}
-
-void Host::segment_done(const mover::SegmentDone& done) {
-  const mover::SegmentOrder& order = done.order;
-  if (!done.result)
-    spdlog::warn("segment of {}: {}", node_.options.tiers[index(order.tier)].name, done.result.error().message);
-  Session* session = find(order.session);
-  const bool added = done.result && order.kind == mover::SegmentOrder::Kind::kAdd;
-  if (done.result && !added) drop_kept_segment(order.session, index(order.tier), order.extent.offset);
-  if (!added || session == nullptr) return deliver_segment(done);
-  keep_segment(*session, index(order.tier), order.extent.offset);
-  when_kept([this, done] { deliver_segment(done); });
-}
-
-// To the engine, which records it and gives out extents of it from now on; and to the trainer, after the record: what
-// it maps is what a successor knows of.
-void Host::deliver_segment(const mover::SegmentDone& done) {
-  const mover::SegmentOrder& order = done.order;
-  engine_->segment_done(now(), done);
-  Session* session = find(order.session);
-  const bool trainer_is_there = session != nullptr && session->connection && session->state == Session::State::kOpen;
-  if (!done.result || order.kind != mover::SegmentOrder::Kind::kAdd || !trainer_is_there) return;
-  send_segment(*session, index(order.tier), order.extent);
-}
-
-void Host::send_segment(Session& session, std::size_t tier, tier::Extent extent) {
-  send(session,
-       shm::SegmentMessage{.header = {.type = shm::MessageType::kSegment},
-                           .place = node_.places[tier],
-                           .offset = extent.offset,
-                           .bytes = extent.bytes},
-       std::array{node_.mapped[tier]->descriptor(session.id, extent.offset)});
-}
-
 void Host::end(Session& session, const Error& reason) {
   if (session.state == Session::State::kEnding) return;
   drain_logs(session);
@@ -305,16 +254,6 @@ void Host::end(Session& session, const Error& reason) {
     case Session::State::kEnding:
       break;
   }
-}
-
-void Host::gone(SessionId id) {
-  auto node = sessions_.extract(id);
-  if (node.empty()) return;
-  for (const std::string& name : node.mapped()->kept) drop_kept(name);
-  node.mapped()->state = Session::State::kEnding;  // where it was CloseSession, and not end()
-  mover_->drop(id);
-  spdlog::info("session {} is gone", static_cast<std::uint32_t>(id));
-  doomed_.push_back(std::move(node.mapped()));
 }
 
 }  // namespace terrace::front

@@ -26,10 +26,6 @@ constexpr char kDoorbell = 'd';
 
 std::string name_of(SessionId id, char what) { return fmt::format("{}{}", what, static_cast<std::uint32_t>(id)); }
 
-std::string segment_name(SessionId id, std::size_t tier, std::uint64_t offset) {
-  return fmt::format("s{}.{}.{}", static_cast<std::uint32_t>(id), tier, offset / (2 * kMiB));
-}
-
 std::optional<Fd> take(service::Adopted& adopted, const std::string& name) {
   auto found = adopted.extract(name);
   if (found.empty()) return std::nullopt;
@@ -79,20 +75,21 @@ Result<void> Host::go_on() {
     if (auto taken = node_.block->adopt_checksums(std::move(*sums)); !taken) return taken;
   }
   std::vector<engine::Survivor> survivors;
-  for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) {
-    const engine::SessionRecord& was = catalog_->session(record);
-    if (!was.lives()) continue;
-    if (auto back = take_back(was); !back)
-      spdlog::error("session {} of pid {} is lost: {}", was.id, was.pid, back.error().message);
-    else
-      survivors.push_back({SessionId{was.id}, (*back)->region->table(), (*back)->region->completions_tail(),
-                           (*back)->region->unanswered()});
-  }
+  take_back_all(survivors);
   auto engine = engine::Engine::restore(node_.options, *catalog_, survivors);
   if (!engine) return std::unexpected(engine.error());
   engine_ = std::move(*engine);
+  const auto status = engine_->status();
+  std::erase_if(spaces_, [&](const auto& entry) {  // of shares that nobody has a part in any more
+    if (std::ranges::find(status.sessions, entry.first, &engine::SessionStatus::session) != status.sessions.end())
+      return false;
+    for (const std::string& name : entry.second.kept) drop_kept(name);
+    for (const auto& tier : node_.mapped)
+      if (tier) tier->drop(entry.first);
+    return true;
+  });
   for (auto& [name, descriptor] : std::exchange(adopted_, {})) drop_kept(name);  // of sessions that have ended
-  const engine::Restored restored = engine_->status().restored;
+  const engine::Restored restored = status.restored;
   spdlog::info("goes on for a former daemon: {} sessions, {} tensors; {} requests unanswered, {} transfers broken off",
                restored.sessions, restored.tensors, restored.unanswered_requests, restored.transfers);
   return {};
@@ -131,7 +128,31 @@ Result<std::span<std::byte>> Host::map_catalog(const Fd& memory, std::uint64_t b
   return std::span<std::byte>(catalog_range_.data(), bytes);
 }
 
-// A session's region, doorbell, process and segments; its front part, away until its trainer resumes.
+// Spaces first: without its memory a session, or a share, is lost.
+void Host::take_back_all(std::vector<engine::Survivor>& survivors) {
+  const auto each = [&](auto use) {
+    for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record)
+      if (catalog_->session(record).lives()) use(catalog_->session(record));
+  };
+  std::vector<std::uint32_t> lost;
+  each([&](const engine::SessionRecord& was) {
+    if (was.share != 0 && !was.is_share()) return;
+    auto back = take_back_segments(was);
+    if (back) return;
+    spdlog::error("{} {} is lost: {}", was.is_share() ? "share" : "session", was.id, back.error().message);
+    lost.push_back(was.id);
+  });
+  each([&](const engine::SessionRecord& was) {
+    if (was.is_share() || std::ranges::find(lost, was.share != 0 ? was.share : was.id) != lost.end()) return;
+    if (auto back = take_back(was); !back)
+      spdlog::error("session {} of pid {} is lost: {}", was.id, was.pid, back.error().message);
+    else
+      survivors.push_back({SessionId{was.id}, (*back)->region->table(), (*back)->region->completions_tail(),
+                           (*back)->region->unanswered()});
+  });
+}
+
+// A session's region, doorbell and process; its front part, away until its trainer resumes.
 Result<Session*> Host::take_back(const engine::SessionRecord& was) {
   const SessionId id{was.id};
   auto session = std::make_unique<Session>();
@@ -141,7 +162,10 @@ Result<Session*> Host::take_back(const engine::SessionRecord& was) {
   session->peer.tenant = {engine::tenant_socket(node_.options, was).value(), was.uid};
   session->peer.pid = was.pid;
   session->token = was.token;
+  session->space = SessionId{was.share != 0 ? was.share : was.id};
   session->maps = was.maps_segments != 0;
+  session->writes = was.writes != 0;
+  session->welcomed = true;
   Fd region_memory;
   const auto lost = [](const std::string& name) { return fail(ErrorCode::kDataLoss, name + " did not come back"); };
   for (const auto& [what, into] : {std::pair{kRegion, &region_memory}, std::pair{kProcess, &session->process},
@@ -155,17 +179,6 @@ Result<Session*> Host::take_back(const engine::SessionRecord& was) {
   auto region = SessionRegion::adopt(std::move(region_memory), config_.limits.tensors_per_session_max);
   if (!region) return std::unexpected(region.error());
   session->region.emplace(std::move(*region));
-  for (std::size_t tier = 0; tier < node_.mapped.size(); ++tier) {
-    if (!node_.mapped[tier]) continue;
-    const std::uint64_t unit = node_.options.tiers[tier].segment_bytes;
-    for (std::uint64_t offset = 0; offset < was.mapped_bytes[tier]; offset += unit) {
-      auto segment = take(adopted_, segment_name(id, tier, offset));
-      if (!segment) return lost(segment_name(id, tier, offset));
-      session->kept.push_back(segment_name(id, tier, offset));
-      if (auto installed = node_.mapped[tier]->install(id, {offset, unit}, std::move(*segment)); !installed)
-        return std::unexpected(installed.error());
-    }
-  }
   return sessions_.emplace(id, std::move(session)).first->second.get();
 }
 
@@ -184,33 +197,25 @@ Result<void> Host::watch_taken_back() {
   return {};
 }
 
-void Host::keep(Session& session, std::string name, int descriptor) {
-  if (!store_.keeps()) return;
-  if (auto stored = store_.store(name, descriptor); !stored)
-    return spdlog::error("{} will not outlive the daemon: {}", name, stored.error().message);
-  session.kept.push_back(std::move(name));
+bool Host::keep(const std::string& name, int descriptor) {
+  if (!store_.keeps()) return false;
+  auto stored = store_.store(name, descriptor);
+  if (!stored) spdlog::error("{} will not outlive the daemon: {}", name, stored.error().message);
+  return stored.has_value();
 }
 
 void Host::keep_session(Session& session) {
-  keep(session, name_of(session.id, kRegion), session.region->descriptor());
-  keep(session, name_of(session.id, kProcess), session.process.get());
-  if (session.maps) keep(session, name_of(session.id, kDoorbell), session.doorbell.get());
-}
-
-void Host::keep_segment(Session& session, std::size_t tier, std::uint64_t offset) {
-  keep(session, segment_name(session.id, tier, offset), node_.mapped[tier]->descriptor(session.id, offset));
+  const auto keeps = [&](char what, int descriptor) {
+    if (keep(name_of(session.id, what), descriptor)) session.kept.push_back(name_of(session.id, what));
+  };
+  keeps(kRegion, session.region->descriptor());
+  keeps(kProcess, session.process.get());
+  if (session.maps) keeps(kDoorbell, session.doorbell.get());
 }
 
 void Host::drop_kept(const std::string& name) {
   if (auto forgotten = store_.forget(name); !forgotten)
     spdlog::warn("{} stays with the supervisor: {}", name, forgotten.error().message);
-}
-
-void Host::drop_kept_segment(SessionId id, std::size_t tier, std::uint64_t offset) {
-  const std::string name = segment_name(id, tier, offset);
-  Session* session = find(id);
-  if (session == nullptr || std::erase(session->kept, name) == 0) return;
-  drop_kept(name);
 }
 
 // `then` runs when the supervisor has what was given to it before this call: at once where nobody keeps anything.
@@ -275,20 +280,8 @@ void Host::resume(Session& newcomer, const shm::Resume& resume) {
   resumed.epoch = session->region->begin_epoch();
   send_segments(*session);
   send(*session, resumed);
-  for (const mover::SegmentOrder& order : session->retiring) send_retire(*session, order);
+  send_retiring(*session);
   spdlog::info("session {} goes on with pid {}", resume.session, session->peer.pid);
-}
-
-void Host::send_segments(Session& session) {
-  const engine::SessionRecord* record = nullptr;
-  for (std::size_t i = 0; catalog_ && i < catalog_->shape().sessions_max && record == nullptr; ++i)
-    if (catalog_->session(i).id == static_cast<std::uint32_t>(session.id)) record = &catalog_->session(i);
-  for (std::size_t tier = 0; record != nullptr && tier < node_.mapped.size(); ++tier) {
-    if (!node_.mapped[tier]) continue;
-    const std::uint64_t unit = node_.options.tiers[tier].segment_bytes;
-    for (std::uint64_t offset = 0; offset < record->mapped_bytes[tier]; offset += unit)
-      send_segment(session, tier, {offset, unit});
-  }
 }
 
 }  // namespace terrace::front

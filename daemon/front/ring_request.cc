@@ -43,6 +43,34 @@ Result<engine::Body> to_create(const shm::Submission& submission, std::span<cons
   return create;
 }
 
+Result<engine::Body> to_find(const shm::Submission& submission, std::span<const std::byte> block) {
+  engine::FindTensors find;
+  find.names.reserve(submission.count);
+  for (std::uint32_t i = 0; i < submission.count; ++i) {
+    shm::CreateRecord record;
+    std::memcpy(&record, block.data() + i * sizeof record, sizeof record);
+    find.names.emplace_back(record.name.begin(), std::ranges::find(record.name, '\0'));
+  }
+  return find;
+}
+
+shm::CreateRecord to_record(const engine::TensorSpec& spec) {
+  shm::CreateRecord record{};
+  record.bytes = spec.bytes;
+  record.dtype = static_cast<std::uint32_t>(spec.dtype);
+  record.rank = static_cast<std::uint32_t>(spec.shape.size());
+  std::ranges::copy(spec.shape, record.shape.begin());
+  std::ranges::copy(spec.strides, record.strides.begin());
+  std::ranges::copy(spec.name, record.name.begin());
+  return record;
+}
+
+template <typename T>
+void append(std::vector<std::byte>& bytes, const T& value) {
+  const auto raw = std::as_bytes(std::span(&value, 1));
+  bytes.insert(bytes.end(), raw.begin(), raw.end());
+}
+
 std::vector<Handle> to_handles(const shm::Submission& submission, std::span<const std::byte> block) {
   std::vector<Handle> handles;
   handles.reserve(submission.count);
@@ -57,7 +85,7 @@ std::vector<Handle> to_handles(const shm::Submission& submission, std::span<cons
 }  // namespace
 
 Result<std::uint64_t> record_bytes(const shm::Submission& submission) {
-  const bool create = submission.operation == Operation::kCreate;
+  const bool create = submission.operation == Operation::kCreate || submission.operation == Operation::kFind;
   const std::uint32_t count_max = create ? shm::kCreateMax : shm::kSetMax;
   if (submission.count > count_max)
     return fail(ErrorCode::kInvalidArgument,
@@ -67,10 +95,12 @@ Result<std::uint64_t> record_bytes(const shm::Submission& submission) {
 
 Result<engine::Body> to_request(const shm::Submission& submission, std::span<const std::byte> block) {
   if (submission.operation == Operation::kCreate) return to_create(submission, block);
+  if (submission.operation == Operation::kFind) return to_find(submission, block);
   std::vector<Handle> tensors = to_handles(submission, block);
   const bool again = (submission.flags & shm::kResubmitted) != 0;
   switch (submission.operation) {
     case Operation::kCreate:
+    case Operation::kFind:
       break;
     case Operation::kDelete:
       return engine::DeleteTensors{std::move(tensors), again};
@@ -99,12 +129,12 @@ Result<engine::Body> to_request(const shm::Submission& submission, std::span<con
 }
 
 std::vector<std::byte> result_bytes(const engine::ReplyBody& reply) {
-  const auto* handles = std::get_if<engine::Handles>(&reply);
-  if (handles == nullptr) return {};
-  std::vector<std::byte> bytes(handles->tensors.size() * sizeof(std::uint64_t));
-  for (std::size_t i = 0; i < handles->tensors.size(); ++i) {
-    const std::uint64_t packed = handles->tensors[i].packed();
-    std::memcpy(bytes.data() + i * sizeof packed, &packed, sizeof packed);
+  std::vector<std::byte> bytes;
+  if (const auto* handles = std::get_if<engine::Handles>(&reply))
+    for (const Handle& handle : handles->tensors) append(bytes, handle.packed());
+  if (const auto* found = std::get_if<engine::TensorList>(&reply)) {
+    for (const engine::TensorInfo& tensor : found->tensors) append(bytes, to_record(tensor.spec));
+    for (const engine::TensorInfo& tensor : found->tensors) append(bytes, tensor.handle.packed());
   }
   return bytes;
 }

@@ -15,7 +15,6 @@
 #include "front/gateway.h"
 #include "front/session_region.h"
 #include "front/watch.h"
-#include "mover/transfer.h"
 
 namespace terrace::front {
 
@@ -41,8 +40,10 @@ struct Session {
   Fd doorbell;                                 // eventfd
   std::unique_ptr<DataConnection> connection;  // none: a gRPC session
   std::uint32_t unanswered = 0;                // ring submissions
+  SessionId space{};                           // once open: whose segments it maps, its own or a share's
   bool maps = false;                           // its trainer maps segments: it came through data.sock
-  std::vector<mover::SegmentOrder> retiring;   // the trainer was asked to unmap them, or will be when it is back
+  bool writes = true;                          // it may: not in a share that it opened for reading
+  bool welcomed = false;                       // its trainer is told of segments
   std::vector<std::string> kept;               // names of what the supervisor keeps of it
 
   // After what they watch, so that they go first.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "metrics/families.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -133,7 +134,7 @@ void add_tenants(const engine::Status& status, std::span<const std::string> name
   for (const auto& session : status.sessions) {
     if (session.tenant.socket >= sums.size()) continue;
     Sum& sum = sums[session.tenant.socket];
-    ++sum.sessions;
+    sum.sessions += std::max<std::size_t>(session.members.size(), 1);  // of a share: all that have a part in it
     sum.tensors += session.tensors;
     sum.tensor_bytes += session.tensor_bytes;
     sum.leases += session.leases;

@@ -13,7 +13,7 @@
 namespace terrace::shm {
 
 inline constexpr std::uint64_t kRegionMagic = 0x31454341'52524554;  // "TERRACE1", little-endian
-inline constexpr std::uint32_t kProtocolVersion = 3;
+inline constexpr std::uint32_t kProtocolVersion = 4;
 
 // Where a client wants a tensor, or where it is.
 inline constexpr std::uint32_t kPlaceHost = 0;
@@ -45,6 +45,8 @@ enum class Operation : std::uint32_t {
   kPin = 8,       // place: bring there and keep; counts as a lease
   kUnpin = 9,
   kMarkStep = 10,  // value: kind of the step that begins (0 train, 1 accumulate, 2 eval)
+  kFind = 11,      // block: count CreateRecord, of which the name counts, and room for as many handles; result: the
+                   // records whole, then the handles, packed; all or none
 };
 
 // In Submission::flags: submitted before, under the same id, to a daemon that has ended since. It may have been carried

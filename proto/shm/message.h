@@ -38,6 +38,14 @@ struct GuaranteeRecord {
   std::uint64_t bytes = 0;
 };
 
+// Whether the session is to be a part in a share, in place of having tensors of its own (DESIGN decision 3).
+enum class ShareUse : std::uint32_t {
+  kNone = 0,
+  kRead = 1,    // one that is there, for reading alone
+  kWrite = 2,   // one that is there
+  kCreate = 3,  // a new one, for writing
+};
+
 struct Hello {
   MessageHeader header{.type = MessageType::kHello, .bytes = 0};
   std::uint64_t timeout_ns = 0;        // how long to wait for the guarantees
@@ -45,6 +53,9 @@ struct Hello {
   std::uint32_t guarantee_count = 0;   // stated ones; the places not named get the default
   std::array<GuaranteeRecord, kPlacesMax> guarantees{};
   std::array<char, 64> label{};  // for people, zero-terminated ("rank 3")
+  std::array<char, 64> share{};  // its name, zero-terminated
+  std::uint32_t share_use = 0;   // ShareUse
+  std::uint32_t reserved = 0;
 };
 
 struct PlaceRecord {
@@ -61,6 +72,8 @@ struct Welcome {
   std::uint32_t place_count = 0;
   std::array<std::uint8_t, 16> token{};
   std::uint64_t region_bytes = 0;
+  std::uint32_t read_only = 0;  // 1: segments are to be mapped for reading alone
+  std::uint32_t reserved = 0;
   std::array<PlaceRecord, kPlacesMax> places{};
 };
 
@@ -104,7 +117,7 @@ struct Resumed {
 };
 
 static_assert(sizeof(MessageHeader) == 16 && sizeof(GuaranteeRecord) == 16 && sizeof(PlaceRecord) == 40);
-static_assert(sizeof(Hello) == 16 + 16 + 16 * kPlacesMax + 64 && sizeof(Welcome) == 48 + 40 * kPlacesMax);
+static_assert(sizeof(Hello) == 16 + 16 + 16 * kPlacesMax + 136 && sizeof(Welcome) == 56 + 40 * kPlacesMax);
 static_assert(sizeof(Refused) == 520 && sizeof(SegmentMessage) == 40);
 static_assert(sizeof(Resume) == 48 && sizeof(Resumed) == 32);
 

@@ -168,6 +168,21 @@ inline Step claim(AtomicWord& word, std::uint32_t incarnation) {
   });
 }
 
+// Engine: what one session has alone, it is to have with others; its leases for reading stand. The returned word is as
+// it was before, for what it says of writing.
+inline Step share(AtomicWord& word, std::uint32_t incarnation) {
+  Word before;
+  const Step step = transition(word, [&](Word w) -> Step {
+    if (w.incarnation != incarnation || w.state != State::kResident || w.torn) return {Outcome::kStale, w};
+    if (w.writers != 0) return {Outcome::kLeased, w};
+    before = w;
+    w.state = State::kShared;
+    w.dirty = false;
+    return {Outcome::kDone, w};
+  });
+  return step.outcome == Outcome::kDone ? Step{step.outcome, before} : step;
+}
+
 // Engine: gives a copy back that it took among those of several sessions, of which one held a lease.
 inline void unclaim(AtomicWord& word) {
   static_cast<void>(transition(word, [](Word w) -> Step {

@@ -4,7 +4,9 @@ come back from every tier, and a training loop that equals one in memory bit for
 
 import random
 
+import grpc
 import numpy
+import pytest
 from google.protobuf import descriptor_pb2
 from grpc_fixtures import (BLOCK, BUILD, DEVICE, HOST, LIMIT_SECONDS, MIB, Session, daemon, session,  # noqa: F401
                            status_pb2, v1, wait_until)
@@ -33,6 +35,36 @@ def test_sessions_state_what_they_need(daemon):  # noqa: F811
         assert [one.label for one in daemon.sessions()] == ["rank 0", ""]
         stated.call("CloseSession")
         assert [one.session for one in daemon.sessions()] == [shared.opened.session]
+
+
+def test_shares_are_tensors_of_several_sessions(daemon):  # noqa: F811
+    def share(use, name="common"):
+        return v1.Share(name=name, use=use)
+
+    with daemon.connect() as channel:
+        writer = Session(channel, label="rank 0", share=share(v1.Share.USE_CREATE),
+                         guarantees=[v1.Guarantee(place=HOST, bytes=4 * MIB)])
+        reader = Session(channel, label="rank 1", share=share(v1.Share.USE_READ))
+        content = random.Random(SEED).randbytes(3 * MIB // 2)
+        tensor = writer.create("layer", len(content))
+        writer.write(tensor, content)
+        assert [one.spec.name for one in reader.call("ListTensors").tensors] == ["layer"]
+        assert reader.read(tensor) == content
+        for refused, code in ((lambda: reader.write(tensor, content), "PERMISSION_DENIED"),
+                              (lambda: reader.create("another", MIB), "PERMISSION_DENIED"),
+                              (lambda: Session(channel, share=share(v1.Share.USE_CREATE)), "ALREADY_EXISTS"),
+                              (lambda: Session(channel, share=share(v1.Share.USE_READ, "other")), "NOT_FOUND"),
+                              (lambda: Session(channel, share=share(v1.Share.USE_UNSPECIFIED)), "INVALID_ARGUMENT")):
+            with pytest.raises(grpc.RpcError) as raised:
+                refused()
+            assert raised.value.code().name == code, raised.value.details()
+        [listed] = daemon.sessions()
+        assert listed.label == "common" and [one.label for one in listed.members] == ["rank 0", "rank 1"]
+        assert [one.writes for one in listed.members] == [True, False]
+        writer.call("CloseSession")
+        assert reader.read(tensor) == content
+        reader.call("CloseSession")
+        assert not daemon.sessions()
 
 
 def test_thousands_of_tensors_in_one_call(session):  # noqa: F811

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The Python package against the real daemon: each file a test, run by build/venv's Python (deploy/venv test makes it).
 # With a sanitizer, the daemon is what is tested; what hangs on Python alone, or takes long, the plain builds test.
-set(python_suites leases lifetime fork serve)
+set(python_suites leases lifetime fork serve shares)
 if(NOT TERRACE_SANITIZE)
   list(APPEND python_suites demo typing)
 endif()

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,20 @@ struct Guarantee {
   std::uint64_t bytes = 0;
 };
 
+// A share: tensors that several sessions of a tenant have in common, held once. A client of a share works on the
+// share's tensors and no others. Any number read a tensor at a time, or one writes it; who waits for the others' leases
+// is to hold none in the share. It lives, with its tensors, until its last client is closed or dead. A tensor whose
+// writer died is torn: reading it is kFailedPrecondition until it is overwritten.
+struct ShareOptions {
+  enum class Use : std::uint32_t {
+    kRead = 1,    // one that is there, for reading: its memory is mapped read-only
+    kWrite = 2,   // one that is there, for reading and writing
+    kCreate = 3,  // a new one, for reading and writing; the guarantees are the share's
+  };
+  std::string name{};  // 1 to 63 bytes, unique among the tenant's shares
+  Use use = Use::kRead;
+};
+
 struct ConnectOptions {
   // Path of the daemon's data socket. Empty: $TERRACE_SOCKET, else $XDG_RUNTIME_DIR/terrace/data.sock if it is there,
   // else /run/terrace/data.sock.
@@ -51,6 +66,9 @@ struct ConnectOptions {
   // How long a daemon that has ended may stay away before the session counts as lost; 0: not at all. Until then leases
   // and mappings stay as they are, calls wait (each until its own timeout), and when it is back they go on.
   std::chrono::nanoseconds reconnect_timeout = kReconnectTimeoutDefault;
+  // The share to be a client of. kNotFound if it is not there (of another tenant's, too), kAlreadyExists if it is to be
+  // created and is there.
+  std::optional<ShareOptions> share{};
 };
 
 struct LeaseOptions {
@@ -103,6 +121,9 @@ class Client {
   // The same without waiting here. Later runs are asked for while it is waited for; dropped, it creates nothing.
   Pending<std::vector<Tensor>> create_async(std::span<const TensorSpec> specs,
                                             std::chrono::nanoseconds timeout = kTimeoutDefault);
+  // Tensors that are there, by name: of a share, what other clients created. kNotFound names the first that is not.
+  Result<std::vector<Tensor>> find(std::span<const std::string> names,
+                                   std::chrono::nanoseconds timeout = kTimeoutDefault);
   // The names are free at once, the bytes at the last release of each.
   Result<void> destroy(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout = kTimeoutDefault);
   Pending<void> destroy_async(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout = kTimeoutDefault);

@@ -59,6 +59,13 @@ StepKind step_of(const std::string& name) {
   raise({ErrorCode::kInvalidArgument, "no such kind of step: '" + name + "'; kinds are train, accumulate and eval"});
 }
 
+ShareOptions::Use use_of(const std::string& name) {
+  if (name == "read") return ShareOptions::Use::kRead;
+  if (name == "write") return ShareOptions::Use::kWrite;
+  if (name == "create") return ShareOptions::Use::kCreate;
+  raise({ErrorCode::kInvalidArgument, "no such use of a share: '" + name + "'; uses are read, write and create"});
+}
+
 // Runs a call of the client without the GIL; its value, or the exception of its error.
 template <typename Call>
 auto unlocked(Call call) {
@@ -123,19 +130,30 @@ struct Session {
   }
 
   Session(std::string socket, const std::vector<std::pair<std::string, std::uint64_t>>& guarantees,
-          std::uint32_t local_world_size, double timeout, std::string label, double reconnect_timeout) {
+          std::uint32_t local_world_size, double timeout, std::string label, double reconnect_timeout,
+          const std::string& share, const std::string& share_use) {
     ConnectOptions options = {.socket = std::move(socket),
                               .guarantees = {},
                               .local_world_size = local_world_size,
                               .timeout = duration(timeout),
                               .label = std::move(label),
-                              .reconnect_timeout = duration(reconnect_timeout)};
+                              .reconnect_timeout = duration(reconnect_timeout),
+                              .share = {}};
+    if (!share_use.empty()) options.share = ShareOptions{share, use_of(share_use)};
     for (const auto& [place, bytes] : guarantees) options.guarantees.push_back({place_of(place), bytes});
     auto pending = [&] {
       const nb::gil_scoped_release without;
       return Client::connect_async(options);
     }();
     connection = std::make_shared<Connection>(await(std::move(pending)));
+  }
+
+  std::vector<BoundTensor> find(const std::vector<std::string>& names, double timeout) {
+    std::vector<BoundTensor> found;
+    const nanoseconds wait = duration(timeout);
+    for (Tensor& tensor : unlocked([&] { return connection->client.find(names, wait); }))
+      found.push_back({connection, std::move(tensor)});
+    return found;
   }
 
   std::vector<BoundTensor> create(const std::vector<Spec>& specs, double timeout) {
@@ -247,8 +265,10 @@ void bind_client(nb::module_& module) {
   auto session =
       nb::class_<Session>(module, "Session", "One connection to the daemon; terrace.Client builds on it.")
           .def(nb::init<std::string, const std::vector<std::pair<std::string, std::uint64_t>>&, std::uint32_t, double,
-                        std::string, double>(),
-               "socket"_a, "guarantees"_a, "local_world_size"_a, "timeout"_a, "label"_a, "reconnect_timeout"_a)
+                        std::string, double, const std::string&, const std::string&>(),
+               "socket"_a, "guarantees"_a, "local_world_size"_a, "timeout"_a, "label"_a, "reconnect_timeout"_a,
+               "share"_a, "share_use"_a)
+          .def("_find", &Session::find, "names"_a, "timeout"_a)
           .def("_create", &Session::create, "specs"_a, "timeout"_a)
           .def(
               "_acquire",

@@ -55,17 +55,20 @@ TEST(Layout, OfMessagesIsAsWrittenDown) {
   EXPECT_EQ(offsetof(MessageHeader, version), 4u);
   EXPECT_EQ(offsetof(MessageHeader, type), 8u);
   EXPECT_EQ(offsetof(MessageHeader, bytes), 12u);
-  EXPECT_EQ(sizeof(Hello), 240u);
+  EXPECT_EQ(sizeof(Hello), 312u);
   EXPECT_EQ(offsetof(Hello, timeout_ns), 16u);
   EXPECT_EQ(offsetof(Hello, local_world_size), 24u);
   EXPECT_EQ(offsetof(Hello, guarantee_count), 28u);
   EXPECT_EQ(offsetof(Hello, guarantees), 32u);
   EXPECT_EQ(offsetof(Hello, label), 176u);
-  EXPECT_EQ(sizeof(Welcome), 408u);
+  EXPECT_EQ(offsetof(Hello, share), 240u);
+  EXPECT_EQ(offsetof(Hello, share_use), 304u);
+  EXPECT_EQ(sizeof(Welcome), 416u);
   EXPECT_EQ(offsetof(Welcome, place_count), 20u);
   EXPECT_EQ(offsetof(Welcome, token), 24u);
   EXPECT_EQ(offsetof(Welcome, region_bytes), 40u);
-  EXPECT_EQ(offsetof(Welcome, places), 48u);
+  EXPECT_EQ(offsetof(Welcome, read_only), 48u);
+  EXPECT_EQ(offsetof(Welcome, places), 56u);
   EXPECT_EQ(offsetof(Refused, code), 16u);
   EXPECT_EQ(offsetof(Refused, message), 20u);
   EXPECT_EQ(sizeof(Refused), 520u);
@@ -85,6 +88,7 @@ TEST(Layout, OfMessagesIsAsWrittenDown) {
 
 TEST(Layout, OfTheWordIsAsWrittenDown) {
   EXPECT_EQ(Word{.state = State::kClaimed}.packed(), 3u);
+  EXPECT_EQ(Word{.state = State::kShared}.packed(), 4u);
   EXPECT_EQ(Word{.dirty = true}.packed(), 1u << 3);
   EXPECT_EQ(Word{.wanted = true}.packed(), 1u << 4);
   EXPECT_EQ(Word{.lent = true}.packed(), 1u << 5);

@@ -161,5 +161,37 @@ TEST(Word, NoStepOfTwoThreadsIsLost) {
             (Word{.state = State::kResident, .dirty = true, .readers = 1, .writers = 1, .incarnation = kLife}));
 }
 
+TEST(Word, SharedIsReadAndNotWritten) {
+  AtomicWord word = Word{.state = State::kShared, .incarnation = kLife}.packed();
+  EXPECT_EQ(acquire(word, kLife, Mode::kWrite).outcome, Outcome::kAskDaemon);
+  EXPECT_EQ(acquire(word, kLife, Mode::kOverwrite).outcome, Outcome::kAskDaemon);
+  EXPECT_EQ(grant(word, kLife, Mode::kWrite, true).outcome, Outcome::kAskDaemon);
+  ASSERT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kDone);
+  EXPECT_EQ(claim(word, kLife).outcome, Outcome::kLeased);
+  want(word, true);
+  EXPECT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kAskDaemon);
+  EXPECT_TRUE(release(word, kLife, Mode::kRead).word.wanted);
+  want(word, false);
+  ASSERT_EQ(claim(word, kLife).outcome, Outcome::kDone);
+  EXPECT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kAskDaemon);
+  unclaim(word);
+  EXPECT_EQ(now(word), (Word{.state = State::kShared, .incarnation = kLife}));
+}
+
+TEST(Word, ShareKeepsReadersAndTellsOfWriting) {
+  AtomicWord word = Word{.state = State::kResident, .incarnation = kLife}.packed();
+  ASSERT_EQ(acquire(word, kLife, Mode::kWrite).outcome, Outcome::kDone);
+  ASSERT_EQ(acquire(word, kLife, Mode::kRead).outcome, Outcome::kDone);
+  EXPECT_EQ(share(word, kLife).outcome, Outcome::kLeased) << "somebody writes";
+  release(word, kLife, Mode::kWrite);
+  EXPECT_EQ(share(word, kLife + 1).outcome, Outcome::kStale);
+  const Step step = share(word, kLife);
+  EXPECT_EQ(step.outcome, Outcome::kDone);
+  EXPECT_TRUE(step.word.dirty);
+  EXPECT_EQ(now(word), (Word{.state = State::kShared, .readers = 1, .incarnation = kLife}));
+  word = Word{.state = State::kResident, .torn = true, .incarnation = kLife}.packed();
+  EXPECT_EQ(share(word, kLife).outcome, Outcome::kStale) << "what is torn is looked at first";
+}
+
 }  // namespace
 }  // namespace terrace::shm

@@ -85,13 +85,15 @@ class Client(Session):
     label: for people, in the operator's listings; the program's name where it is empty.
     reconnect_timeout: seconds that a daemon which has ended may stay away before the session counts as lost; 0: not at
         all. Until then leases stay as they are, and calls wait, each until its own timeout.
+    share, share_use: the name of a share, and "read", "write" or "create": see Client.create_share.
 
     Every call raises a subclass of terrace.Error. Timeouts are in seconds. It is a context manager that closes.
     """
 
     def __init__(self, socket: str | None = None, *, guarantees: Mapping[str, int] | None = None,
                  local_world_size: int | None = None, timeout: float = TIMEOUT_SECONDS, label: str = "",
-                 reconnect_timeout: float = RECONNECT_TIMEOUT_SECONDS):
+                 reconnect_timeout: float = RECONNECT_TIMEOUT_SECONDS, share: str | None = None,
+                 share_use: str = "read"):
         call = "terrace.Client"
         floors = [(_checks.text(call, "a place of guarantees", place),
                    _checks.count(call, f"guarantees[{place!r}]", size, BYTES_MAX))
@@ -99,7 +101,9 @@ class Client(Session):
         ranks = _checks.count(call, "local_world_size", local_world_size or 0, LOCAL_WORLD_SIZE_MAX)
         super().__init__(_checks.text(call, "socket", socket or ""), floors, ranks,
                          _checks.seconds(call, "timeout", timeout), _checks.text(call, "label", label),
-                         _checks.seconds(call, "reconnect_timeout", reconnect_timeout))
+                         _checks.seconds(call, "reconnect_timeout", reconnect_timeout),
+                         _checks.text(call, "share", share or ""),
+                         "" if share is None else _checks.text(call, "share_use", share_use))
         self._tensors: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:
@@ -108,6 +112,33 @@ class Client(Session):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
+
+    def create_share(self, name: str, *, guarantees: Mapping[str, int] | None = None, label: str = "",
+                     timeout: float = TIMEOUT_SECONDS) -> "Client":
+        """Creates a share, and returns a client of it, for reading and writing, to be closed on its own.
+
+        A share is tensors that several sessions of a tenant have in common, held once: other processes open it by its
+        name. Any number read a tensor at a time, or one writes it; whoever waits for the others' leases holds none in
+        the share. It ends with its last client. A tensor whose writer died is torn: reading it is FailedPrecondition
+        until it is overwritten.
+
+        guarantees: the share's, beside this session's own. AlreadyExists if there is one of that name.
+        """
+        return Client(self.socket, guarantees=guarantees, label=label, timeout=timeout, share=name, share_use="create")
+
+    def open_share(self, name: str, *, write: bool = False, label: str = "",
+                   timeout: float = TIMEOUT_SECONDS) -> "Client":
+        """A client of a share that is there. Without `write` its memory is mapped read-only, and write leases are
+        PermissionDenied. NotFound if it is not there, or another tenant's."""
+        return Client(self.socket, label=label, timeout=timeout, share=name, share_use="write" if write else "read")
+
+    def find(self, names: Iterable[str], *, timeout: float = TIMEOUT_SECONDS) -> list[Tensor]:
+        """Tensors that are there, by name; of a share, those that other clients created. NotFound names the first that
+        is not."""
+        found = self._find([_checks.text("find", "a name", name) for name in names],
+                           _checks.seconds("find", "timeout", timeout))
+        self._tensors.update((tensor.name, tensor) for tensor in found)
+        return found
 
     def create(self, name: str, shape: SupportsIndex | Sequence[SupportsIndex], dtype: Any = "float32", *,
                timeout: float = TIMEOUT_SECONDS) -> Tensor:

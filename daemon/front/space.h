@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of a session, or of a share: what the front knows of its segments, which one trainer maps, or several.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "mover/transfer.h"
+
+namespace terrace::front {
+
+struct Space {
+  // A segment that is to go once every trainer that maps it has said that it does not any more.
+  struct Retiring {
+    mover::SegmentOrder order;
+    std::vector<SessionId> asked;
+  };
+
+  std::vector<std::uint64_t> mapped_bytes;  // by tier: of the segments that stay, from offset 0 on
+  std::vector<Retiring> retiring;
+  std::vector<std::string> kept;  // names of the segments that the supervisor keeps
+};
+
+}  // namespace terrace::front
