@@ -270,6 +270,7 @@ class EngineImpl final : public Engine {
   void start(Session& session, Slot slot, Flight flight, Urgency urgency);
   void completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed);
   void fetched(Session& session, const Flight& flight, const Result<void>& result);
+  void prove_home(Session& session, Slot slot);
   void evicted(Session& session, const Flight& flight, const Result<void>& result);
   void slid(Session& session, Slot slot, const Result<void>& result);
   void count_failure(const Error& error, TierId failed);

@@ -29,6 +29,7 @@ enum class Activity : std::uint8_t {
   kEvicting,  // written back, to give up the copy afterwards; the word is claimed
   kCleaning,  // written back while it stays resident
   kSliding,   // to another extent of the same tier; the word is claimed
+  kProving,   // what it had was lost: its home is tried with a pattern before anything is written there again
 };
 
 struct Tensor {

@@ -32,9 +32,9 @@ std::vector<mover::Link> EngineImpl::links() const {
 }
 
 mover::Link EngineImpl::link_between(const Tensor& tensor, Level from, Level to) const {
+  if (to == Level::kBlock) return {mover::LinkKind::kBlockWrite, 0};
   if (from == Level::kNone || from == to) return {mover::LinkKind::kMemcpy, 0};
   if (from == Level::kBlock) return {mover::LinkKind::kBlockRead, 0};
-  if (to == Level::kBlock) return {mover::LinkKind::kBlockWrite, 0};
   const std::uint8_t unit = tiers_[tensor.device].unit;
   return {to == Level::kDevice ? mover::LinkKind::kHostToDevice : mover::LinkKind::kDeviceToHost, unit};
 }
@@ -47,13 +47,14 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
   transfer.link = link_between(tensor, flight.from, flight.to);
   transfer.urgency = urgency.urgency;
   transfer.deadline = urgency.deadline;
-  transfer.zero_fill = flight.from == Level::kNone;
+  transfer.prove = flight.activity == Activity::kProving;
+  transfer.zero_fill = flight.from == Level::kNone && !transfer.prove;
   transfer.tensor = tensor.number;
   if (flight.to == Level::kBlock) ++tensor.version;
   transfer.version = tensor.version;
   transfer.bytes = tensor.bytes;
   transfer.to = location(session, tensor, flight.to);
-  transfer.from = transfer.zero_fill ? transfer.to : location(session, tensor, flight.from);
+  transfer.from = flight.from == Level::kNone ? transfer.to : location(session, tensor, flight.from);
   if (flight.activity == Activity::kSliding) {
     transfer.bytes = std::min(flight.step_bytes, tensor.bytes - tensor.slid_bytes);
     const std::uint64_t old = tensor.offset[index(flight.from)];
@@ -130,14 +131,16 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
         tensor.valid |= bit(flight.to);
       if (tensor.admission == 0) rest(session, flight.slot);
       return;
+    case Activity::kProving:  // if it failed, the region is retired by now
+      if (tensor.admission == 0) rest(session, flight.slot);
+      return;
     case Activity::kIdle:
       break;
   }
   TERRACE_CHECK(false);
 }
 
-// Where the device itself failed, the region is not to be trusted again. Bytes that do not match their checksum say
-// nothing of it: whoever shares the memory may have written there while they were on their way.
+// Where the device itself failed, or a proof, the region is not to be trusted again.
 void EngineImpl::block_failed(Tensor& tensor, const Flight& flight, const Error& error) {
   if (flight.from == Level::kBlock && error.code == ErrorCode::kDataLoss) lose_copy(tensor, Level::kBlock);
   if (is_of_the_device(error) && !tensor.is_valid(Level::kBlock)) retire_home(tensor);
@@ -157,10 +160,26 @@ void EngineImpl::fetched(Session& session, const Flight& flight, const Result<vo
   if (result.error().code == ErrorCode::kDataLoss && flight.from != Level::kNone) lose_copy(tensor, flight.from);
   Error error = result.error();
   error.message = fmt::format("tensor '{}': {}", tensor.name, error.message);
-  if (tensor.admission == 0) return rest(session, flight.slot);
-  Admission* admission = find_admission(session, tensor.admission);
-  TERRACE_CHECK(admission != nullptr);
-  fail_admission(session, *admission, std::move(error));
+  if (tensor.admission == 0) {
+    rest(session, flight.slot);
+  } else {
+    Admission* admission = find_admission(session, tensor.admission);
+    TERRACE_CHECK(admission != nullptr);
+    fail_admission(session, *admission, std::move(error));
+  }
+  const bool mismatched = result.error().code == ErrorCode::kDataLoss && !is_of_the_device(result.error());
+  if (mismatched && flight.from == Level::kBlock) prove_home(session, flight.slot);
+}
+
+// Bytes there were not those that were written. That says nothing of the device yet: whoever shares the memory may have
+// written there while they were on their way. What comes back of a pattern of the daemon's own does.
+void EngineImpl::prove_home(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  if (!tensor.live() || tensor.deleted || !tensor.lost || !tensor.idle() || tensor.admission != 0) return;
+  start(
+      session, slot,
+      {.session = session.id, .slot = slot, .activity = Activity::kProving, .from = Level::kNone, .to = Level::kBlock},
+      {mover::Class::kCleaning, kNever});
 }
 
 void EngineImpl::evicted(Session& session, const Flight& flight, const Result<void>& result) {

@@ -20,6 +20,12 @@ constexpr unsigned kRetriesMax = 64;
 
 bool is_passing(int error) { return error == EINTR || error == EAGAIN; }
 
+// A word of the pattern: no other place's, and not this place's of another time.
+std::uint64_t pattern_word(const tier::ChunkName& name, std::uint64_t word) {
+  constexpr std::uint64_t kOdd = 0x9e37'79b9'7f4a'7c15;  // 2^64 by the golden ratio (Knuth, TAOCP 6.4)
+  return ((name.tensor * kOdd ^ name.version) * kOdd ^ name.chunk) * kOdd + word * kOdd;
+}
+
 // What the kernel says where the device has given the bytes up, unlike one that is gone or does not answer: those may
 // come back.
 bool is_of_the_medium(int error) { return error == EIO || error == ENODATA || error == EILSEQ; }
@@ -56,6 +62,10 @@ void Chunk::start(const ChunkWork& work) {
       break;
     case Path::kFromBlock:
       begin_io(Step::kRead, work_.to_gpu != nullptr ? spare_ : work_.to);
+      break;
+    case Path::kProve:
+      source_ = spare_;
+      compute(Step::kPattern);
       break;
   }
 }
@@ -177,6 +187,50 @@ void Chunk::run() {
       // Only what was checked where nobody else can write is handed on.
       if (step_ == Step::kCheckAgain && work_.to_gpu == nullptr) std::memcpy(work_.to, target_, work_.bytes);
       break;
+    case Step::kPattern:
+      for (std::uint64_t word = 0; word < work_.padded_bytes / sizeof word; ++word) {
+        const std::uint64_t value = pattern_word(work_.name, word);
+        std::memcpy(spare_ + word * sizeof value, &value, sizeof value);
+      }
+      break;
+    case Step::kComparePattern:
+      sum_ = 0;
+      for (std::uint64_t word = 0; word < work_.padded_bytes / sizeof word; ++word) {
+        std::uint64_t value = 0;
+        std::memcpy(&value, spare_ + word * sizeof value, sizeof value);
+        sum_ += value == pattern_word(work_.name, word) ? 0 : 1;
+      }
+      break;
+    default:
+      TERRACE_CHECK(false);
+  }
+}
+
+// The pattern is there, in memory or on the disk, or has come back.
+void Chunk::prove_on() {
+  switch (step_) {
+    case Step::kPattern:
+      begin_io(Step::kWritePattern, nullptr);
+      return;
+    case Step::kWritePattern:
+      std::memset(spare_, 0, work_.padded_bytes);
+      begin_io(Step::kReadPattern, spare_);
+      return;
+    case Step::kReadPattern:
+      compute(Step::kComparePattern);
+      return;
+    case Step::kComparePattern:
+      if (!surroundings_.spare_is_pinned) (void)madvise(spare_, tier::kChunkBytes, MADV_DONTNEED);
+      if (sum_ == 0) {
+        finish({});
+        return;
+      }
+      ++surroundings_.counts.io_errors;
+      finish(fail(ErrorCode::kInternal,
+                  fmt::format("{} of {} bytes that were written to the block tier for a proof came back otherwise",
+                              sum_ * sizeof sum_, work_.padded_bytes),
+                  EIO));
+      return;
     default:
       TERRACE_CHECK(false);
   }
@@ -217,6 +271,10 @@ void Chunk::done() {
                               "again",
                               work_.name.chunk)));
       return;
+    case Step::kPattern:
+    case Step::kComparePattern:
+      prove_on();
+      return;
     default:
       TERRACE_CHECK(false);
   }
@@ -246,7 +304,7 @@ void Chunk::continue_io() {
   const auto piece = next_piece();
   asked_bytes_ = piece.bytes;
   Ring& ring = surroundings_.ring;
-  if (step_ == Step::kWrite) {
+  if (writes()) {
     const std::span<const std::byte> bytes(source_ + io_bytes_, piece.bytes);
     ring.write(piece.file, bytes, piece.offset, *this, surroundings_.buffers.find(bytes));
   } else {
@@ -272,8 +330,7 @@ void Chunk::completed(int result, bool /*more*/) {
   }
   const auto got = static_cast<std::uint64_t>(result);
   TERRACE_CHECK(got <= asked_bytes_);
-  auto& total =
-      step_ == Step::kWrite ? surroundings_.counts.block_written_bytes : surroundings_.counts.block_read_bytes;
+  auto& total = writes() ? surroundings_.counts.block_written_bytes : surroundings_.counts.block_read_bytes;
   total += got;
   if (got < asked_bytes_) {
     // Short: what is whole counts, and direct I/O goes on where that ends.
@@ -307,6 +364,10 @@ void Chunk::io_done() {
     case Step::kReadAgain:
       compute(Step::kCheckAgain);
       return;
+    case Step::kWritePattern:
+    case Step::kReadPattern:
+      prove_on();
+      return;
     default:
       TERRACE_CHECK(false);
   }
@@ -315,13 +376,12 @@ void Chunk::io_done() {
 void Chunk::io_failed(int error) {
   ++surroundings_.counts.io_errors;
   const auto piece = next_piece();
-  const bool writes = step_ == Step::kWrite;
   const bool full = error == ENOSPC || error == EDQUOT || error == ENOMEM;
-  const bool lost = !writes && is_of_the_medium(error);
+  const bool lost = !writes() && work_.path != Path::kProve && is_of_the_medium(error);
   finish(fail(full   ? ErrorCode::kResourceExhausted
               : lost ? ErrorCode::kDataLoss
                      : ErrorCode::kInternal,
-              fmt::format("{} {} at offset {} of the block tier's file {}: {}{}", writes ? "writing" : "reading",
+              fmt::format("{} {} at offset {} of the block tier's file {}: {}{}", writes() ? "writing" : "reading",
                           format_bytes(piece.bytes), piece.offset, piece.file, std::strerror(error),
                           lost ? ", twice: the device has lost them; write the tensor again" : ""),
               error));
@@ -329,7 +389,7 @@ void Chunk::io_failed(int error) {
 
 // Only a file that somebody else cut short does this, or a device that takes nothing.
 void Chunk::ended_early() {
-  if (step_ == Step::kWrite) {
+  if (writes() || work_.path == Path::kProve) {
     io_failed(EIO);
     return;
   }

@@ -25,6 +25,7 @@ enum class Path : std::uint8_t {
   kZero,       // to an address, from nowhere
   kToBlock,    // checksum, then write
   kFromBlock,  // read, then check
+  kProve,      // write a pattern of the daemon's own, then read it back
 };
 
 // What a chunk is to do. Addresses are the chunk's own, `pieces` the whole tensor's on the block tier.
@@ -101,12 +102,17 @@ class Chunk final : public Completion, public Job, public CudaWaiter {
     kRead,
     kCheck,
     kReadAgain,
-    kCheckAgain
+    kCheckAgain,
+    kPattern,  // into the spare
+    kWritePattern,
+    kReadPattern,
+    kComparePattern
   };
 
   void start_copy();
   void begin_gpu(Step step);
   Result<void> begin_gpu_copies(CudaLane& lane);
+  void prove_on();
   void down_done();
   void checked();
   void compute(Step step);
@@ -115,6 +121,7 @@ class Chunk final : public Completion, public Job, public CudaWaiter {
   void io_done();
   void io_failed(int error);
   void ended_early();
+  bool writes() const { return step_ == Step::kWrite || step_ == Step::kWritePattern; }
   void finish(Result<void> result);
   tier::BlockFile::Piece next_piece() const;
 
@@ -130,7 +137,7 @@ class Chunk final : public Completion, public Job, public CudaWaiter {
   std::uint64_t io_bytes_ = 0;     // read or written so far
   std::uint64_t asked_bytes_ = 0;  // of the operation in flight
   unsigned retries_ = 0;
-  std::uint64_t sum_ = 0;  // as computed, by run()
+  std::uint64_t sum_ = 0;  // as computed, by run(): of a pattern, how many of its words came back otherwise
 };
 
 }  // namespace terrace::mover

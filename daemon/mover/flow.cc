@@ -12,6 +12,7 @@ namespace terrace::mover {
 // a GPU and the block tier through pinned memory of the daemon's. GPUDirect Storage (cuFile) would be one more path,
 // chosen here.
 Path route(const Transfer& transfer, TierId block) {
+  if (transfer.prove) return Path::kProve;
   if (transfer.zero_fill) return transfer.to.tier == block ? Path::kToBlock : Path::kZero;
   TERRACE_CHECK(transfer.from.tier != block || transfer.to.tier != block);
   if (transfer.to.tier == block) return Path::kToBlock;
@@ -55,7 +56,7 @@ ChunkWork Flow::begin_chunk(const std::byte* zeros) {
                  .urgency = transfer.urgency};
   if (from != nullptr) work.from = from + offset;
   if (to != nullptr) work.to = to + offset;
-  if (path == Path::kToBlock) {
+  if (path == Path::kToBlock || path == Path::kProve) {
     if (from == nullptr) work.from = zeros;
     work.pieces = &transfer.to.pieces;
     work.entry = transfer.to.first_checksum + index;

@@ -244,14 +244,14 @@ void ChunkMover::start(const Transfer& transfer) {
   const Path path = route(transfer, block_);
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
-  if (path == Path::kToBlock) {
+  if (path == Path::kToBlock || path == Path::kProve) {
     TERRACE_CHECK(align_up(transfer.bytes, kPageBytes) <= transfer.to.pieces.bytes());
   } else {
     to = address(transfer.to, transfer.bytes);
   }
   if (path == Path::kFromBlock) {
     TERRACE_CHECK(align_up(transfer.bytes, kPageBytes) <= transfer.from.pieces.bytes());
-  } else if (!transfer.zero_fill) {
+  } else if (!transfer.zero_fill && !transfer.prove) {
     from = address(transfer.from, transfer.bytes);
   }
   Flow& flow = free_flow();
@@ -338,7 +338,9 @@ void ChunkMover::chunk_done(Chunk& chunk, Result<void> result) {
 
 TierId ChunkMover::at_fault(const Flow& flow) const {
   if (flow.gpu_failed) return flow.ends.to_gpu != nullptr ? flow.transfer.to.tier : flow.transfer.from.tier;
-  return flow.path == Path::kToBlock || flow.path == Path::kFromBlock ? block_ : flow.transfer.to.tier;
+  return flow.path == Path::kToBlock || flow.path == Path::kFromBlock || flow.path == Path::kProve
+             ? block_
+             : flow.transfer.to.tier;
 }
 
 void ChunkMover::end(Flow& flow) {

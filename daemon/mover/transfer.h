@@ -38,9 +38,10 @@ struct Transfer {
   TransferId id{};
   Link link{};
   Class urgency = Class::kDemand;
-  Time deadline = kNever;     // of whoever waits; orders within the class
-  bool zero_fill = false;     // there is no source: the target becomes zeros
-  std::uint64_t tensor = 0;   // the tensor's number, never used twice: binds block checksums together with
+  Time deadline = kNever;    // of whoever waits; orders within the class
+  bool zero_fill = false;    // there is no source: the target becomes zeros
+  bool prove = false;        // nor here: the target, on the block tier, is written and read back; nothing is left there
+  std::uint64_t tensor = 0;  // the tensor's number, never used twice: binds block checksums together with
   std::uint64_t version = 0;  // the content version, and the chunk's offset
   std::uint64_t bytes = 0;    // of the tensor; locations are rounded up to 4 KiB
   tier::Location from{};

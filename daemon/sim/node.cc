@@ -177,7 +177,7 @@ void Node::complete_write(std::size_t index, Lie lie, std::uint64_t elsewhere,
                           const std::function<void(std::uint64_t)>& harmed) {
   const mover::Transfer transfer = transfers[index];
   transfers.erase(transfers.begin() + static_cast<std::ptrdiff_t>(index));
-  done(transfer, move(transfer, lie, elsewhere, harmed), {});
+  done(transfer, move(transfer, lie, elsewhere, harmed), transfer.to.tier);
 }
 
 void Node::fail_transfer(std::size_t index, Error error, TierId failed, const std::function<bool()>& coin) {
@@ -341,7 +341,7 @@ Result<void> Node::move(const mover::Transfer& transfer, Lie lie, std::uint64_t 
   const auto to = pages_at(transfer.to);
   std::vector<std::uint64_t> bytes(to.size(), 0);
   Sum sum{transfer.tensor, transfer.version, 0};
-  if (!transfer.zero_fill) {
+  if (!transfer.zero_fill && !transfer.prove) {
     const auto from = pages_at(transfer.from);
     TERRACE_CHECK(from.size() == to.size());
     for (std::size_t i = 0; i < from.size(); ++i) bytes[i] = *from[i];
@@ -349,7 +349,7 @@ Result<void> Node::move(const mover::Transfer& transfer, Lie lie, std::uint64_t 
   for (const std::uint64_t page : bytes) sum.digest = sum.digest * 31 + page;
   if (transfer.link.kind == mover::LinkKind::kBlockRead && sums_[transfer.from.first_checksum] != sum)
     return fail(ErrorCode::kDataLoss, "checksum mismatch");
-  if (transfer.link.kind == mover::LinkKind::kBlockWrite) sums_[transfer.to.first_checksum] = sum;
+  if (transfer.link.kind == mover::LinkKind::kBlockWrite && !transfer.prove) sums_[transfer.to.first_checksum] = sum;
   if (on_block(transfer.to))
     for (std::uint64_t* page : to) owners_[static_cast<std::size_t>(page - disk_.data())] = transfer.tensor;
   if (lie != Lie::kNone) harmed(transfer.tensor);
@@ -359,15 +359,18 @@ Result<void> Node::move(const mover::Transfer& transfer, Lie lie, std::uint64_t 
     if (lie == Lie::kMisdirected) harmed(owners_[astray]);
     *(lie == Lie::kMisdirected ? &disk_[astray] : to[i]) = bytes[i];
   }
+  if (transfer.prove && lie != Lie::kNone)
+    return fail(ErrorCode::kInternal, "what was written for a proof came back otherwise", 5);
   return {};
 }
 
 // Some pages of a copy that was under way.
 void Node::break_off(const mover::Transfer& transfer, const std::function<bool()>& coin) {
   const auto to = pages_at(transfer.to);
-  const auto from = transfer.zero_fill ? to : pages_at(transfer.from);
+  const bool from_nowhere = transfer.zero_fill || transfer.prove;
+  const auto from = from_nowhere ? to : pages_at(transfer.from);
   std::vector<std::uint64_t> bytes;
-  for (const std::uint64_t* page : from) bytes.push_back(transfer.zero_fill ? 0 : *page);
+  for (const std::uint64_t* page : from) bytes.push_back(from_nowhere ? 0 : *page);
   for (std::size_t i = 0; i < to.size(); ++i)
     if (coin()) *to[i] = bytes[i];
   if (transfer.link.kind == mover::LinkKind::kBlockWrite && coin()) sums_[transfer.to.first_checksum] = {};
