@@ -2,9 +2,11 @@
 """Shows that terraced --check-config refuses what a start refuses, line for line; and that a start which is refused for
 what another process holds leaves no block file behind."""
 
+import ctypes
 import fcntl
 import os
 import pathlib
+import resource
 import shutil
 import socket
 import subprocess
@@ -15,6 +17,35 @@ BUILD = pathlib.Path(os.environ["TERRACE_BUILD"])
 TERRACED = BUILD / "terraced"
 LIMIT_SECONDS = 60
 MEMORY = '[[tier]]\nkind = "memory"\ncapacity = "32MiB"\n'
+
+
+class Instruction(ctypes.Structure):
+    """One of a BPF program (linux/filter.h)."""
+    _fields_ = [("code", ctypes.c_uint16), ("if_true", ctypes.c_uint8), ("if_false", ctypes.c_uint8),
+                ("value", ctypes.c_uint32)]
+
+
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(Instruction))]
+
+
+def forbid_io_uring():
+    """As container runtimes' seccomp profiles do: io_uring_setup is EPERM for this process from now on (seccomp(2))."""
+    load, equal, answer = 0x20, 0x15, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET | BPF_K
+    io_uring_setup, errno_eperm, allow = 425, 0x00050001, 0x7FFF0000
+    instructions = (Instruction * 4)((load, 0, 0, 0), (equal, 0, 1, io_uring_setup), (answer, 0, 0, errno_eperm),
+                                     (answer, 0, 0, allow))
+    program = Program(len(instructions), instructions)
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    if prctl(no_new_privileges, 1, 0, 0, 0) != 0 or prctl(set_seccomp, filter_mode, ctypes.byref(program)) != 0:
+        raise OSError(ctypes.get_errno(), "no seccomp filter here")
+
+
+def lock_little():
+    drop_from_bounding_set, ipc_lock = 24, 14  # whoever has CAP_IPC_LOCK has no limit
+    ctypes.CDLL(None).prctl(drop_from_bounding_set, ipc_lock, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
 
 
 class RefusedStarts(unittest.TestCase):
@@ -77,6 +108,28 @@ class RefusedStarts(unittest.TestCase):
             self.skipTest("mounting a ramfs is not permitted here")
         self.write(MEMORY + self.block(ram / "block"))
         self.refused("t.toml:12: tier[1].paths: ", "ramfs", "has no O_DIRECT", before=own_mounts)
+
+    def test_without_io_uring_the_error_names_it(self):
+        self.write(MEMORY + self.block(self.disk / "block"))
+        for arguments in (["--check-config", self.file], [self.file]):
+            done = subprocess.run([TERRACED, *arguments], capture_output=True, text=True, timeout=LIMIT_SECONDS,
+                                  check=False, preexec_fn=forbid_io_uring)
+            self.assertEqual(done.returncode, 1, done)
+            self.assertIn("io_uring", done.stderr)
+            self.assertIn("Operation not permitted", done.stderr)
+        self.assertEqual(list(self.disk.iterdir()), [])
+
+    def test_more_than_the_disk_has_is_named(self):
+        self.write(MEMORY + self.block(self.disk / "block", "900TiB"))
+        self.refused("tier[1].capacity: ")
+        self.assertEqual(list(self.disk.iterdir()), [])
+
+    def test_with_little_memlock_it_runs_and_says_what_that_costs(self):
+        self.write(MEMORY + self.block(self.disk / "block"))
+        checked = subprocess.run([TERRACED, "--check-config", self.file], capture_output=True, text=True,
+                                 timeout=LIMIT_SECONDS, check=False, preexec_fn=lock_little)
+        self.assertEqual(checked.returncode, 0, checked)
+        self.assertIn("memlock is 64 KiB", checked.stdout)
 
     def test_the_file_may_stand_without_its_option(self):
         self.write(MEMORY.replace("32MiB", "100MiB"))

@@ -200,5 +200,60 @@ TEST(SharedMemory, ScribbledOnDuringTransfersIsItsOwnersLossAlone) {
                  " trips of another trainer right");
 }
 
+// What two processes count together.
+using Counter = std::atomic<std::uint64_t>;
+Counter& shared_counter() {
+  void* page = ::mmap(nullptr, sizeof(Counter), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  TERRACE_CHECK(page != MAP_FAILED);
+  return *new (page) Counter(0);
+}
+
+// As fast as it can, until it is killed: rings for nothing, fills its logs, and asks for what is answered at once.
+int flood(const std::string& socket, const Beacon& ready, Counter& answered) {
+  constexpr int kAskers = 8;
+  RawSession raw(socket);
+  std::vector<std::jthread> threads;
+  for (int i = 0; i < kAskers; ++i)
+    threads.emplace_back([&] {
+      while (raw.ask({.operation = shm::Operation::kMarkStep, .timeout = 30s})) ++answered;
+    });
+  threads.emplace_back([&] {
+    while (true) raw.ring();
+  });
+  while (answered == 0) std::this_thread::yield();
+  if (!ready.say('x')) return 1;
+  for (std::uint32_t log = 0;; log = (log + 1) % shm::kLogCount)
+    raw.region().log_index(log).tail.fetch_add(shm::kLogEntries, std::memory_order_release);
+}
+
+TEST(Flood, OfDoorbellsLogsAndRequestsLeavesOthersTheirShare) {
+  const Terraced terraced;
+  const LogOfFailure log(terraced);
+  const Beacon ready;
+  Counter& flooded = shared_counter();
+  e2e::Process flooder([&] { return flood(terraced.data_socket(), ready, flooded); });
+  ASSERT_EQ(ready.hear(), 'x');
+  Client client = terraced.connect({.label = "bystander"});
+  std::vector<std::uint64_t> beside;  // each of our requests: how many of theirs were answered
+  const std::uint64_t requests = times(300, 100'000);
+  for (std::uint64_t i = 0; i < requests; ++i) {
+    const std::uint64_t before = flooded;
+    const Result<void> marked = client.mark_step();
+    ASSERT_TRUE(marked.has_value()) << marked.error().message;
+    beside.push_back(flooded - before);
+  }
+  EXPECT_GT(flooded, requests) << "it is a flood";
+  std::ranges::sort(beside);
+  const std::uint64_t median = beside[beside.size() / 2];
+  EXPECT_LE(median, shm::kRingEntries) << "one ring of the others' at a time, and then ours";
+  flooder.kill();
+  flooder.wait();
+  EXPECT_TRUE(terraced.serves_on());
+  figure(16, std::to_string(requests) +
+                 " requests beside a flood of doorbells, logs and requests: in the time of one, " +
+                 std::to_string(median) + " of the flood's were answered (median), " + std::to_string(beside.back()) +
+                 " at most");
+}
+
 }  // namespace
 }  // namespace terrace::faults

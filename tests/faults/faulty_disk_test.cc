@@ -141,6 +141,22 @@ TEST_F(FaultyDisks, LiesAreFoundOutEveryOne) {
                  " lost, torn, misdirected and flipped writes found out");
 }
 
+TEST_F(FaultyDisks, ARegionThatKeepsNothingIsRetiredOnceItWasTried) {
+  const Tensor& harmed = tensors_[0];
+  write(harmed, 2);
+  disk_.set(Fault::kWriteLost);
+  ASSERT_TRUE(client_->swap_out({&harmed, 1}).has_value());
+  EXPECT_EQ(failure_of(harmed), ErrorCode::kDataLoss);
+  EXPECT_TRUE(eventually([&] { return count_of(block_tier(*terraced_), "retired_bytes") > 0; }))
+      << block_tier(*terraced_);
+  disk_.set(Fault::kNone);
+  EXPECT_EQ(count_of(block_tier(*terraced_), "io_errors"), 1u) << "the proof";
+  write(harmed, 3);
+  ASSERT_TRUE(client_->swap_out(tensors_).has_value());
+  expect_content(harmed, 3);
+  for (std::size_t i = 1; i < kTensors; ++i) expect_content(tensors_[i], 1);
+}
+
 TEST_F(FaultyDisks, AHangHoldsUpWhoNeedsTheDiskAndNobodyElse) {
   const Tensor& away = tensors_[0];
   ASSERT_TRUE(client_->swap_out({&away, 1}).has_value());

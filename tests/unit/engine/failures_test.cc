@@ -195,6 +195,38 @@ TEST(Failures, AWriteDuringACleaningIsNotTakenForWrittenBack) {
   EXPECT_EQ(harness.read(client, cold), 8u);
 }
 
+// A tensor whose bytes on the block tier are others; what became of the proof that follows.
+std::uint64_t retired_after(std::optional<Error> proof) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  harness.write(client, a, 5000);
+  EXPECT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  harness.corrupt_disk();
+  const RequestId read = harness.send(client.id, Acquire{kHost, shm::Mode::kRead, {a}});
+  harness.complete_orders();
+  harness.complete_transfer(0);
+  EXPECT_EQ(harness.reply(read).error().code, ErrorCode::kDataLoss) << "before anything is proved";
+  EXPECT_EQ(harness.transfers.size(), 1u);
+  EXPECT_TRUE(harness.transfers.at(0).prove);
+  const RequestId write = harness.send(client.id, Acquire{kHost, shm::Mode::kOverwrite, {a}});
+  EXPECT_FALSE(harness.answered(write)) << "it waits for where its bytes will be";
+  harness.complete_transfer(0, std::move(proof), kBlockTier);
+  harness.settle();
+  EXPECT_TRUE(harness.reply(write).has_value());
+  harness.fill(client, a, 7000);
+  harness.release(client, a, shm::Mode::kOverwrite);
+  EXPECT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {a}}));
+  EXPECT_EQ(harness.read(client, a), 7000u);
+  return harness.status().tiers[2].retired_bytes;
+}
+
+TEST(Failures, ARegionWhoseBytesAreOthersIsProvedAndKept) { EXPECT_EQ(retired_after({}), 0u); }
+
+TEST(Failures, ARegionThatFailsItsProofIsRetired) {
+  EXPECT_EQ(retired_after(Error{ErrorCode::kInternal, "came back otherwise", 5}), kMiB);
+}
+
 TEST(Failures, WithNoSpareLeftTheHomeStands) {
   Harness harness(three_tiers(4 * kMiB, 8 * kMiB, kMiB));
   const auto& client = *harness.open();
