@@ -154,6 +154,10 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
     }
     note_torn(session, slot);
     if (const auto good = check_content(admission, tensor); !good) return std::unexpected(good.error());
+    if (former_at_work_ && needs_block(admission, tensor)) {
+      ready = false;
+      continue;
+    }
     const bool elsewhere = level == Level::kDevice && tensor.has(level) && !at_tier(tensor, admission.tier);
     if (elsewhere && place_of(session, tensor, level).write_back_error)
       return std::unexpected(*place_of(session, tensor, level).write_back_error);

@@ -50,7 +50,7 @@ inline constexpr std::uint8_t kTorn = 4;
 inline constexpr std::uint8_t kDeleted = 8;
 inline constexpr std::uint8_t kForget = 16;
 inline constexpr std::uint8_t kHomeBad = 32;
-inline constexpr std::uint8_t kUnderWay = 64;  // a transfer of it, which ends with the daemon
+inline constexpr std::uint8_t kUnderWay = 64;  // a transfer of it: queued, running, or a former daemon's
 
 // What does not.
 struct TensorFacts {

@@ -47,6 +47,7 @@ struct Options {
   std::uint32_t requests_waiting_max = 4096;   // over all sessions; more are kResourceExhausted at once
   std::uint32_t transfers_in_flight_max = 16;  // handed down at a time, per link
   double spare_share = 0.0;                    // part of the home tier kept back for retired regions
+  bool former_at_work = false;                 // a daemon that was killed may be at the block tier: see former_ended()
   std::function<std::unique_ptr<Policy>()> make_policy = make_lru_policy;
 };
 
@@ -120,6 +121,9 @@ class Engine {
   virtual void answering(RequestId request, std::uint32_t position) = 0;
   // It is there, or nobody waits for it any more. For every reply that was taken.
   virtual void answered(RequestId request) = 0;
+  // What a former daemon had begun on the block tier is done to the last. Before that, where Options::former_at_work
+  // says so, no transfer goes to or from there, and whoever needs one waits to its own deadline.
+  virtual void former_ended(Time now) = 0;
   // Deadlines that have passed.
   virtual void tick(Time now) = 0;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, status.cc,
-// invariants.cc, record.cc, restore.cc and settle.cc for what outlives the process, shares.cc and words.cc for what
-// several processes see of it, and engine.cc for the entrance.
+// invariants.cc, record.cc, restore.cc, settle.cc and former.cc for what outlives the process, shares.cc and words.cc for
+// what several processes see of it, and engine.cc for the entrance.
 #pragma once
 
 #include <map>
@@ -38,6 +38,7 @@ class EngineImpl final : public Engine {
   void session_died(Time now, SessionId session) override;
   void answering(RequestId request, std::uint32_t position) override;
   void answered(RequestId request) override;
+  void former_ended(Time now) override;
   void tick(Time now) override;
   Time next_deadline() const override;
   Output take_output() override;
@@ -324,6 +325,11 @@ class EngineImpl final : public Engine {
   Result<void> restore_home(Tensor& tensor, const TensorState& was);
   Result<void> check_restored() const;
 
+  // former.cc
+  bool may_still_land(const Tensor& tensor, const TensorState& was) const;
+  bool needs_block(const Admission& admission, const Tensor& tensor) const;
+  void hold_block(bool hold);
+
   // settle.cc
   // What nobody was told of: tensors whose content was given up for a lease, and tensors that were created.
   struct Unanswered {
@@ -370,6 +376,7 @@ class EngineImpl final : public Engine {
 
   Time now_{};
   bool draining_ = false;
+  bool former_at_work_ = false;  // only where there is a block tier
   std::uint32_t next_session_ = 1;
   std::uint64_t next_number_ = 1;
   std::uint64_t next_transfer_ = 1;

@@ -22,8 +22,8 @@ void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reas
   tensor.prefetched = false;
 }
 
-// Gives up the copy at `level` of a tensor that nobody moves. kDeferred: room below is being made; try again at the
-// session's next event. kRefused: leased or pinned.
+// Gives up the copy at `level` of a tensor that nobody moves. kDeferred: room below is being made, or a former daemon
+// is not done there; try again at the session's next event. kRefused: leased or pinned.
 EngineImpl::Eviction EngineImpl::evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency,
                                        bool straight_home) {
   Tensor& tensor = session.at(slot);
@@ -33,7 +33,15 @@ EngineImpl::Eviction EngineImpl::evict(Session& session, Slot slot, Level level,
   Level target = home_level_;
   if (!droppable(session, slot, level) && level == Level::kDevice && home_level_ == Level::kBlock && !straight_home)
     if (lower_extent(session, slot, urgency, target) == Eviction::kDeferred) return Eviction::kDeferred;
+  const auto has_to_wait = [&] {
+    return former_at_work_ && target == Level::kBlock && !droppable(session, slot, level);
+  };
+  if (has_to_wait()) return Eviction::kDeferred;
   if (tensor.published == level && !claim(session, slot)) return Eviction::kRefused;
+  if (has_to_wait()) {  // a client wrote a moment ago
+    publish_best(session, slot);
+    return Eviction::kDeferred;
+  }
   if (droppable(session, slot, level)) {
     count_eviction(tensor, level, reason);
     drop_copy(session, slot, level);
@@ -135,7 +143,7 @@ void EngineImpl::on(const Request& request, const Evict& body) {
 // Early write-back: the copies that would be given up next are kept clean once the tier is nearly full.
 void EngineImpl::clean(Session& session) {
   const Level above_home = home_level_ == Level::kBlock && memory_tier_ != SIZE_MAX ? Level::kMemory : Level::kDevice;
-  if (above_home == home_level_) return;
+  if (above_home == home_level_ || former_at_work_) return;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
     if (tiers_[tier].level == above_home) clean_place(session, tier);
 }

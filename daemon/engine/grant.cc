@@ -137,6 +137,9 @@ void EngineImpl::end_admission(Session& session, Admission& admission) {
 }
 
 Error EngineImpl::expired(Session& session, const Admission& admission) const {
+  const char* former = former_at_work_ ? "; the block tier is not served before the last read and write of a former "
+                                         "daemon have ended"
+                                       : "";
   if (admission.phase == Admission::Phase::kAssembling)
     return {ErrorCode::kDeadlineExceeded,
             fmt::format("{} of {} tensors were still on their way", admission.pending, admission.tensors.size()), 0};
@@ -152,8 +155,9 @@ Error EngineImpl::expired(Session& session, const Admission& admission) const {
             0};
   if (admission.block == Admission::Block::kSpace)
     return {ErrorCode::kDeadlineExceeded,
-            fmt::format("room in '{}' was still being made", tiers_[admission.tier].options.name), 0};
-  return {ErrorCode::kDeadlineExceeded, "a tensor of the set was still in use by another request", 0};
+            fmt::format("room in '{}' was still being made{}", tiers_[admission.tier].options.name, former), 0};
+  return {ErrorCode::kDeadlineExceeded,
+          fmt::format("a tensor of the set was still in use by another request{}", former), 0};
 }
 
 // Of an acquire: where the leases went, and how long they took.

@@ -98,7 +98,10 @@ void EngineImpl::check_tensor(const Session& session, Slot slot) const {
   // Law 2.
   TERRACE_CHECK(!tensor.written || tensor.lost || tensor.deleted || tensor.valid != 0);
   TERRACE_CHECK(!tensor.lost || tensor.valid == 0);
-  TERRACE_CHECK((tensor.transfer != 0) == !tensor.idle());
+  const bool landing = tensor.activity == Activity::kLanding;
+  TERRACE_CHECK((tensor.transfer != 0) == (!tensor.idle() && !landing));
+  TERRACE_CHECK(!landing ||
+                (former_at_work_ && tensor.published == Level::kNone && tensor.valid == bit(Level::kBlock)));
   if (tensor.transfer != 0) TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).slot == slot);
   if (tensor.published != Level::kNone) TERRACE_CHECK(tensor.written && tensor.is_valid(tensor.published));
   // Law 4: what may be leased is touched by nothing but a write-back that reads it.

@@ -90,6 +90,7 @@ EngineImpl::EngineImpl(Options options, CatalogMemory* catalog)
           }(),
           options_.transfers_in_flight_max) {
   home_level_ = tiers_.back().level;
+  former_at_work_ = options_.former_at_work && home_level_ == Level::kBlock;
   if (home_level_ == Level::kBlock) {
     const std::uint64_t capacity = tiers_.back().options.capacity_bytes;
     block_space_.extend(capacity);
@@ -98,6 +99,7 @@ EngineImpl::EngineImpl(Options options, CatalogMemory* catalog)
         align_down(static_cast<std::uint64_t>(static_cast<double>(capacity) * options_.spare_share), kPageBytes);
   }
   for (const mover::Link& link : links()) link_status_[link].link = link;
+  if (former_at_work_) hold_block(true);
   if (catalog_ == nullptr) return;
   for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) free_records_.insert(record);
   std::vector<TierRecord> records;

@@ -31,6 +31,7 @@ enum class Plant : std::uint8_t {
   kRestartForgetsDirty,  // a successor takes what was written for what is in the home
   kOneWordClaimed,       // of a share's words the first alone is claimed
   kBereavedWhole,        // what a dead member of a share was writing counts as content
+  kFormerTargetReused,   // what a former daemon's reads may still land in is given to others
 };
 
 inline constexpr std::array kPlantNames = std::to_array<std::string_view>({"none",
@@ -52,8 +53,9 @@ inline constexpr std::array kPlantNames = std::to_array<std::string_view>({"none
                                                                            "dirty-counts-as-home",
                                                                            "restart-forgets-dirty",
                                                                            "one-word-claimed",
-                                                                           "bereaved-whole"});
-static_assert(kPlantNames.size() == static_cast<std::size_t>(Plant::kBereavedWhole) + 1);
+                                                                           "bereaved-whole",
+                                                                           "former-target-reused"});
+static_assert(kPlantNames.size() == static_cast<std::size_t>(Plant::kFormerTargetReused) + 1);
 
 #ifdef TERRACE_PLANTS
 inline Plant planted_bug = Plant::kNone;  // set before the first engine

@@ -64,7 +64,7 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
   flag(tensor.deleted, kDeleted);
   flag(tensor.forget, kForget);
   flag(tensor.home_bad, kHomeBad);
-  flag(tensor.transfer != 0, kUnderWay);
+  flag(!tensor.idle(), kUnderWay);
   if (tensor.has(Level::kBlock)) {
     const tier::Pieces pieces = tensor.pieces != nullptr ? *tensor.pieces : tier::Pieces(tensor.extent(Level::kBlock));
     state.piece_count = static_cast<std::uint8_t>(pieces.size());

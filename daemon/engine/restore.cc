@@ -276,6 +276,7 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
   }
   if ((was.extents & bit(Level::kBlock)) != 0)
     if (auto restored = restore_home(tensor, was); !restored) return bad(restored.error().message);
+  if (may_still_land(tensor, was)) tensor.activity = Activity::kLanding;
   if (!tensor.deleted) {
     if (!session.names.emplace(tensor.name, slot).second) return bad("another has its name");
     ++session.tensor_count;

@@ -169,6 +169,8 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, std::u
       return true;  // counted as leaving
     } else if (!tensor.idle() || tensor.admission != 0) {
       found.busy_bytes += bytes;
+    } else if (former_at_work_ && level == Level::kMemory && !droppable(session, slot, level)) {
+      found.busy_bytes += bytes;  // it cannot be written down yet
     } else if (level != home_level_ && !(spare_prefetched && tensor.prefetched)) {
       found.victims.push_back(slot);
       found.victim_bytes += bytes;

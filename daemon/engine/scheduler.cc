@@ -71,6 +71,8 @@ bool Scheduler::withdraw(TransferId id) {
   return true;
 }
 
+void Scheduler::hold(const mover::Link& link, bool hold) { queue(link).held = hold; }
+
 void Scheduler::finished(const mover::Link& link) {
   LinkQueue& done = queue(link);
   TERRACE_CHECK(done.in_flight > 0);
@@ -96,7 +98,7 @@ TransferId Scheduler::pick(ClassQueue& queue) {
 
 void Scheduler::dispatch(std::vector<mover::Transfer>& out) {
   for (auto& [link, queue] : links_) {
-    while (queue.waiting > 0 && queue.in_flight < in_flight_max_) {
+    while (!queue.held && queue.waiting > 0 && queue.in_flight < in_flight_max_) {
       const auto classed = std::find_if(queue.classes.begin(), queue.classes.end(),
                                         [](const ClassQueue& c) { return !c.tenants.empty(); });
       const auto chosen = waiting_.find(pick(*classed));

@@ -24,6 +24,8 @@ class Scheduler {
   void raise(TransferId id, mover::Class urgency, Time deadline);
   // Takes a waiting transfer out; false if it was handed down.
   bool withdraw(TransferId id);
+  // Nothing goes down on a link while it is held; its queue grows.
+  void hold(const mover::Link& link, bool hold);
   // A transfer that was handed down is complete.
   void finished(const mover::Link& link);
   // Hands down what the links have room for.
@@ -47,6 +49,7 @@ class Scheduler {
     std::array<ClassQueue, mover::kClasses> classes;
     std::uint32_t in_flight = 0;
     std::uint64_t waiting = 0;
+    bool held = false;
   };
   struct Waiting {
     Tenant tenant;

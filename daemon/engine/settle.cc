@@ -43,7 +43,8 @@ std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::spa
   return unanswered;
 }
 
-// The words and the records of one session are brought together again; then nothing of it is under way.
+// The words and the records of one session are brought together again; then nothing of it is under way, but what a
+// former daemon's reads may land in.
 // (Slots from there on were never used: whoever gets one sets its word.)
 void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
@@ -56,7 +57,7 @@ void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
   for (const Slot slot : unanswered.torn) tear(session, slot);
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
-    if (!tensor.live()) continue;
+    if (!tensor.live() || !tensor.idle()) continue;
     if (tensor.sliding != Level::kNone)
       slide_on(session, Slot{at});
     else if (!tensor.deleted)

@@ -22,7 +22,7 @@ inline constexpr std::array<Level, kLevels> kAllLevels{Level::kDevice, Level::kM
 constexpr std::size_t index(Level level) { return static_cast<std::size_t>(level); }
 constexpr std::uint8_t bit(Level level) { return static_cast<std::uint8_t>(1u << index(level)); }
 
-// At most one transfer touches a tensor at a time.
+// At most one transfer touches a tensor at a time; of kLanding alone it is not one of this engine's.
 enum class Activity : std::uint8_t {
   kIdle,
   kFetching,  // towards a place where somebody wants it; the word is not resident
@@ -30,6 +30,7 @@ enum class Activity : std::uint8_t {
   kCleaning,  // written back while it stays resident
   kSliding,   // to another extent of the same tier; the word is claimed
   kProving,   // what it had was lost: its home is tried with a pattern before anything is written there again
+  kLanding,   // no transfer: a former daemon's read may still land in its extents; the word is not resident
 };
 
 struct Tensor {

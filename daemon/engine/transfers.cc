@@ -135,6 +135,7 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
       if (tensor.admission == 0) rest(session, flight.slot);
       return;
     case Activity::kIdle:
+    case Activity::kLanding:
       break;
   }
   TERRACE_CHECK(false);

@@ -18,8 +18,20 @@ constexpr Duration kStop{60};
 }  // namespace
 
 void World::complete_something() {
+  if (node_.former_at_work() && random_.one_in(3)) return former();
   if (!node_.orders.empty() && (node_.transfers.empty() || random_.one_in(4))) return complete_order();
   if (!node_.transfers.empty()) complete_transfer();
+}
+
+// What it had begun when it died lands, a page now and a page then; and at last all of it has.
+void World::former() {
+  const bool ends = random_.one_in(40);
+  say(ends ? "the last that a former daemon had begun is done" : "something lands that a former daemon had begun");
+  const auto coin = [this] { return random_.one_in(4); };
+  if (ends)
+    node_.end_former(coin);
+  else
+    node_.land(coin);
 }
 
 void World::complete_order() {
@@ -163,13 +175,15 @@ void World::meanwhile() {
 }
 
 void World::restart() {
-  say("the daemon dies, and has a successor");
+  const bool lingers = has_block_ && random_.one_in(2);
+  say(lingers ? "the daemon dies in the midst of reads and writes, and has a successor"
+              : "the daemon dies, and has a successor");
   ++counts_.restarts;
   node_.catalog->between_stores = nullptr;
   hanging_.clear();
   doorbells_.clear();  // whoever waits is looked at anyway
   take_replies();      // those that were in their rings
-  const std::vector<RequestId> lost = node_.restart([this] { return random_.one_in(2); });
+  const std::vector<RequestId> lost = node_.restart([this] { return random_.one_in(2); }, lingers);
   take_replies();
   for (Trainer& trainer : trainers_) {
     if (trainer.client != nullptr && trainer.client->gone) trainer = Trainer{};
@@ -221,6 +235,9 @@ void World::ask_again(std::size_t index, Body body) {
         tensor->may_be_zeros |= acquire->mode == shm::Mode::kWrite;
         tensor->may_be_torn |= acquire->mode == shm::Mode::kOverwrite;
       }
+  if (const auto* given_up = std::get_if<DontNeed>(&body))
+    for (const Handle handle : given_up->tensors)
+      if (Tensor* tensor = find(trainer, handle)) tensor->may_be_forgotten = true;
   if (!trainer.open()) return;
   if (const auto* gone = std::get_if<DeleteTensors>(&body)) {
     for (const Handle handle : gone->tensors) {

@@ -243,13 +243,17 @@ void Node::drain() {
     answered_in_order.push_back(reply.id);
     replies.emplace(reply.id, std::move(reply.result));
   }
-  for (mover::Transfer& transfer : out.transfers) transfers.push_back(std::move(transfer));
+  for (mover::Transfer& transfer : out.transfers) {
+    require(!former_at_work() || !is_of_block(transfer), "nobody is at the block tier beside a former daemon");
+    transfers.push_back(std::move(transfer));
+  }
   for (mover::SegmentOrder& order : out.segment_orders) orders.push_back(order);
   for (const SessionId gone : out.gone) {
     std::erase_if(orders, [&](const mover::SegmentOrder& order) { return order.session == gone; });
     for (const mover::Transfer& transfer : transfers)
       require(transfer.to.session != gone, "a session goes when none of its transfers is under way");
     std::erase_if(spaces_, [&](const auto& space) { return space.first.second == gone; });
+    std::erase_if(late_, [&](const Late& late) { return !on_block(late.to) && late.to.session == gone; });
     for (const auto& client : clients)
       if (client->id == gone) client->gone = true;
   }
@@ -280,10 +284,14 @@ std::vector<engine::Survivor> Node::survivors() const {
   return found;
 }
 
-std::vector<RequestId> Node::restart(const std::function<bool()>& coin) {
+std::vector<RequestId> Node::restart(const std::function<bool()>& coin, bool lingers) {
   catalog->between_stores = nullptr;
   engine.reset();
-  for (const mover::Transfer& transfer : std::exchange(transfers, {})) break_off(transfer, coin);
+  options_.former_at_work |= lingers;
+  for (const mover::Transfer& transfer : std::exchange(transfers, {})) {
+    if (lingers && is_of_block(transfer)) outlive(transfer);
+    break_off(transfer, coin);
+  }
   orders.clear();
   auto opened = engine::CatalogMemory::open({catalog_memory_.data(), catalog_memory_.size()}, shape());
   if (!opened) throw Violation("the successor opens the catalog: " + opened.error().message);
@@ -291,6 +299,7 @@ std::vector<RequestId> Node::restart(const std::function<bool()>& coin) {
   const auto records = surviving_records();
   for (const auto& client : clients) client->gone |= !records.contains(client->id);
   std::erase_if(spaces_, [&](const auto& space) { return !records.contains(space.first.second); });
+  std::erase_if(late_, [&](const Late& late) { return !on_block(late.to) && !records.contains(late.to.session); });
   for (auto& [key, space] : spaces_) {
     const std::uint64_t mapped = records.at(key.second)->mapped_bytes[key.first];
     require(space.size() * kPageBytes >= mapped, "segments that the catalog names are there");
@@ -374,6 +383,33 @@ void Node::break_off(const mover::Transfer& transfer, const std::function<bool()
   for (std::size_t i = 0; i < to.size(); ++i)
     if (coin()) *to[i] = bytes[i];
   if (transfer.link.kind == mover::LinkKind::kBlockWrite && coin()) sums_[transfer.to.first_checksum] = {};
+}
+
+bool Node::is_of_block(const mover::Transfer& transfer) {
+  return transfer.link.kind == mover::LinkKind::kBlockRead || transfer.link.kind == mover::LinkKind::kBlockWrite;
+}
+
+// The memory of a session that has gone is nobody's any more, but pages of the disk are always there.
+void Node::outlive(const mover::Transfer& transfer) {
+  std::vector<std::uint64_t> bytes;
+  for (const std::uint64_t* page : pages_at(transfer.from)) bytes.push_back(transfer.zero_fill ? 0 : *page);
+  late_.push_back({transfer.to, std::move(bytes)});
+}
+
+void Node::land(const std::function<bool()>& coin) {
+  for (const Late& late : late_) {
+    const auto to = pages_at(late.to);
+    for (std::size_t i = 0; i < to.size(); ++i)
+      if (coin()) *to[i] = late.bytes[i];
+  }
+}
+
+void Node::end_former(const std::function<bool()>& coin) {
+  land(coin);
+  late_.clear();
+  options_.former_at_work = false;
+  engine->former_ended(now);
+  drain();
 }
 
 }  // namespace terrace::sim

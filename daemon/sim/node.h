@@ -104,8 +104,15 @@ class Node {
   std::uint64_t disk_pages() const { return disk_.size(); }
 
   // The engine's process ends, and a successor takes over. Of the copies under way each page is old or new, by `coin`.
-  // Whoever waits for a reply gets none: their requests, in order.
-  std::vector<RequestId> restart(const std::function<bool()>& coin);
+  // Whoever waits for a reply gets none: their requests, in order. If it lingers, what it had begun on the block tier
+  // is not done yet: see land().
+  std::vector<RequestId> restart(const std::function<bool()>& coin, bool lingers = false);
+  // Whether what former processes had begun on the block tier is not done to the last.
+  bool former_at_work() const { return options_.former_at_work; }
+  // Some pages of it, by `coin`, land where those processes wanted them.
+  void land(const std::function<bool()>& coin);
+  // The last of it is done, and the engine is told.
+  void end_former(const std::function<bool()>& coin);
   // What a successor finds: the sessions with their tables, and the catalog's memory.
   std::vector<engine::Survivor> survivors() const;
   std::span<std::byte> catalog_bytes() { return {catalog_memory_.data(), catalog_memory_.size()}; }
@@ -131,7 +138,15 @@ class Node {
     bool operator==(const Sum&) const = default;
   };
 
+  // A read or write on the block tier that outlived its process, with the bytes that it brings.
+  struct Late {
+    tier::Location to;
+    std::vector<std::uint64_t> bytes;
+  };
+
   bool on_block(const tier::Location& at) const;
+  static bool is_of_block(const mover::Transfer& transfer);
+  void outlive(const mover::Transfer& transfer);
   std::vector<std::uint64_t*> pages_at(const tier::Location& at);
   std::vector<std::uint64_t*> pages_of(const Client& client, Handle handle);
   Result<void> move(const mover::Transfer& transfer, Lie lie, std::uint64_t elsewhere,
@@ -150,6 +165,7 @@ class Node {
   std::vector<std::uint64_t> disk_;
   std::vector<std::uint64_t> owners_;  // of the disk's pages: the tensors last written there
   std::vector<Sum> sums_;
+  std::vector<Late> late_;
 };
 
 }  // namespace terrace::sim

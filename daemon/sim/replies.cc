@@ -138,7 +138,8 @@ void World::replied(std::size_t index, const Pin& body, const Result<ReplyBody>&
 void World::replied(std::size_t index, const DontNeed& body, const Result<ReplyBody>& result) {
   if (!result) return;
   for (const Handle handle : body.tensors)
-    if (Tensor* tensor = find(trainers_[index], handle)) tensor->written = tensor->may_be_lost = tensor->torn = false;
+    if (Tensor* tensor = find(trainers_[index], handle))
+      tensor->written = tensor->may_be_lost = tensor->torn = tensor->may_be_forgotten = false;
 }
 
 void World::replied(std::size_t index, const DeleteTensors& body, const Result<ReplyBody>& result) {
@@ -154,6 +155,7 @@ void World::calm() {
   constexpr int kPasses = 200;
   faults_ = false;
   say("calm");
+  if (node_.former_at_work()) node_.end_former([this] { return random_.one_in(2); });
   hanging_.clear();
   for (std::size_t index = 0; index < trainers_.size(); ++index) {
     trainers_[index].stopped_until = {};
@@ -218,7 +220,8 @@ void World::check_bytes(Trainer& trainer) {
               fmt::format("law 1: tensor {} holds {:#x} and {:#x} is read", tensor.name, tensor.value, *seen));
     else
       require((seen.error().code == ErrorCode::kDataLoss && tensor.may_be_lost) ||
-                  (seen.error().code == ErrorCode::kFailedPrecondition && tensor.may_be_torn) ||
+                  (seen.error().code == ErrorCode::kFailedPrecondition &&
+                   (tensor.may_be_torn || tensor.may_be_forgotten)) ||
                   seen.error().code == ErrorCode::kResourceExhausted,
               "what was written can be read: " + tensor.name + ": " + seen.error().message);
   }

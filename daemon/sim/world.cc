@@ -240,6 +240,7 @@ void World::leased(Trainer& trainer, Tensor& tensor, shm::Mode mode) {
   tensor.torn = trainer.client->table.load(tensor.handle.slot).torn;
   if (mode == shm::Mode::kOverwrite) tensor.may_be_torn = false;
   const std::uint64_t seen = node_.look(*trainer.client, tensor.handle);
+  if (tensor.may_be_forgotten && seen == 0) tensor.written = false;
   if (mode != shm::Mode::kOverwrite)
     require(seen == (tensor.written ? tensor.value : 0),
             fmt::format("law 1: tensor {} holds {:#x} and {:#x} is read", tensor.name, tensor.value, seen));
@@ -262,6 +263,7 @@ void World::check_alone(const Trainer& trainer, const Tensor& tensor, shm::Mode 
 
 void World::fill(Trainer& trainer, Tensor& tensor) {
   tensor.written = !tensor.torn;
+  tensor.may_be_forgotten = false;
   tensor.value = ++values_ << 20;
   node_.fill(*trainer.client, tensor.handle, tensor.value);
 }

@@ -63,10 +63,11 @@ class World {
     std::uint64_t number = 0;  // the engine's, which transfers carry
     bool written = false;
     bool may_be_lost = false;
-    bool torn = false;          // since its last overwrite was given up
-    bool torn_beside = false;   // torn while another lease was asked for, which may have been granted before
-    bool may_be_torn = false;   // an overwrite was granted and undone, and is asked for again
-    bool may_be_zeros = false;  // a write lease was granted and undone: its zeros may count as content
+    bool torn = false;              // since its last overwrite was given up
+    bool torn_beside = false;       // torn while another lease was asked for, which may have been granted before
+    bool may_be_torn = false;       // an overwrite was granted and undone, and is asked for again
+    bool may_be_zeros = false;      // a write lease was granted and undone: its zeros may count as content
+    bool may_be_forgotten = false;  // given up by a request that nobody answered, and that was refused when asked again
     std::uint64_t value = 0;
   };
   // Of a session, or of a share: then of all who have a part in it.
@@ -144,6 +145,7 @@ class World {
   void arm();
   void meanwhile();
   void restart();
+  void former();
   void check_counts(const Trainer& trainer) const;
   void ask_again(std::size_t index, engine::Body body);
 

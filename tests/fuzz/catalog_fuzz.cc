@@ -89,8 +89,11 @@ class Catalog {
     write(target, std::as_bytes(std::span(&number, 1)).first(std::size_t{1} << how % 4));
   }
 
+  // Whether a former daemon is at work when its successor begins, and when trainers ask for something.
+  enum class Former : std::uint8_t { kEnded, kEndsLast, kEndsFirst };
+
   // As a successor does.
-  void take_over(std::uint64_t bytes) {
+  void take_over(std::uint64_t bytes, Former former) {
     file_.remember();
     auto opened = engine::CatalogMemory::open(file_.bytes().first(bytes), image_.shape);
     if (!opened) return refused(opened.error());
@@ -104,9 +107,15 @@ class Catalog {
     std::vector<engine::Survivor> survivors;
     for (std::size_t i = 0; i < tables_.size(); ++i)
       survivors.push_back({image_.tables[i].session, engine::LeaseTable(tables_[i]), image_.tables[i].completions});
-    auto restored = engine::Engine::restore(image_.options, *opened, survivors);
+    engine::Options options = image_.options;
+    options.former_at_work = former != Former::kEnded;
+    auto restored = engine::Engine::restore(options, *opened, survivors);
     if (!restored) return refused(restored.error());
-    EngineDriver(**restored, image_.options).use_up();
+    EngineDriver driver(**restored, options);
+    if (former == Former::kEndsFirst) (*restored)->former_ended(driver.now());
+    driver.use_up();
+    (*restored)->former_ended(driver.now());
+    driver.use_up();
   }
 
  private:
@@ -162,19 +171,19 @@ class Catalog {
   std::vector<std::vector<shm::TableSlot>> tables_;
 };
 
-void run(Input input) {
+void run(Input input, std::size_t size) {
   static const std::vector<CatalogImage> images = make_catalog_images();
   static CatalogFile file(align_up(engine::CatalogMemory::bytes_needed(images[0].shape), kPageBytes));
   Catalog catalog(images[input.below(images.size())], file);
   const std::uint64_t bytes = input.below(16) == 1 ? input.number() % file.size() : file.size();
   for (int i = 0; i < kChangesMax && !input.empty(); ++i) catalog.change(input);
-  catalog.take_over(bytes);
+  catalog.take_over(bytes, static_cast<Catalog::Former>(size % 3));
 }
 
 }  // namespace
 }  // namespace terrace::fuzz
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  terrace::fuzz::run({data, size});
+  terrace::fuzz::run({data, size}, size);
   return 0;
 }

@@ -68,6 +68,16 @@ TEST_F(Order, TenantsTakeTurnsByBytes) {
   EXPECT_EQ(ones, 2u) << "two of 16 MiB to four of 8 MiB, though every deadline of the first is earlier";
 }
 
+TEST_F(Order, NothingGoesDownOnALinkThatIsHeld) {
+  scheduler.hold(kRead, true);
+  scheduler.push(one, transfer(1, mover::Class::kDemand));
+  scheduler.push(one, transfer(2, mover::Class::kDemand, 100, kMiB, kWrite));
+  EXPECT_EQ(ids(), (Ids{2}));
+  EXPECT_EQ(scheduler.queued(kRead), 1u);
+  scheduler.hold(kRead, false);
+  EXPECT_EQ(ids(), (Ids{1}));
+}
+
 TEST_F(Order, ARaisedTransferGoesFirstAndAWithdrawnOneNever) {
   scheduler.push(one, transfer(1, mover::Class::kDemand));
   scheduler.push(one, transfer(2, mover::Class::kPrefetch));
