@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
@@ -137,6 +138,13 @@ DirectIo probe_direct_io(const Trial& trial) {
   return found;
 }
 
+// Whether a daemon holds the file: then its disk may be one that does not answer, and an attempt would wait for it.
+bool is_held(const Trial& trial) {
+  if (::flock(trial.fd.get(), LOCK_SH | LOCK_NB) != 0) return errno == EWOULDBLOCK;
+  ::flock(trial.fd.get(), LOCK_UN);
+  return false;
+}
+
 DirectIo direct_io(const Trial& trial) {
 #ifdef STATX_DIOALIGN
   struct statx status{};
@@ -148,6 +156,8 @@ DirectIo direct_io(const Trial& trial) {
     return found;
   }
 #endif
+  constexpr auto kPage = static_cast<std::uint32_t>(kPageBytes);
+  if (is_held(trial)) return {true, kPage, kPage, "holder", ""};
   return probe_direct_io(trial);
 }
 

@@ -17,8 +17,9 @@ struct DirectIo {
   bool supported = false;
   std::uint32_t memory_alignment_bytes = 0;
   std::uint32_t offset_alignment_bytes = 0;  // of offset and length
-  std::string source;                        // "statx" (the kernel says so) or "probe" (4 KiB were written and read)
-  std::string why_not;                       // if not supported
+  // "statx" (the kernel says so), "probe" (4 KiB were written and read), or "holder": a daemon has it, which has tried.
+  std::string source;
+  std::string why_not;  // if not supported
 };
 
 struct BlockPath {
@@ -42,7 +43,7 @@ struct BlockRoom {
 Result<BlockRoom> block_room(const std::string& path);
 
 // Looks at `path`, a file that exists or whose folder does. NotFound if neither does, PermissionDenied if the folder
-// cannot be written. Writes nothing into a file that exists.
+// cannot be written. Writes nothing into a file that exists, and reads nothing from one that a daemon holds.
 Result<BlockPath> inspect_block_path(const std::string& path, const Sources& sources = {});
 
 // The whole disks under the block device `major`:`minor` (a partition, md or LVM volume leads to its disks), with their

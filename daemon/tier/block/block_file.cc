@@ -159,13 +159,33 @@ Result<std::uint64_t> alignment_of(const std::string& path, int fd) {
                                format_bytes(*alignment), format_bytes(BlockFile::kAlignmentMax)));
 }
 
-Result<Opened> open_locked(const std::string& path) {
+// Takes the lock if it is free: whether it did.
+Result<bool> try_lock(const std::string& path, int fd) {
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return true;
+  const int error = errno;
+  if (error == EWOULDBLOCK) return false;
+  return path_fail(code_of(error), path, fmt::format("cannot be locked: {}", std::strerror(error)), error);
+}
+
+struct Candidate {
+  Opened opened;
+  bool locked = false;
+};
+
+Result<Candidate> open_locked(const std::string& path, bool may_wait) {
   constexpr int kTriesMax = 10;
   for (int tries = 0; tries < kTriesMax; ++tries) {
     auto opened = open_path(path);
-    if (!opened) return opened;
-    if (auto locked = lock(path, opened->fd.get()); !locked) return std::unexpected(std::move(locked.error()));
-    if (is_same_file(path, opened->fd.get())) return opened;
+    if (!opened) return std::unexpected(std::move(opened.error()));
+    const int fd = opened->fd.get();
+    if (may_wait) {
+      const auto locked = try_lock(path, fd);
+      if (!locked) return std::unexpected(locked.error());
+      if (!*locked) return Candidate{.opened = std::move(*opened), .locked = false};
+    } else if (auto locked = lock(path, fd); !locked) {
+      return std::unexpected(std::move(locked.error()));
+    }
+    if (is_same_file(path, fd)) return Candidate{.opened = std::move(*opened), .locked = true};
   }
   return path_fail(ErrorCode::kUnavailable, path, "is being replaced all the time; give this daemon a path of its own");
 }
@@ -178,31 +198,63 @@ std::uint64_t identity_of(std::span<const struct stat> files) {
 
 }  // namespace
 
-Result<void> BlockFile::add(const std::string& path, std::uint64_t bytes) {
-  auto opened = open_locked(path);
-  if (!opened) return std::unexpected(std::move(opened.error()));
-  const int fd = opened->fd.get();
-  struct stat found{};
-  if (fstat(fd, &found) != 0) return path_fail(ErrorCode::kInternal, path, std::strerror(errno), errno);
-  auto done = own_file(path, fd);
-  if (done) done = reserve_file(path, fd, bytes);
-  if (done) {
-    auto alignment = alignment_of(path, fd);
-    if (alignment) {
-      alignment_ = std::max(alignment_, *alignment);
-    } else {
-      done = std::unexpected(std::move(alignment.error()));
-    }
-  }
-  if (!done) {
-    if (opened->made) unlink(path.c_str());
-    return done;
+Result<void> BlockFile::add(const std::string& path, bool may_wait) {
+  auto found = open_locked(path, may_wait);
+  if (!found) return std::unexpected(std::move(found.error()));
+  struct stat facts{};
+  if (fstat(found->opened.fd.get(), &facts) != 0) {
+    return path_fail(ErrorCode::kInternal, path, std::strerror(errno), errno);
   }
   files_.push_back({.path = path,
-                    .fd = std::move(opened->fd),
-                    .made = opened->made,
-                    .size_found = static_cast<std::uint64_t>(found.st_size)});
+                    .fd = std::move(found->opened.fd),
+                    .made = found->opened.made,
+                    .locked = found->locked,
+                    .size_found = static_cast<std::uint64_t>(facts.st_size)});
+  return found->locked ? own(files_.back()) : Result<void>();
+}
+
+// One that is locked.
+Result<void> BlockFile::own(File& file) {
+  if (auto marked = own_file(file.path, file.fd.get()); !marked) return marked;
+  if (auto reserved = reserve_file(file.path, file.fd.get(), file_bytes_); !reserved) return reserved;
+  const auto alignment = alignment_of(file.path, file.fd.get());
+  if (!alignment) return std::unexpected(alignment.error());
+  alignment_ = std::max(alignment_, *alignment);
+  file.owned = true;
   return {};
+}
+
+const BlockFile::File* BlockFile::missing() const {
+  const auto found = std::ranges::find(files_, false, &File::owned);
+  return found == files_.end() ? nullptr : &*found;
+}
+
+bool BlockFile::owned() const { return missing() == nullptr; }
+
+Result<bool> BlockFile::take() {
+  for (File& file : files_) {
+    if (file.owned) continue;
+    if (!file.locked) {
+      const auto locked = try_lock(file.path, file.fd.get());
+      if (!locked || !*locked) return locked;
+      file.locked = true;
+    }
+    if (auto owned = own(file); !owned) return std::unexpected(std::move(owned.error()));
+  }
+  return true;
+}
+
+bool BlockFile::held_by_the_living() const {
+  const File* file = missing();
+  const auto held = file == nullptr ? std::nullopt : lock_holder(file->fd.get());
+  return held && !held->name.empty();
+}
+
+std::string BlockFile::holder() const {
+  const File* file = missing();
+  const auto held = file == nullptr ? std::nullopt : lock_holder(file->fd.get());
+  if (held && !held->name.empty()) return fmt::format("process {} ({})", held->pid, held->name);
+  return "a daemon that has ended, or one in another container";
 }
 
 Result<std::unique_ptr<BlockFile>> BlockFile::open(const BlockOptions& options) {
@@ -216,10 +268,11 @@ Result<std::unique_ptr<BlockFile>> BlockFile::open(const BlockOptions& options) 
                     format_bytes(options.capacity_bytes), format_bytes(stripe_row), options.paths.size()));
   }
   std::unique_ptr<BlockFile> file(new BlockFile());
-  for (const std::string& path : options.paths) {
-    if (auto added = file->add(path, rows * kStripeBytes); !added) return std::unexpected(std::move(added.error()));
-  }
   file->stripes_ = rows * options.paths.size();
+  file->file_bytes_ = rows * kStripeBytes;
+  for (const std::string& path : options.paths) {
+    if (auto added = file->add(path, options.may_wait); !added) return std::unexpected(std::move(added.error()));
+  }
   auto checksums = ChecksumTable::create(checksum_entries(file->capacity_bytes()));
   if (!checksums) return std::unexpected(std::move(checksums.error()));
   file->checksums_ = std::move(*checksums);
@@ -235,19 +288,20 @@ Result<void> BlockFile::adopt_checksums(Fd memory) {
 }
 
 void BlockFile::keep() {
+  TERRACE_CHECK(owned());
   kept_ = true;
-  const std::uint64_t bytes = capacity_bytes() / files_.size();
   // A file that stays larger than it has to be does no harm.
   for (const File& file : files_)
-    if (file.size_found > bytes) (void)!ftruncate(file.fd.get(), static_cast<off_t>(bytes));
+    if (file.size_found > file_bytes_) (void)!ftruncate(file.fd.get(), static_cast<off_t>(file_bytes_));
 }
 
 // Each file goes, or gets its size back, while its lock is held: the next owner may be waiting.
 BlockFile::~BlockFile() {
   for (const File& file : files_) {
+    if (!file.locked) continue;
     if (kept_ ? remove_on_close_ : file.made)
       unlink(file.path.c_str());
-    else if (!kept_)
+    else if (!kept_ && file.owned)
       (void)!ftruncate(file.fd.get(), static_cast<off_t>(file.size_found));
   }
 }

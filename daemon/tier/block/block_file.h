@@ -21,6 +21,7 @@ struct BlockOptions {
   std::vector<std::string> paths;    // at least one; regular files, made if they are not there
   std::uint64_t capacity_bytes = 0;  // of all together; rounded down to whole stripes
   bool remove_on_close = false;      // regular files are unlinked when the tier goes (private daemons)
+  bool may_wait = false;             // files that another process holds are no error: see owned()
 };
 
 // The space of one block tier. Its bytes mean something to the next daemon only with the catalog of what lies where.
@@ -38,9 +39,22 @@ class BlockFile {
   // file; a file system without O_DIRECT or without fallocate, by name; too coarse an alignment), kResourceExhausted
   // (wanted and free bytes), kPermissionDenied, kInvalidArgument, kInternal; with system_error.
   static Result<std::unique_ptr<BlockFile>> open(const BlockOptions& options);
+  // What is not owned is left as it is.
   ~BlockFile();
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
+
+  // Whether every file is this one's own. The lock of a daemon that was killed stays with the system until its last
+  // read and write are done, so nothing of it comes later: until then nothing must be read from the files or written to
+  // them.
+  bool owned() const;
+  // Tries to come by what is missing, without waiting; owned(). Errors as open(): of a file that can be had, and does
+  // not do. May be called again.
+  Result<bool> take();
+  // Who holds one that is missing: "process 4711 (terraced)", or what it can only be where no such process lives.
+  std::string holder() const;
+  // Whether that is a process that lives, as far as this one can see.
+  bool held_by_the_living() const;
 
   std::uint64_t capacity_bytes() const { return stripes_ * kStripeBytes; }
   // The tier is taken into use: its files stay from now on, unless they are to go. A tier that ends without, of a start
@@ -73,15 +87,20 @@ class BlockFile {
   struct File {
     std::string path;
     Fd fd;
-    bool made = false;             // by this very open()
+    bool made = false;  // by this very open()
+    bool locked = false;
+    bool owned = false;            // locked, marked, and its space reserved
     std::uint64_t size_found = 0;  // in bytes, where it was there
   };
 
   BlockFile() = default;
-  Result<void> add(const std::string& path, std::uint64_t bytes);
+  Result<void> add(const std::string& path, bool may_wait);
+  Result<void> own(File& file);
+  const File* missing() const;
 
   std::vector<File> files_;
   std::uint64_t stripes_ = 0;
+  std::uint64_t file_bytes_ = 0;  // of each file
   std::uint64_t alignment_ = 512;
   bool remove_on_close_ = false;
   bool kept_ = false;

@@ -110,6 +110,70 @@ TEST_F(BlockFileTest, TheLockGoesWithTheOwner) {
   EXPECT_TRUE(BlockFile::open(options()));
 }
 
+TEST_F(BlockFileTest, WhatAnotherStillHoldsCanBeWaitedFor) {
+  auto former = BlockFile::open(options());
+  ASSERT_TRUE(former);
+  (*former)->keep();
+  BlockOptions waiting = options();
+  waiting.may_wait = true;
+  {
+    const auto in_vain = BlockFile::open(waiting);
+    ASSERT_TRUE(in_vain) << in_vain.error().message;
+    EXPECT_FALSE((*in_vain)->owned());
+  }
+  EXPECT_EQ(std::filesystem::file_size(path()), 4 * kMiB) << "it is left as it was";
+  const auto file = BlockFile::open(waiting);
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_EQ((*file)->identity(), (*former)->identity());
+  EXPECT_EQ((*file)->capacity_bytes(), 4 * kMiB);
+  const std::vector<int> descriptors = (*file)->descriptors();
+  EXPECT_EQ((*file)->take(), false);
+  EXPECT_TRUE((*file)->held_by_the_living()) << "by this process";
+  EXPECT_NE((*file)->holder().find(std::to_string(getpid())), std::string::npos) << (*file)->holder();
+  former->reset();
+  EXPECT_FALSE((*file)->owned()) << "until it is taken";
+  EXPECT_EQ((*file)->take(), true);
+  EXPECT_TRUE((*file)->owned());
+  EXPECT_FALSE((*file)->held_by_the_living());
+  EXPECT_EQ((*file)->descriptors(), descriptors);
+  (*file)->keep();
+  EXPECT_FALSE(BlockFile::open(options()));
+}
+
+TEST_F(BlockFileTest, ItIsOwnedOnceEveryFileIs) {
+  BlockOptions both = options(8 * kMiB);
+  both.paths.push_back(path("second"));
+  both.may_wait = true;
+  const Fd second(open(both.paths[1].c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  ASSERT_EQ(flock(second.get(), LOCK_EX), 0);
+  const auto file = BlockFile::open(both);
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_FALSE((*file)->owned());
+  EXPECT_EQ(std::filesystem::file_size(both.paths[1]), 0u);
+  ASSERT_EQ(flock(second.get(), LOCK_UN), 0);
+  EXPECT_EQ((*file)->take(), true);
+  EXPECT_EQ(std::filesystem::file_size(both.paths[1]), 4 * kMiB);
+}
+
+TEST_F(BlockFileTest, AFileThatWillNotDoIsFoundOutWhenItIsTaken) {
+  std::ofstream(path()) << "a thesis";
+  BlockOptions waiting = options();
+  waiting.may_wait = true;
+  const Fd holder(open(path().c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(flock(holder.get(), LOCK_EX), 0);
+  const auto file = BlockFile::open(waiting);
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_EQ((*file)->take(), false);
+  ASSERT_EQ(flock(holder.get(), LOCK_UN), 0);
+  for (int tries = 0; tries < 2; ++tries) {
+    const auto taken = (*file)->take();
+    ASSERT_FALSE(taken.has_value());
+    EXPECT_EQ(taken.error().code, ErrorCode::kFailedPrecondition) << taken.error().message;
+  }
+  EXPECT_FALSE((*file)->owned());
+  EXPECT_EQ(std::filesystem::file_size(path()), 8u);
+}
+
 TEST_F(BlockFileTest, AFullFileSystemIsNamedAndLeftAsItWas) {
   const auto refused = BlockFile::open(options(std::uint64_t{1} << 50));
   ASSERT_FALSE(refused);

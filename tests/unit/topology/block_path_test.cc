@@ -3,12 +3,16 @@
 // made-up /sys), and that its room and O_DIRECT alignment are found without harm to a file that is there.
 
 #include <gmock/gmock.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "base/bytes.h"
+#include "base/fd.h"
 #include "topology/block_path.h"
 #include "unit/topology/fake_root.h"
 
@@ -109,6 +113,20 @@ TEST(BlockPathTest, LeavesAFileThatIsThereAsItWas) {
   const Result<BlockRoom> room = block_room(path);
   ASSERT_TRUE(room);
   EXPECT_EQ(block->file_system_id, room->file_system_id);
+}
+
+// Of memory, where the kernel does not say how direct I/O is aligned.
+TEST(BlockPathTest, TriesNothingOnAFileThatADaemonHolds) {
+  const Fd memory(::memfd_create("block", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(memory.get(), 8192), 0);
+  const std::string path = "/proc/self/fd/" + std::to_string(memory.get());
+  const Result<BlockPath> free = inspect_block_path(path);
+  ASSERT_TRUE(free) << free.error().message;
+  ASSERT_EQ(::flock(memory.get(), LOCK_EX | LOCK_NB), 0) << "and leaves it free";
+  const Result<BlockPath> held = inspect_block_path(path);
+  ASSERT_TRUE(held) << held.error().message;
+  EXPECT_EQ(held->direct_io.source, free->direct_io.source == "probe" ? "holder" : free->direct_io.source);
+  EXPECT_TRUE(held->direct_io.supported);
 }
 
 TEST(BlockPathTest, NamesAFolderThatIsMissing) {
