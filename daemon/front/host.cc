@@ -20,7 +20,6 @@ namespace {
 
 constexpr Duration kSweepPeriod = std::chrono::milliseconds(200);
 constexpr int kAcceptsAtOnce = 64;
-constexpr Duration kFormerDaemonMax = std::chrono::seconds(60);
 
 // Whoever is turned away on our own socket is told why; a gRPC client sees the connection close, and tries again.
 void refuse(Fd connection, const Error& reason) {
@@ -40,8 +39,7 @@ Host::~Host() = default;
 
 Result<std::unique_ptr<Host>> Host::create(const config::Config& config, const mover::Workers::Options& workers,
                                            NodeFacts facts, Inheritance inheritance) {
-  // A daemon that was killed holds its block files until its last write has ended.
-  auto node = make_node(config, inheritance.adopted.empty() ? Duration::zero() : kFormerDaemonMax);
+  auto node = make_node(config, !inheritance.adopted.empty());
   if (!node) return std::unexpected(node.error());
   std::unique_ptr<Host> host(new Host(config, std::move(*node), std::move(facts), std::move(inheritance)));
   if (const auto started = host->start(workers); !started) return std::unexpected(started.error());
@@ -139,8 +137,7 @@ void Host::accept(Door& door) {
 }
 
 Result<void> Host::serve(std::function<void()> stopping) {
-  if (node_.block) node_.block->keep();
-  notify_.send("READY=1\nSTATUS=serving");
+  begin_serving();
   spdlog::info("serving on {}", config_.tenants.front().data_socket);
   while (!stopping_)
     if (const auto turned = turn(kSweepPeriod); !turned) return turned;
@@ -190,12 +187,13 @@ void Host::wind_up() {
 Result<void> Host::turn(Duration longest) {
   const Time before = now();
   const Time next = engine_->next_deadline();
-  Duration wait = longest;
-  if (next != kNever) wait = std::clamp(next - before, Duration::zero(), longest);
+  Duration wait = until_next_look(longest);
+  if (next != kNever) wait = std::clamp(next - before, Duration::zero(), wait);
   if (store_.pending()) wait = std::min<Duration>(wait, std::chrono::milliseconds(1));
   const auto woken = ring_->run_once(wait);
   if (!woken) return std::unexpected(woken.error());
   pump();
+  look_for_block();
   if (now() - last_sweep_ >= kSweepPeriod) sweep();
   spent_watches_.clear();
   spent_barriers_.clear();

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -130,6 +131,12 @@ class Host final : public Gateway {
   Result<void> take_back_segments(const engine::SessionRecord& was);
   void gone(SessionId id);
 
+  // host_block.cc: files that a former daemon still holds.
+  Result<void> expect_block(bool goes_on);
+  void begin_serving();
+  Duration until_next_look(Duration longest) const;
+  void look_for_block();
+
   // host_survival.cc: what outlives the process.
   Result<void> make_engine();
   Result<void> go_on();
@@ -195,7 +202,14 @@ class Host final : public Gateway {
   std::atomic<std::uint64_t> last_request_ = 0;
   Time last_sweep_{};
   Time last_watchdog_{};
-  std::vector<bool> told_lost_;  // by TierId: the log has it
+  struct BlockAwaited {
+    Time since{};
+    Time looked = since;
+    std::string trouble{};  // the log has it
+    bool told = false;      // that it takes long
+  };
+  std::optional<BlockAwaited> block_awaited_;  // while its files are not owned
+  std::vector<bool> told_lost_;                // by TierId: the log has it
   std::uint64_t told_refused_bytes_ = 0;
   std::atomic<bool> stopping_ = false;
 

@@ -51,6 +51,7 @@ Result<void> Host::make_engine() {
   const bool of_nobody = is_nobodys({catalog_range_.data(), catalog_range_.size()});
   if (!opened && !of_nobody) return opened;
   if (!catalog_ || of_nobody) {
+    if (auto expected = expect_block(false); !expected) return expected;
     catalog_.reset();
     for (auto& [name, descriptor] : std::exchange(adopted_, {})) drop_kept(name);  // of no use
     if (store_.keeps())
@@ -76,6 +77,7 @@ Result<void> Host::go_on() {
   }
   std::vector<engine::Survivor> survivors;
   take_back_all(survivors);
+  if (auto expected = expect_block(true); !expected) return expected;
   auto engine = engine::Engine::restore(node_.options, *catalog_, survivors);
   if (!engine) return std::unexpected(engine.error());
   engine_ = std::move(*engine);

@@ -5,11 +5,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "base/check.h"
@@ -92,14 +89,9 @@ Result<void> add_mapped(Node& node, const config::TierConfig& config, const engi
   return {};
 }
 
-Result<void> add_block(Node& node, const config::TierConfig& config, Duration patience) {
-  const tier::BlockOptions opening{.paths = config.paths, .capacity_bytes = config.capacity.bytes};
-  const auto limit = std::chrono::steady_clock::now() + patience;
-  auto block = tier::BlockFile::open(opening);
-  while (!block && block.error().system_error == EWOULDBLOCK && std::chrono::steady_clock::now() < limit) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    block = tier::BlockFile::open(opening);
-  }
+Result<void> add_block(Node& node, const config::TierConfig& config, bool may_wait) {
+  auto block =
+      tier::BlockFile::open({.paths = config.paths, .capacity_bytes = config.capacity.bytes, .may_wait = may_wait});
   if (!block) return std::unexpected(block.error());
   node.block = std::move(*block);
   node.mapped.push_back(nullptr);
@@ -123,6 +115,8 @@ tier::MappedTier* Node::at_place(std::uint32_t place) const {
 
 void Node::add_failures(engine::Status& status) const {
   for (std::size_t tier = 0; tier < mapped.size() && tier < status.tiers.size(); ++tier) {
+    if (mapped[tier] == nullptr && block && !block->owned())
+      status.tiers[tier].failure = "its files are not free before the last read and write of a former daemon are done";
     if (mapped[tier] == nullptr || mapped[tier]->cuda() == nullptr) continue;
     if (const auto lost = mapped[tier]->cuda()->lost()) status.tiers[tier].failure = lost->message;
   }
@@ -153,7 +147,7 @@ engine::Options engine_options(const config::Config& config) {
   return options;
 }
 
-Result<Node> make_node(const config::Config& config, Duration patience) {
+Result<Node> make_node(const config::Config& config, bool may_wait) {
   Node node;
   node.options = engine_options(config);
   std::uint32_t devices = 0;
@@ -161,7 +155,7 @@ Result<Node> make_node(const config::Config& config, Duration patience) {
     const bool is_block = config.tiers[tier].kind == config::TierKind::kBlock;
     const bool is_device = config.tiers[tier].kind == config::TierKind::kDevice;
     node.places.push_back(is_block ? shm::kPlaceBlock : is_device ? shm::kPlaceDevice0 + devices++ : shm::kPlaceHost);
-    const auto added = is_block ? add_block(node, config.tiers[tier], patience)
+    const auto added = is_block ? add_block(node, config.tiers[tier], may_wait)
                                 : add_mapped(node, config.tiers[tier], node.options.tiers[tier]);
     if (!added) return std::unexpected(added.error());
   }

@@ -65,6 +65,13 @@ void add_tiers(const engine::Status& status, Families& out) {
   bytes("terrace_tier_largest_free_bytes", "Largest single extent that could be given out.", &Tier::largest_free_bytes);
   bytes("terrace_retired_bytes", "Bytes taken out of use after device errors.", &Tier::retired_bytes);
 
+  MetricFamily& serving =
+      out.emplace_back(family("terrace_tier_serving",
+                              "1; 0: it does not, for the reason in the status: a lost GPU, or block files that a "
+                              "former daemon still holds.",
+                              MetricType::Gauge));
+  for (const Tier& tier : status.tiers) add(serving, {{"tier", tier.name}}, tier.failure.empty() ? 1.0 : 0.0);
+
   MetricFamily& fragmentation =
       out.emplace_back(family("terrace_tier_fragmentation_ratio",
                               "0: all free space is in one piece; towards 1: in many small ones.", MetricType::Gauge));

@@ -61,7 +61,8 @@ class Mover {
   virtual ~Mover() = default;
 
   // Begins a copy; its outcome comes from take_transfers(), exactly once, possibly at once. Aborts on what only a
-  // defect could ask: bytes that do not fit their location, a copy from block to block.
+  // defect could ask: bytes that do not fit their location, a copy from block to block, or with a block tier that is
+  // not owned.
   virtual void start(const Transfer& transfer) = 0;
   // Begins to add or remove a segment; orders are done in the order in which they came.
   virtual void start(const SegmentOrder& order) = 0;

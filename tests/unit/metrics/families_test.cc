@@ -58,6 +58,7 @@ TEST(Families, ExportEachNumber) {
                            "terrace_tier_capacity_bytes{tier=\"memory\"} 9007199254740991\n",
                            "terrace_tier_used_bytes{tier=\"memory\"} 11\n",
                            "terrace_tier_fragmentation_ratio{tier=\"memory\"} 0.25\n",
+                           "terrace_tier_serving{tier=\"memory\"} 1\n",
                            "terrace_checksum_failures_total{tier=\"memory\"} 2\n",
                            "terrace_evictions_total{tier=\"memory\",reason=\"taken_back\"} 5\n",
                            "terrace_transfer_bytes_total{link=\"host_to_device:1\"} 77\n",
@@ -74,6 +75,14 @@ TEST(Families, ExportEachNumber) {
                            "terrace_restored_transfers 15\n",
                            "terrace_resubmitted_requests_total 16\n"})
     EXPECT_THAT(out, HasSubstr(line));
+}
+
+TEST(Families, SayWhichTierDoesNotServe) {
+  engine::Status status = sample();
+  status.tiers.push_back({.name = "block", .kind = tier::Kind::kBlock, .failure = "its files are another's still"});
+  const std::string out = text(status);
+  EXPECT_THAT(out, HasSubstr("terrace_tier_serving{tier=\"memory\"} 1\nterrace_tier_serving{tier=\"block\"} 0\n"));
+  EXPECT_THAT(out, testing::Not(HasSubstr("another's")));
 }
 
 TEST(Families, HistogramsAreCumulative) {
