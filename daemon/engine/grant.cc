@@ -119,8 +119,9 @@ void EngineImpl::fail_admission(Session& session, Admission& admission, Error er
 
 void EngineImpl::end_admission(Session& session, Admission& admission) {
   clear_wants(session, admission);
-  // The next one may ask the system for a segment again.
-  if (const auto& place = session.places[admission.tier]; place != nullptr) place->add_failed = false;
+  // The next one may ask the system for a segment again, also in a tier that this one only passed through.
+  for (const auto& place : session.places)
+    if (place != nullptr) place->add_failed = false;
   const std::uint64_t id = admission.id;
   if (admission.phase == Admission::Phase::kAssembling) {
     for (const Handle& handle : admission.tensors) {
