@@ -85,13 +85,14 @@ DlDataType dl_type(DType dtype) {
   return {kUint, 8};
 }
 
-// What one capsule points to: the structure that is handed out, what it points to, and its part of the lease.
+// What one capsule points to: the structure that is handed out, what it points to, and its part of the lease or of
+// whatever else owns the memory.
 template <typename Managed>
 struct Export {
   Managed managed;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;
-  std::shared_ptr<const Hold> hold;
+  std::shared_ptr<const void> owner;
 };
 
 // The consumer is done, on any thread, with or without the GIL: nothing here knows of Python.
@@ -112,6 +113,17 @@ constexpr const char* kVersionedName = "dltensor_versioned";
 constexpr const char* kUnversionedName = "dltensor";
 
 template <typename Managed, const char* const& Name>
+nb::object to_capsule(std::unique_ptr<Export<Managed>> made, std::shared_ptr<const void> owner) {
+  made->managed.context = made.get();
+  made->managed.deleter = drop<Managed>;
+  made->owner = std::move(owner);
+  PyObject* capsule = PyCapsule_New(&made->managed, Name, drop_capsule<Managed, Name>);
+  if (capsule == nullptr) throw nb::python_error();
+  static_cast<void>(made.release());  // the capsule's, then its consumer's
+  return nb::steal(capsule);
+}
+
+template <typename Managed, const char* const& Name>
 nb::object make_capsule(std::shared_ptr<const Hold> hold) {
   auto made = std::make_unique<Export<Managed>>();
   const Tensor& tensor = hold->tensor();
@@ -125,13 +137,7 @@ nb::object make_capsule(std::shared_ptr<const Hold> hold) {
                           .strides = made->strides.data()};
   if constexpr (std::is_same_v<Managed, DlManagedTensorVersioned>)
     made->managed.flags = hold->mode() == Mode::kRead ? kFlagReadOnly : 0;
-  made->managed.context = made.get();
-  made->managed.deleter = drop<Managed>;
-  made->hold = std::move(hold);
-  PyObject* capsule = PyCapsule_New(&made->managed, Name, drop_capsule<Managed, Name>);
-  if (capsule == nullptr) throw nb::python_error();
-  static_cast<void>(made.release());  // the capsule's, then its consumer's
-  return nb::steal(capsule);
+  return to_capsule<Managed, Name>(std::move(made), std::move(hold));
 }
 
 }  // namespace
@@ -139,6 +145,19 @@ nb::object make_capsule(std::shared_ptr<const Hold> hold) {
 nb::object dlpack_capsule(std::shared_ptr<const Hold> hold, bool versioned) {
   if (versioned) return make_capsule<DlManagedTensorVersioned, kVersionedName>(std::move(hold));
   return make_capsule<DlManagedTensor, kUnversionedName>(std::move(hold));
+}
+
+nb::object dlpack_bytes(const std::byte* address, std::size_t bytes, std::shared_ptr<const void> owner) {
+  auto made = std::make_unique<Export<DlManagedTensor>>();
+  made->shape = {static_cast<std::int64_t>(bytes)};
+  made->strides = {1};
+  made->managed.tensor = {.data = const_cast<std::byte*>(address),
+                          .device = {},
+                          .rank = 1,
+                          .dtype = dl_type(DType::kUint8),
+                          .shape = made->shape.data(),
+                          .strides = made->strides.data()};
+  return to_capsule<DlManagedTensor, kUnversionedName>(std::move(made), std::move(owner));
 }
 
 nb::object dlpack_device(const Hold& hold) {

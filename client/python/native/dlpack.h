@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstddef>
 #include <memory>
 
 #include "lease.h"
@@ -18,5 +19,9 @@ nanobind::object dlpack_capsule(std::shared_ptr<const Hold> hold, bool versioned
 // The pair that __dlpack_device__ returns: a GPU by this process's number for it, or host memory, for emulated devices
 // too.
 nanobind::object dlpack_device(const Hold& hold);
+
+// A capsule for other memory of the CPU, as bytes; `owner` lives until the consumer's deleter. The caller holds the
+// GIL.
+nanobind::object dlpack_bytes(const std::byte* address, std::size_t bytes, std::shared_ptr<const void> owner);
 
 }  // namespace terrace::python

@@ -37,6 +37,17 @@ void HeldLease::release_past(std::uintptr_t stream) {
   hold_.reset();
 }
 
+bool HeldLease::resume() {
+  if (hold_ == nullptr) hold_ = shown_.lock();
+  return hold_ != nullptr;
+}
+
+void HeldLease::carry(HeldLease& other) {
+  hold();  // raises for what was released
+  if (other.hold() == hold_) raise({ErrorCode::kInvalidArgument, "a lease cannot carry itself"});
+  hold_->carry(std::move(other.hold_));
+}
+
 void HeldLease::abandon() {
   if (hold_ != nullptr) hold_->tear();
   hold_.reset();
@@ -155,6 +166,9 @@ void bind_lease(nb::module_& module) {
           },
           "kind"_a.none(), "error"_a.none(), "trace"_a.none())
       .def("abandon", &HeldLease::abandon)
+      .def("resume", &HeldLease::resume)
+      .def("carry", &HeldLease::carry, "other"_a)
+      .def_prop_ro("shown", &HeldLease::shown)
       .def_prop_ro("released", &HeldLease::released)
       .def_prop_ro("address",
                    [](const HeldLease& self) { return reinterpret_cast<std::uintptr_t>(self.hold()->address()); })

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "terrace/client.h"
 
@@ -52,6 +54,8 @@ class Hold {
   void used_on(std::uintptr_t stream) const { stream_.store(stream, std::memory_order_relaxed); }
   // Says of an overwrite that it is given up; the lease goes on until the last part of it is gone.
   void tear() const { tear_token(token_); }
+  // Another lease goes on for as long as this one does. The caller holds the GIL.
+  void carry(std::shared_ptr<const Hold> other) const { carried_.push_back(std::move(other)); }
   // Releases it now, once the GPU has passed the stream; nobody else has a part of it.
   Result<void> release_past(std::uintptr_t stream) const;
 
@@ -64,12 +68,14 @@ class Hold {
   static constexpr std::uintptr_t kUnused = UINTPTR_MAX;
   mutable std::atomic<std::uintptr_t> stream_ = kUnused;
   mutable LeaseToken token_;
+  mutable std::vector<std::shared_ptr<const Hold>> carried_;
 };
 
 // The Python object `terrace.Lease`.
 class HeldLease {
  public:
-  explicit HeldLease(std::shared_ptr<const Hold> hold) : tensor_(hold->tensor()), hold_(std::move(hold)) {}
+  explicit HeldLease(std::shared_ptr<const Hold> hold)
+      : tensor_(hold->tensor()), hold_(std::move(hold)), shown_(hold_) {}
 
   const Tensor& tensor() const { return tensor_; }
   bool released() const { return hold_ == nullptr; }
@@ -77,7 +83,13 @@ class HeldLease {
   const std::shared_ptr<const Hold>& hold() const;
   // Gives up this object's part: the lease ends with the last export.
   void release() { hold_.reset(); }
-  // The same; an overwrite leaves no content, whatever is still exported.
+  // Whether anything holds a part of the lease: this object, or what was exported.
+  bool shown() const { return !shown_.expired(); }
+  // Takes a part of the lease again, if it goes on. Whether it does.
+  bool resume();
+  // Lets another lease go on for as long as this one does, and gives up that object's part of it.
+  void carry(HeldLease& other);
+  // As release(); an overwrite leaves no content, whatever is still exported.
   void abandon();
   // As release(), once the GPU has passed the stream.
   void release_past(std::uintptr_t stream);
@@ -85,6 +97,7 @@ class HeldLease {
  private:
   Tensor tensor_;
   std::shared_ptr<const Hold> hold_;
+  std::weak_ptr<const Hold> shown_;
 };
 
 // As numpy and PyTorch spell it.

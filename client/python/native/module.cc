@@ -4,6 +4,7 @@
 
 #include "client.h"
 #include "lease.h"
+#include "placeholder.h"
 
 NB_MODULE(_terrace, module) {
   // Leases and clients may well live to the interpreter's end: the daemon sees the process go.
@@ -11,4 +12,5 @@ NB_MODULE(_terrace, module) {
   module.attr("SOURCE_TREE") = TERRACE_SOURCE_TREE;
   terrace::python::bind_lease(module);
   terrace::python::bind_client(module);
+  terrace::python::bind_placeholder(module);
 }

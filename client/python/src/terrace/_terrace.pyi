@@ -42,9 +42,16 @@ class Lease:
         reads it, until it is overwritten. A read ends as by release(), and so does a write, which leaves the old bytes
         with the new ones among them.
         """
+    def resume(self) -> bool:
+        """Takes a part of the lease again, if something that was made from it is left. Whether it did."""
+    def carry(self, other: Lease) -> None:
+        """Lets another lease go on for as long as this one, whatever still holds a part of it; `other` is released."""
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None: ...
+    @property
+    def shown(self) -> bool:
+        """Whether the lease goes on: by this object, or by what was made from it."""
     @property
     def released(self) -> bool: ...
     @property
@@ -145,3 +152,12 @@ class Session:
     def _delete(self, tensors: Sequence[Tensor], timeout: float) -> None: ...
     def _acquire(self, tensors: Sequence[Tensor], mode: str, place: str, timeout: float,
                  writable_view: bool) -> list[Lease]: ...
+
+class Placeholder:
+    """Address space that stands for tensors whose bytes are elsewhere: it cannot be written, and reads as NaN."""
+
+    def __init__(self, bytes: int) -> None: ...
+    def part(self, offset: int, bytes: int) -> Any:
+        """A DLPack capsule of a part of it, as bytes; it stays mapped as long as anything made from it."""
+    @property
+    def nbytes(self) -> int: ...
