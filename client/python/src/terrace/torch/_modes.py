@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes tensors over leased memory ordinary ones, whatever modes the caller is in."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils._python_dispatch import _disable_current_modes
+
+_in_functorch = torch._C._functorch.peek_interpreter_stack
+
+
+def in_functorch() -> bool:
+    """Whether a transform of torch.func is running: saved tensors may not be hooked then."""
+    return _in_functorch() is not None
+
+
+@contextlib.contextmanager
+def _left() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if in_functorch():
+            stack.enter_context(temporarily_clear_interpreter_stack())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(_disable_current_modes())
+        yield
+
+
+_nothing = contextlib.nullcontext()
+
+
+def ordinary() -> contextlib.AbstractContextManager[None]:
+    """Leaves inference mode, dispatch modes and the transforms of torch.func for as long as it is entered."""
+    if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack() or in_functorch():
+        return _left()
+    return _nothing

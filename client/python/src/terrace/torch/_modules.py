@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases each module's own parameters, as one set, for as long as the module runs forward.
+
+The hooks are functions of this file and look up what belongs to a module: a copy of a module has the hooks too, and
+nothing belongs to it.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ._parameters import ManagedParameter, enter, leave
+from ._saved import pop, push
+from ._store import Store
+
+
+class _Uses:
+    """A module's parameters, and its runs that are under way."""
+
+    def __init__(self, store: Store, parameters: Sequence[ManagedParameter]):
+        self.store = store
+        self.parameters = parameters
+        self.pushed: list[bool] = []  # of each run: whether hooks were pushed
+
+
+_uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
+
+# Their forward reads the parameters of modules inside them, without running those.
+_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+def _before(module: nn.Module, _inputs: Any) -> None:
+    uses = _uses.get(module)
+    if uses is None:
+        return
+    uses.store.drop_unneeded()
+    enter(uses.store, uses.parameters)
+    uses.pushed.append(push())
+
+
+def _after(module: nn.Module, _inputs: Any, _output: Any) -> None:
+    uses = _uses.get(module)
+    if uses is None or not uses.pushed:
+        return  # nothing was leased: something before raised
+    if uses.pushed.pop():
+        pop()
+    leave(uses.parameters)
+
+
+def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]) -> list[Any]:
+    """Leases the parameters of a module and all in it, module by module, from now on. The hooks' handles."""
+    handles: list[Any] = []
+    inside: set[int] = set()
+    for part in module.modules():
+        whole = isinstance(part, _WHOLE)
+        if whole:
+            inside.update(id(below) for below in part.modules() if below is not part)
+        own = [managed[id(parameter)] for parameter in part.parameters(recurse=whole) if id(parameter) in managed]
+        if not own or (id(part) in inside and not whole):
+            continue
+        _uses[part] = _Uses(store, own)
+        handles += [part.register_forward_pre_hook(_before, prepend=True),
+                    part.register_forward_hook(_after, always_call=True)]
+    return handles
+
+
+def detach(module: nn.Module) -> None:
+    """Leases nothing for the module any more."""
+    for part in module.modules():
+        _uses.pop(part, None)
+
+
+def largest(module: nn.Module) -> tuple[int, str]:
+    """Bytes of the largest set that is leased at once, and whose it is."""
+    found = [(sum(own.slot.nbytes for own in uses.parameters), name)
+             for name, part in module.named_modules() if (uses := _uses.get(part)) is not None]
+    return max(found, default=(0, ""))

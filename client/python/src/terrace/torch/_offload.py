@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`offload`: moves what a script trains to Terrace."""
+
+import contextlib
+import math
+import warnings
+import weakref
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn, optim
+
+from .. import _checks
+from .._client import TIMEOUT_SECONDS, Client
+from .._dtypes import number_of
+from .._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
+from . import _modules, _optimizers
+from ._gradients import Gradient
+from ._lazy import OffloadedParameter
+from ._optimizer import ManagedOptimizer
+from ._parameters import ManagedParameter
+from ._refusals import check_model, eligible
+from ._store import Store
+
+TENSOR_BYTES_MIN = 4096
+Module = TypeVar("Module", bound=nn.Module)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=optim.Optimizer | None)
+
+
+class Job:
+    """What belongs to one offloaded model."""
+
+    def __init__(self, store: Store, parameters: list[ManagedParameter], optimizer: ManagedOptimizer | None):
+        self.store = store
+        self.parameters = parameters
+        self.optimizer = optimizer
+
+
+_jobs: weakref.WeakKeyDictionary[nn.Module, Job] = weakref.WeakKeyDictionary()
+
+
+def job_of(model: nn.Module) -> Job:
+    """What belongs to an offloaded model; FailedPrecondition for another one."""
+    job = _jobs.get(model)
+    if job is None:
+        raise FailedPrecondition("this model was not offloaded: call terrace.torch.offload(model) first")
+    return job
+
+
+def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | None = None,  # type: ignore[assignment]
+            place: str = "host", tensor_bytes_min: int = TENSOR_BYTES_MIN,
+            timeout: float = TIMEOUT_SECONDS) -> tuple[Module, AnyOptimizer]:
+    """Moves a model's parameters, their gradients and the optimizer's states to Terrace; returns both as they came.
+
+    From then on a module's parameters are leased while it runs, gradients are accumulated in leased memory, and the
+    optimizer steps batch by batch: losses and weights are, bit for bit, those without Terrace. Whatever else uses a
+    parameter, a gradient or a state leases it for that operation.
+
+    client: the session to keep them in; None: a terrace.Client() of its own.
+    place: where they are leased.
+    tensor_bytes_min: smaller tensors stay in the process's memory.
+    timeout: seconds that a lease may take.
+
+    InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
+    more than the place holds. Then the model is as it was.
+    """
+    call = "terrace.torch.offload"
+    check_model(model)
+    if optimizer is not None:
+        _optimizers.check(optimizer)
+    bytes_min = max(1, _checks.count(call, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
+    seconds = _checks.seconds(call, "timeout", timeout)
+    if place != "host":
+        raise InvalidArgument(f"{call}: place is {place!r}; parameters are leased in 'host'")
+    if model in _jobs:
+        raise FailedPrecondition(f"{call}: this model is offloaded already")
+    names, left = eligible(model, bytes_min)
+    if client is None:
+        client = Client()
+    trained = [parameter for parameter in names if parameter.requires_grad]
+    store = Store(client, place, seconds, 4 * sum(parameter.nbytes for parameter in names) + (1 << 20))
+    store.left_alone = left
+    try:
+        managed = _make(store, names, trained)
+        stepped = None if optimizer is None else ManagedOptimizer(optimizer, store, bytes_min)
+        _move(managed, stepped)
+    except BaseException:
+        with contextlib.suppress(Error):
+            store.destroy(store.slots)
+        raise
+    _modules.attach(model, store, {id(one.parameter): one for one in managed})
+    if stepped is not None:
+        stepped.attach()
+    _jobs[model] = Job(store, managed, stepped)
+    weakref.finalize(model, _destroy, store).atexit = False
+    _consider_guarantee(model, store)
+    client.mark_step()
+    return model, optimizer
+
+
+def _destroy(store: Store) -> None:
+    with contextlib.suppress(Error):
+        store.destroy(store.slots)
+
+
+def _make(store: Store, names: dict[nn.Parameter, tuple[str, str]],
+          trained: Iterable[nn.Parameter]) -> list[ManagedParameter]:
+    """Makes room for parameters and gradients."""
+    slots = store.create([(name, owner, parameter.detach()) for parameter, (name, owner) in names.items()])
+    managed = [ManagedParameter(name, parameter, slot, store)
+               for (parameter, (name, _)), slot in zip(names.items(), slots, strict=True)]
+    by_id = {id(one.parameter): one for one in managed}
+    wanted = [by_id[id(parameter)] for parameter in trained]
+    gradients = store.create([(f"{one.name}/grad", one.slot.owner, one.slot.placeholder) for one in wanted])
+    for one, slot in zip(wanted, gradients, strict=True):
+        one.gradient = Gradient(one, slot)
+    return managed
+
+
+def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> None:
+    """Moves parameters and states, and back again if that fails half way."""
+    moved = []
+    try:
+        for one in managed:
+            one.parameter.terrace = one  # type: ignore[attr-defined]
+        if stepped is not None:
+            stepped.reserve()
+        for one in managed:
+            (shown,) = one.store.lease([one.slot], "overwrite")
+            shown.copy_(one.parameter.detach())
+            del shown
+            one.hide()
+            moved.append(one)
+            one.watch()
+        if stepped is not None:
+            for group in stepped.optimizer.param_groups:
+                stepped.adopt(group["params"])
+    except BaseException:
+        for one in moved:
+            restore(one)
+        for one in managed:
+            one.parameter.__dict__.pop("terrace", None)
+        raise
+
+
+def restore(one: ManagedParameter) -> None:
+    """Makes a parameter an ordinary one again."""
+    found = one.parameter
+    (shown,) = one.store.lease([one.slot])
+    found.__class__ = nn.Parameter
+    torch.Tensor.data.__set__(found, shown.clone(memory_format=torch.preserve_format))  # type: ignore[attr-defined]
+
+
+def _consider_guarantee(model: nn.Module, store: Store) -> None:
+    """Warns, once, if a module needs more at once than the session is guaranteed."""
+    most, name = _modules.largest(model)
+    if most > store.guarantee_bytes:
+        mib = math.ceil(most / (1 << 20))
+        warnings.warn(
+            f"terrace.torch.offload: the module '{name}' leases {most} bytes at once, and this session is guaranteed "
+            f"{store.guarantee_bytes} bytes of {store.place}: while other sessions want theirs it may be refused. Connect "
+            f"with terrace.Client(guarantees={{'{store.place}': {mib} << 20}}) or more", stacklevel=3)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer steps over leased memory: PyTorch's own step, given its parameters batch by batch.
+
+A hook of the step hands the step, in the optimizer's place, an object that is the optimizer but for its parameter
+groups: these are leased, batch by batch, as the step comes to them. So the step runs PyTorch's own kernels, schedulers
+and GradScaler find everything where they expect it, and other hooks run when they would.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn, optim
+
+from . import _optimizers
+from ._lazy import LeasedParameter, OffloadedTensor
+from ._parameters import ManagedParameter, enter, leave
+from ._slot import Slot
+
+if TYPE_CHECKING:
+    from ._store import Store
+
+BATCH_BYTES_MAX = 256 << 20
+_raw = torch._C.DisableTorchFunctionSubclass
+
+
+class _Batch:
+    """Parameters with their gradients and states, leased for one round of the step."""
+
+    def __init__(self, owner: ManagedOptimizer, parameters: Sequence[nn.Parameter]):
+        self._owner = owner
+        self._store = owner.store
+        self.parameters = parameters
+        self._managed = [managed for parameter in parameters if (managed := owner.managed_of(parameter)) is not None]
+        self._states: list[tuple[dict[str, Any], str, OffloadedTensor, torch.Tensor]] = []
+        self._gradients: list[tuple[nn.Parameter, OffloadedTensor, torch.Tensor]] = []
+        self._entered = False
+
+    def enter(self) -> None:
+        """Leases all of it, and shows it where the step looks."""
+        found = [(state, key, value) for parameter in self.parameters
+                 for state in (self._owner.state_of(parameter),)
+                 for key, value in state.items() if type(value) is OffloadedTensor]
+        shown = enter(self._store, self._managed, [value.terrace_slot for _, _, value in found], "write")
+        self._entered = True
+        for (state, key, value), tensor in zip(found, shown, strict=True):
+            state[key] = tensor
+            self._states.append((state, key, value, tensor))
+        with _raw():
+            for managed in self._managed:
+                managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
+            self._enter_gradients()
+
+    def _enter_gradients(self) -> None:
+        gradients = [(parameter, parameter.grad) for parameter in self.parameters]
+        offloaded = [(parameter, held) for parameter, held in gradients if type(held) is OffloadedTensor]
+        shown = self._store.lease([held.terrace_slot for _, held in offloaded])
+        for (parameter, held), tensor in zip(offloaded, shown, strict=True):
+            parameter.grad = tensor
+            self._gradients.append((parameter, held, tensor))
+
+    def leave(self) -> None:
+        """Puts everything back, and moves to Terrace what the step has made."""
+        if not self._entered:
+            return
+        writes = _optimizers.writes_gradients(self._owner.optimizer)
+        with _raw():
+            for parameter, held, tensor in self._gradients:
+                if writes and tensor._version:
+                    self._store.written(held.terrace_slot)
+                if parameter.grad is tensor:
+                    parameter.grad = held
+        self._gradients.clear()
+        for state, key, held, tensor in self._states:
+            value = state.get(key)
+            if value is not tensor and _optimizers.state_like(tensor, value, 0) and value.stride() == tensor.stride():
+                tensor.copy_(value)
+                value = tensor
+            if value is tensor:
+                state[key] = held
+        self._states.clear()
+        for managed in self._managed:
+            if managed.uses > 1:
+                managed.parameter.__class__ = LeasedParameter
+        leave(self._managed)
+        self._owner.adopt(self.parameters)
+
+
+class ManagedOptimizer:
+    """An optimizer whose states live in Terrace."""
+
+    def __init__(self, optimizer: optim.Optimizer, store: Store, bytes_min: int):
+        self._reference = weakref.ref(optimizer)
+        self.store = store
+        self._bytes_min = bytes_min
+        self._reserved: dict[tuple[int, str], Slot] = {}
+        self._proxy_class = type(type(optimizer).__name__, (type(optimizer),),
+                                 {"param_groups": property(lambda proxy: _Groups(self)), "terrace_proxy": True})
+        self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The script's optimizer."""
+        found = self._reference()
+        assert found is not None
+        return found
+
+    def managed_of(self, parameter: nn.Parameter) -> ManagedParameter | None:
+        """What belongs to a parameter, if it is in Terrace."""
+        managed: ManagedParameter | None = parameter.__dict__.get("terrace")
+        return managed if managed is not None and managed.store is self.store else None
+
+    def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """The optimizer's state of a parameter; empty before its first step."""
+        state: dict[str, Any] = self.optimizer.state.get(parameter, {})
+        return state
+
+    def reserve(self) -> None:
+        """Makes room for the states that there are going to be, so that it is not missing later."""
+        keys: list[tuple[int, str]] = []
+        wanted: list[tuple[str, str, torch.Tensor]] = []
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                managed = self.managed_of(parameter)
+                if managed is None:
+                    continue
+                for key in _optimizers.states(self.optimizer, group):
+                    keys.append((id(parameter), key))
+                    wanted.append((f"{managed.name}/{key}", managed.slot.owner, managed.slot.placeholder))
+        if wanted:
+            self._reserved = dict(zip(keys, self.store.create(wanted), strict=True))
+
+    def attach(self) -> list[Any]:
+        """Runs the optimizer's steps over leased memory from now on. The hooks' handles."""
+        optimizer = self.optimizer
+        return [optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step),
+                optimizer.register_load_state_dict_post_hook(self._after_load)]
+
+    def adopt(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Moves to Terrace the states of parameters that are in memory."""
+        for parameter in parameters:
+            managed = self.managed_of(parameter)
+            if managed is None:
+                continue
+            state = self.state_of(parameter)
+            for key, value in list(state.items()):
+                if type(value) is OffloadedTensor and value.terrace_store is not self.store:
+                    value = value.clone()  # of another job: from now on this one's own
+                if _optimizers.state_like(managed.slot.placeholder, value, self._bytes_min):
+                    state[key] = self._moved(managed, key, value)
+
+    def _moved(self, managed: ManagedParameter, key: str, value: torch.Tensor) -> OffloadedTensor:
+        slot = self._reserved.get((id(managed.parameter), key))
+        geometry = None if slot is None else slot.placeholder
+        if (slot is None or geometry is None or slot.lazies or slot.shown or geometry.stride() != value.stride()
+                or geometry.shape != value.shape or geometry.dtype != value.dtype):
+            (slot,) = self.store.create([(f"{managed.name}/{key}", managed.slot.owner, value)])
+        self.store.unneeded.discard(slot)
+        (shown,) = self.store.lease([slot], "overwrite")
+        shown.copy_(value)
+        return OffloadedTensor.of(slot, self.store)
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """The parameter groups as a step sees them: in batches, each leased while the step is at it."""
+        self.store.drop_unneeded()
+        for group in self.optimizer.param_groups:
+            for parameters in self._batches(group):
+                batch = _Batch(self, parameters)
+                try:
+                    batch.enter()
+                    yield {**group, "params": parameters}
+                finally:
+                    batch.leave()
+
+    def _batches(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
+        factor = 2 + len(_optimizers.states(self.optimizer, group))
+        batch: list[nn.Parameter] = []
+        total = 0
+        for parameter in group["params"]:
+            managed = self.managed_of(parameter)
+            size = 0 if managed is None else managed.slot.nbytes * factor
+            if batch and total + size > self.batch_bytes:
+                yield batch
+                batch, total = [], 0
+            batch.append(parameter)
+            total += size
+        if batch:
+            yield batch
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if hasattr(type(optimizer), "terrace_proxy"):
+            return None  # a step that calls its base class's
+        proxy = object.__new__(self._proxy_class)
+        proxy.__dict__ = optimizer.__dict__
+        return (proxy, *args[1:]), kwargs
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if hasattr(type(optimizer), "terrace_proxy"):
+            return
+        self.store.order.step()
+        self.store.client.mark_step()
+
+    def _after_load(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            self.adopt(group["params"])
+
+
+class _Groups(Sequence[dict[str, Any]]):
+    """What a step finds as `self.param_groups`."""
+
+    def __init__(self, owner: ManagedOptimizer):
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._owner.groups()
+
+    def __len__(self) -> int:
+        return len(self._owner.optimizer.param_groups)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._owner.optimizer.param_groups[index]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters whose bytes are in Terrace: shown while something uses them, a placeholder otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .._errors import FailedPrecondition
+from ._lazy import LeasedParameter, OffloadedParameter
+from ._saved import hooked
+
+if TYPE_CHECKING:
+    from ._slot import Slot
+    from ._store import Store
+
+_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class ManagedParameter:
+    """One parameter: its place in Terrace, and whether it is shown."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, slot: Slot, store: Store):
+        self.name = name
+        self.reference = weakref.ref(parameter)
+        self.slot = slot
+        self.store = store
+        self.uses = 0  # that are under way
+        self.version = parameter._version
+        self.aliased = False  # something outlived the last use, and may have written
+        self.saved_alias = False  # what outlives this use is autograd's, which does not write
+        self.cast: Any = None  # see _saved.py
+        self.gradient: Any = None  # its Gradient, where it has one
+        slot.parameter = self
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter. It is there: nothing asks for one that is gone."""
+        found = self.reference()
+        if found is None:
+            raise FailedPrecondition(f"the parameter '{self.name}' was destroyed")
+        return found
+
+    def check(self) -> None:
+        """Raises for bytes that changed where Terrace could not see it."""
+        found = self.parameter
+        with torch._C.DisableTorchFunctionSubclass():
+            if found._version == self.version:
+                return
+            if not self.aliased:
+                raise FailedPrecondition(
+                    f"the parameter '{self.name}' was written to while it was not leased, through a view that autograd "
+                    "kept: what was written is lost. Write to the parameter itself, under torch.no_grad()")
+            self.version = found._version
+
+    def show(self, shown: torch.Tensor) -> None:
+        """Shows leased memory from now on."""
+        found = self.parameter
+        found.__class__ = LeasedParameter
+        _set_data(found, shown)
+        self.aliased = self.saved_alias = False
+
+    def hide(self) -> None:
+        """Shows the placeholder from now on; what was written meanwhile is kept."""
+        found = self.parameter
+        if found._version != self.version:
+            self.version = found._version
+            self.store.written(self.slot)
+        found.__class__ = LeasedParameter
+        _set_data(found, self.slot.placeholder)
+        found.__class__ = OffloadedParameter
+        if self.slot.shown and not self.saved_alias:
+            self.aliased = True
+            self.store.written(self.slot)
+
+    def written(self) -> None:
+        """Whoever asked may write to what is shown, unseen."""
+        if self.uses:
+            self.store.written(self.slot)
+
+    def noticed_write(self) -> None:
+        """Bytes were written by another way than the parameter: autograd is to know."""
+        found = self.parameter
+        torch.autograd.graph.increment_version(found)
+        with torch._C.DisableTorchFunctionSubclass():
+            self.version = found._version
+
+    def replace_data(self, value: torch.Tensor) -> None:
+        """`parameter.data = value`: the same bytes from then on, in the same place."""
+        found = self.parameter
+        if value is found:
+            return
+        geometry = self.slot.placeholder
+        if value.shape != geometry.shape or value.dtype != geometry.dtype or value.device != geometry.device:
+            raise FailedPrecondition(
+                f"the parameter '{self.name}' lives in Terrace as {tuple(geometry.shape)} of {geometry.dtype} on "
+                f"{geometry.device}, and cannot become {tuple(value.shape)} of {value.dtype} on {value.device}: move, "
+                "cast or resize the model before terrace.torch.offload(), not after it")
+        with torch.no_grad(), entered(self.store, [self], []):
+            torch.Tensor.copy_(found.detach(), value)
+            self.written()
+
+    def watch(self) -> None:
+        """Sees to it that gradients land in Terrace, if it has any."""
+        with torch._C.DisableTorchFunctionSubclass():
+            wanted = self.parameter.requires_grad
+        if wanted and self.gradient is not None:
+            self.gradient.watch()
+
+
+def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[Slot] = (),
+          mode: str = "read") -> list[torch.Tensor]:
+    """Shows parameters, and leases other slots with them as one set: tensors that show these. One leave() each."""
+    hidden = [managed for managed in parameters if not managed.uses]
+    for managed in hidden:
+        managed.check()
+    shown = store.lease([*(managed.slot for managed in hidden), *slots], mode) if hidden or slots else []
+    for managed, tensor in zip(hidden, shown, strict=False):
+        managed.show(tensor)
+    for managed in parameters:
+        managed.uses += 1
+    return shown[len(hidden):]
+
+
+def leave(parameters: Sequence[ManagedParameter]) -> None:
+    """Ends a use of each."""
+    for managed in parameters:
+        managed.uses -= 1
+        if not managed.uses and managed.reference() is not None:
+            managed.hide()
+
+
+@contextlib.contextmanager
+def entered(store: Store, parameters: Sequence[ManagedParameter],
+            slots: Sequence[Slot]) -> Iterator[list[torch.Tensor]]:
+    """Shows parameters and slots for one operation outside their modules. The caller empties the list."""
+    store.drop_unneeded()
+    shown = enter(store, parameters, slots)
+    try:
+        with hooked(bool(parameters)):
+            yield shown
+    finally:
+        leave(parameters)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be offloaded, said by name, and which parameters are."""
+
+import torch
+from torch import nn
+
+from .._dtypes import number_of
+from .._errors import InvalidArgument
+from ._placeholder import elements_spanned
+
+
+def check_model(model: object) -> None:
+    """Raises InvalidArgument for a model that cannot be offloaded."""
+    call = "terrace.torch.offload"
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{call}: model is {type(model).__name__}; it is a torch.nn.Module")
+    for name, part in model.named_modules():
+        if isinstance(part, nn.parallel.DistributedDataParallel) and part.gradient_as_bucket_view:
+            raise InvalidArgument(
+                f"{call}: DistributedDataParallel with gradient_as_bucket_view=True makes every gradient a view of its "
+                "own buffers; build it without")
+        if getattr(part, "_compiled_call_impl", None) is not None:
+            raise InvalidArgument(
+                f"{call}: the module '{name}' was compiled in place by .compile(), and its compiled code would not "
+                "lease; use its place torch.compile(module) instead")
+    for name, parameter in model.named_parameters():
+        _check_parameter(name, parameter)
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    call = "terrace.torch.offload"
+    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        raise InvalidArgument(f"{call}: the parameter '{name}' has no shape yet; run the model once, then offload it")
+    if type(parameter) is not nn.Parameter:
+        raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters can "
+                              "be offloaded")
+    if parameter.device.type != "cpu":
+        raise InvalidArgument(f"{call}: the parameter '{name}' is on {parameter.device}; parameters on the CPU can be "
+                              "offloaded")
+
+
+def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple[str, str]], list[tuple[str, str]]]:
+    """The parameters to offload, with their names and modules; and those left alone, each with the reason."""
+    chosen: dict[nn.Parameter, tuple[str, str]] = {}
+    left: list[tuple[str, str]] = []
+    storages: dict[int, int] = {}
+    parameters = list(model.named_parameters())
+    for _, parameter in parameters:
+        address = parameter.untyped_storage().data_ptr()
+        storages[address] = storages.get(address, 0) + 1
+    for name, parameter in parameters:
+        reason = ""
+        if parameter.nbytes < bytes_min:
+            reason = f"smaller than {bytes_min} bytes"
+        elif parameter.layout != torch.strided or elements_spanned(parameter.shape, parameter.stride()) != parameter.numel():
+            reason = "its elements overlap or have gaps"
+        elif storages[parameter.untyped_storage().data_ptr()] > 1:
+            reason = "shares its memory with another parameter"
+        if reason:
+            left.append((name, reason))
+        else:
+            number_of(parameter.dtype)
+            chosen[parameter] = (name, name.rpartition(".")[0])
+    return chosen, left

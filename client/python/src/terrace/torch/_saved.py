@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What autograd saves of parameters: a note of which part of which one, so that the graph keeps nothing leased.
+
+Hooks for saved tensors are pushed wherever a parameter is shown. Only the topmost hooks of PyTorch's stack are called,
+so that ours hand on to those below them (of activations, of save_on_cpu) what is not a parameter's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from . import _managed
+from ._modes import in_functorch
+from ._slot import Slot
+
+if TYPE_CHECKING:
+    from ._parameters import ManagedParameter
+
+_top = torch._C._autograd._top_saved_tensors_default_hooks
+_push = torch._C._autograd._push_saved_tensors_default_hooks
+_pop = torch._C._autograd._pop_saved_tensors_default_hooks
+_enabled = torch._C._autograd._saved_tensors_hooks_is_enabled
+
+
+class _Saved(NamedTuple):
+    """Part of a parameter, or of a cast of it, as it was at a version."""
+
+    managed: ManagedParameter
+    version: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Below(NamedTuple):
+    """What the hooks below ours made of a tensor."""
+
+    packed: Any
+
+
+def _pack(tensor: torch.Tensor) -> Any:
+    owner = _managed.owner_of(tensor)
+    managed = owner.parameter if isinstance(owner, Slot) else None
+    if managed is None and tensor.grad_fn is not None:
+        managed = _cast_of(tensor)
+    if managed is not None:
+        found = managed.parameter
+        return _Saved(managed, found._version, tensor.dtype, tuple(tensor.shape), tensor.stride(),
+                      tensor.storage_offset())
+    # An output that is kept with its node would keep itself.
+    return tensor if tensor.grad_fn is None else tensor.detach()
+
+
+def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
+    """The parameter that a tensor is a cast of (autocast makes them), or a view of one."""
+    whole = tensor._base if tensor._is_view() and tensor._base is not None else tensor
+    made_by = whole.grad_fn
+    if made_by is None or made_by.name() != "ToCopyBackward0":
+        return None
+    found = getattr(made_by.next_functions[0][0], "variable", None)
+    managed = getattr(found, "__dict__", {}).get("terrace")
+    if managed is None or whole.stride() != managed.slot.placeholder.stride():
+        return None
+    storage = whole.untyped_storage()
+    assert found is not None
+    with torch._C.DisableTorchFunctionSubclass():
+        version = found._version
+    if managed.cast is None or managed.cast[0].cdata != storage._cdata or managed.cast[0].expired():
+        managed.cast = (StorageWeakRef(storage), version)
+    # autocast keeps a cast also where the parameter changed meanwhile: such a one is kept as it is
+    return managed if managed.cast[1] == version else None
+
+
+def _unpack(packed: Any) -> Any:
+    if type(packed) is not _Saved:
+        return packed
+    managed = packed.managed
+    found = managed.parameter
+    with torch._C.DisableTorchFunctionSubclass():
+        version = found._version
+    if version != packed.version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: the "
+            f"parameter '{managed.name}' is at version {version}; expected version {packed.version} instead")
+    managed.store.drop_unneeded()
+    (shown,) = managed.store.lease([managed.slot])
+    if packed.dtype != shown.dtype:
+        shown = shown.to(packed.dtype)
+    if (tuple(shown.shape), shown.stride(), 0) != (packed.size, packed.stride, packed.offset):
+        shown = shown.as_strided(packed.size, packed.stride, packed.offset)
+    return shown
+
+
+def _over(below: tuple[Callable[[Any], Any], Callable[[Any], Any]]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Our hooks over others."""
+    pack_below, unpack_below = below
+
+    def pack(tensor: torch.Tensor) -> Any:
+        packed = _pack(tensor)
+        return packed if type(packed) is _Saved else _Below(pack_below(tensor))
+
+    def unpack(packed: Any) -> Any:
+        return unpack_below(packed.packed) if type(packed) is _Below else _unpack(packed)
+
+    pack.terrace = True  # type: ignore[attr-defined]
+    return pack, unpack
+
+
+def _over_recomputation(pack_below: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Over the hooks of torch.utils.checkpoint while it computes again. It counts what is saved, so that nothing may be
+    withheld; and it keeps a frozen parameter itself, so that it is handed the memory alone."""
+
+    def pack(tensor: torch.Tensor) -> Any:
+        owner = _managed.owner_of(tensor)
+        if isinstance(owner, Slot) and owner.parameter is not None:
+            owner.parameter.saved_alias = True
+            if not tensor.requires_grad:
+                tensor = tensor.detach()
+        return pack_below(tensor)
+
+    pack.terrace = True  # type: ignore[attr-defined]
+    return pack
+
+
+_pack.terrace = True  # type: ignore[attr-defined]
+
+
+def push() -> bool:
+    """Pushes our hooks, unless they are the topmost already or may not be pushed. Whether pop() is due."""
+    if in_functorch() or not _enabled():
+        return False
+    below = _top(False)
+    if below is None:
+        _push(_pack, _unpack)
+        return True
+    pack_below = below[0]
+    if hasattr(pack_below, "terrace"):
+        return False
+    if "_checkpoint_hook" in pack_below.__qualname__:
+        return False
+    if "_recomputation_hook" in pack_below.__qualname__:
+        _push(_over_recomputation(pack_below), below[1])
+    else:
+        _push(*_over(below))
+    return True
+
+
+def pop() -> None:
+    """Undoes push()."""
+    _pop()
+
+
+@contextlib.contextmanager
+def hooked(wanted: bool) -> Iterator[None]:
+    """Pushes our hooks for as long as it is entered."""
+    pushed = wanted and push()
+    try:
+        yield
+    finally:
+        if pushed:
+            pop()

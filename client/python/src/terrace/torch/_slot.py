@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tensor of a training job in Terrace, and the PyTorch tensors that show it while it is leased.
+
+The tensors own the lease: it ends with the last one that shows the memory, so that nothing that a script keeps can
+dangle. While anything shows it, the same lease is shown again, and a lease to write is added to it where there was one
+to read.
+"""
+
+from typing import Any
+
+import torch
+
+from .._terrace import Lease, Tensor
+from . import _managed
+from ._placeholder import elements_spanned
+
+_from_capsule = torch._C._from_dlpack
+
+
+class Slot:
+    """A place for one tensor of a fixed geometry: that of its placeholder."""
+
+    __slots__ = ("__weakref__", "dtype", "lazies", "lease", "name", "owner", "parameter", "placeholder", "plain", "tensor", "uses",
+                 "wait_seconds", "writing")
+
+    def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
+        self.name = name
+        self.owner = owner  # the module, for people
+        self.tensor = tensor
+        self.parameter: Any = None  # the ManagedParameter whose bytes these are
+        self.placeholder = placeholder
+        self.dtype = placeholder.dtype
+        self.plain = placeholder.stride() == plain_strides(placeholder.shape)
+        self.lease: Lease | None = None
+        self.lazies = 0  # tensors of the script that stand for its content
+        self.writing = False  # the lease is one to write
+        self.uses = 0
+        self.wait_seconds = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensor."""
+        return self.tensor.nbytes
+
+    @property
+    def shown(self) -> bool:
+        """Whether a tensor that shows it is left."""
+        return self.lease is not None and self.lease.shown
+
+    def take(self, lease: Lease, writing: bool) -> None:
+        """Has this lease from now on: a new one, or one to write beside what is shown already."""
+        if self.lease is None or not self.lease.resume():
+            self.lease = lease
+            self.writing = writing
+        elif writing and not self.writing:
+            self.lease.carry(lease)
+            self.writing = True
+
+    def resume(self, writing: bool) -> bool:
+        """Takes a part of the lease that goes on, if it is good for this use."""
+        return self.lease is not None and (self.writing or not writing) and self.lease.resume()
+
+    def let_go(self) -> None:
+        """Gives up the part that take() or resume() took."""
+        if self.lease is not None:
+            self.lease.release()
+
+    def show(self) -> torch.Tensor:
+        """A tensor over the leased memory, which alone holds the lease from now on. After take() or resume()."""
+        lease = self.lease
+        assert lease is not None
+        shown: torch.Tensor = _from_capsule(lease.__dlpack__())
+        if not self.plain:
+            geometry = self.placeholder
+            shown = torch.empty(0, dtype=self.dtype).set_(shown.untyped_storage(), 0, geometry.shape,
+                                                          geometry.stride())
+        _managed.remember(lease.address, lease, self)
+        lease.release()
+        return shown
+
+
+def plain_strides(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a C-contiguous tensor of this size, as PyTorch and Terrace count them."""
+    strides = []
+    step = 1
+    for extent in reversed(size):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def shape_in_terrace(tensor: torch.Tensor) -> list[int]:
+    """The shape to create for a tensor of this geometry: its own, or a flat run where its strides are other ones."""
+    if tensor.stride() == plain_strides(tensor.shape):
+        return list(tensor.shape)
+    return [elements_spanned(tensor.shape, tensor.stride())]

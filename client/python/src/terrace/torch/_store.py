@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of one offloaded job: where they are made, and leased as sets."""
+
+import itertools
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from .._client import Client
+from .._errors import Error
+from ._modes import ordinary
+from ._order import Order
+from ._placeholder import PlaceholderSpace
+from ._slot import Slot, shape_in_terrace
+
+NAME_BYTES_MAX = 175
+_numbers = itertools.count()
+
+
+class Store:
+    """Makes slots in one client's session and leases them."""
+
+    def __init__(self, client: Client, place: str, timeout: float, bytes_expected: int):
+        self.client = client
+        self.place = place
+        self.timeout = timeout
+        self.prefix = f"torch{next(_numbers)}"
+        self._count = itertools.count()
+        self.space = PlaceholderSpace(bytes_expected)
+        self.slots: list[Slot] = []
+        self.unneeded: set[Slot] = set()
+        self.order = Order(self)
+        offer = next(offer for offer in client.places() if offer.name == place)
+        self.capacity_bytes = offer.capacity_bytes
+        self.guarantee_bytes = offer.guarantee_bytes
+        self.bytes = 0
+        self.left_alone: list[tuple[str, str]] = []  # parameters that stay in memory, and why
+
+    def create(self, wanted: Sequence[tuple[str, str, torch.Tensor]]) -> list[Slot]:
+        """Makes slots: of each a name and a module, for people, and a tensor of the geometry."""
+        specs = []
+        for name, _, like in wanted:
+            tail = name.encode()[-(NAME_BYTES_MAX - 40):].decode(errors="ignore")
+            specs.append((f"{self.prefix}.{next(self._count)}/{tail}", shape_in_terrace(like), like.dtype))
+        tensors = self.client.create_many(specs, timeout=self.timeout)
+        with ordinary():
+            made = [Slot(name, owner, tensor, self.space.take(like.shape, like.stride(), like.dtype))
+                    for (name, owner, like), tensor in zip(wanted, tensors, strict=True)]
+        self.slots += made
+        self.bytes += sum(slot.nbytes for slot in made)
+        return made
+
+    def destroy(self, slots: Sequence[Slot]) -> None:
+        """Deletes slots' tensors; what still shows one keeps its bytes."""
+        gone = set(slots)
+        self.slots = [slot for slot in self.slots if slot not in gone]
+        self.bytes -= sum(slot.nbytes for slot in gone)
+        self.client.delete([slot.tensor for slot in slots])
+
+    def lease(self, slots: Iterable[Slot], mode: str = "read") -> list[torch.Tensor]:
+        """Leases slots as one set; tensors that show them, in order. Each ends its lease with its memory's last user.
+
+        mode: "read", "write", or "overwrite" (of slots that nothing shows: what they hold is lost).
+        """
+        slots = list(slots)
+        writing = mode != "read"
+        absent = [slot for slot in slots if not slot.resume(writing)]
+        if absent:
+            try:
+                self._acquire(absent, mode)
+            except BaseException:
+                for slot in slots:
+                    slot.let_go()
+                raise
+        with ordinary():
+            return [slot.show() for slot in slots]
+
+    def _acquire(self, slots: list[Slot], mode: str) -> None:
+        begin = time.perf_counter()
+        try:
+            leases = self.client._acquire([slot.tensor for slot in slots], mode, self.place, self.timeout, True)
+        except Error as error:
+            error.add_note(f"terrace.torch leased {sum(slot.nbytes for slot in slots)} bytes of "
+                           f"{', '.join(slot.name for slot in slots[:4])}{', ...' if len(slots) > 4 else ''}; "
+                           f"{self.client.leased_bytes} bytes are leased already, and the session is guaranteed "
+                           f"{self.guarantee_bytes} of {self.place}")
+            raise
+        waited = (time.perf_counter() - begin) / len(slots)
+        for slot, lease in zip(slots, leases, strict=True):
+            slot.take(lease, mode != "read")
+            slot.uses += 1
+            slot.wait_seconds += waited
+        self.order.used(slots)
+
+    def written(self, slot: Slot) -> None:
+        """Says that what is shown was, or may be, written: it counts as written until nothing shows it."""
+        if not slot.writing:
+            leases = self.client._acquire([slot.tensor], "write", self.place, self.timeout, True)
+            slot.take(leases[0], True)
+            slot.let_go()
+
+    def drop_unneeded(self) -> None:
+        """Tells Terrace which contents are of no use any more."""
+        if self.unneeded:
+            slots = [slot for slot in self.unneeded if not slot.shown]
+            self.unneeded.clear()
+            if slots:
+                self.client.dont_need([slot.tensor for slot in slots])
