@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._errors import FailedPrecondition
 from ._metadata import METADATA
@@ -53,14 +54,29 @@ class OffloadedTensor(torch.Tensor):
         return _dispatch(func, tuple(args), dict(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        (shown,) = self.terrace_store.lease([self.terrace_slot])
-        return shown.__reduce_ex__(protocol)
+        return _for_pickling(self.terrace_slot, self.terrace_store).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
             memo[id(self)] = self.clone(memory_format=torch.preserve_format)
         copied: torch.Tensor = memo[id(self)]
         return copied
+
+
+_pickled: weakref.WeakKeyDictionary[Slot, StorageWeakRef] = weakref.WeakKeyDictionary()
+
+
+def _for_pickling(slot: Slot, store: Store) -> torch.Tensor:
+    """A leased tensor of the same storage as the last one, if that is still there: torch.save() writes a storage once,
+    however many tensors (tied weights) are of it."""
+    last = _pickled.get(slot)
+    storage = None if last is None else torch.UntypedStorage._new_with_weak_ptr(last.cdata)
+    if storage is None:
+        (shown,) = store.lease([slot])
+        _pickled[slot] = StorageWeakRef(shown.untyped_storage())
+        return shown
+    geometry = slot.placeholder
+    return torch.empty(0, dtype=slot.dtype).set_(storage, 0, geometry.shape, geometry.stride())
 
 
 def _gone(slot: Slot, store: Store) -> None:

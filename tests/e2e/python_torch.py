@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that a model whose parameters, gradients and optimizer states live in Terrace trains to losses and weights that
+are, bit for bit, those of plain PyTorch, also where little of it fits the memory tier, and that nothing stays leased."""
+
+import pytest
+import torch
+from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
+from python_torch_models import Recipe, batch, build, compare, metric, train
+
+import terrace.torch
+
+ADAMW = {"foreach": (("lr", 1e-3), ("foreach", True)), "fused": (("lr", 1e-3), ("fused", True)),
+         "single": (("lr", 1e-3), ("foreach", False))}
+
+
+@pytest.fixture(scope="module")
+def roomy():
+    """A client of a daemon in which everything fits the memory tier."""
+    with terrace.serve("64MiB", metrics=False) as served:
+        yield served
+
+
+@pytest.mark.parametrize("kernels", ADAMW)
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("checkpointing", [None, True, False], ids=["kept", "reentrant", "checkpointed"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+def test_the_matrix(roomy, autocast, checkpointing, accumulation, kernels):
+    compare(Recipe(autocast=autocast, checkpointing=checkpointing, accumulation=accumulation, clip=accumulation == 2,
+                   options=ADAMW[kernels]), roomy)
+
+
+@pytest.mark.parametrize("checkpointing", [None, True, False], ids=["kept", "reentrant", "checkpointed"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+def test_frozen_parameters(roomy, autocast, checkpointing):
+    compare(Recipe(autocast=autocast, checkpointing=checkpointing, frozen=True, accumulation=2), roomy)
+
+
+@pytest.mark.parametrize("kind, options", [
+    ("Adadelta", {}), ("Adagrad", {}), ("Adam", {"amsgrad": True}), ("Adamax", {}), ("ASGD", {}), ("NAdam", {}),
+    ("RAdam", {}), ("RMSprop", {"momentum": 0.9, "centered": True}), ("Rprop", {}), ("SGD", {}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}), ("SGD", {"momentum": 0.9, "fused": True}),
+    ("AdamW", {"maximize": True}), ("Adagrad", {"fused": True})])
+def test_every_optimizer(roomy, kind, options):
+    compare(Recipe(kind=getattr(torch.optim, kind), options=(("lr", 1e-3), *options.items()), set_to_none=False), roomy)
+
+
+@pytest.mark.parametrize("checkpointing", [None, True, False], ids=["kept", "reentrant", "checkpointed"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+def test_a_working_set_of_several_times_the_memory(disk, checkpointing, frozen):
+    """17 MiB of state through a memory tier of 4: every step moves most of it down and up again."""
+    recipe = Recipe(width=96, blocks=10, checkpointing=checkpointing, frozen=frozen, accumulation=2, clip=True)
+    with terrace.serve("4MiB", block=f"{disk}:128MiB") as client:
+        model, _ = compare(recipe, client)
+        state = 16 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        assert state > 4 * 4 * MIB
+        assert metric(client, "terrace_transfer_bytes_total", link="block_read") > 4 * state
+        assert metric(client, "terrace_transfer_bytes_total", link="block_write") > 3 * state
+        assert metric(client, "terrace_checksum_failures_total") == 0
+        assert client.leased_bytes_max <= 4 * MIB
+
+
+def test_fresh_gradients_are_not_fetched(disk):
+    """A backward pass after zero_grad() reads the parameters that it needs, and none of the gradients before."""
+    recipe = Recipe(width=96, blocks=10)
+    with terrace.serve("4MiB", block=f"{disk}:128MiB") as client:
+        model, optimizer = build(recipe)
+        terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
+        train(model, optimizer, recipe)
+        size = 4 * sum(parameter.numel() for parameter in model.parameters())
+        before = metric(client, "terrace_transfer_bytes_total", link="block_read")
+        model(batch(1)[0]).sum().backward()
+        read = metric(client, "terrace_transfer_bytes_total", link="block_read") - before
+        assert size < read < 2.5 * size, "parameters twice, at most; gradients would make it three times"
+        before = metric(client, "terrace_transfer_bytes_total", link="block_read")
+        model(batch(1)[0]).sum().backward()
+        assert metric(client, "terrace_transfer_bytes_total", link="block_read") - before > read + size / 2
+        assert client.leased_bytes == 0
