@@ -49,17 +49,25 @@ def _after(module: nn.Module, _inputs: Any, _output: Any) -> None:
     leave(uses.parameters)
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what torch.compile() gave: what is inside is leased as a whole, and not looked into."""
+    return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module)
+
+
 def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]) -> list[Any]:
     """Leases the parameters of a module and all in it, module by module, from now on. The hooks' handles."""
     handles: list[Any] = []
     inside: set[int] = set()
     for part in module.modules():
-        whole = isinstance(part, _WHOLE)
+        compiled = is_compiled(part)
+        whole = compiled or isinstance(part, _WHOLE)
         if whole:
             inside.update(id(below) for below in part.modules() if below is not part)
         own = [managed[id(parameter)] for parameter in part.parameters(recurse=whole) if id(parameter) in managed]
         if not own or (id(part) in inside and not whole):
             continue
+        for one in own if compiled else ():
+            one.compiled = True
         _uses[part] = _Uses(store, own)
         handles += [part.register_forward_pre_hook(_before, prepend=True),
                     part.register_forward_hook(_after, always_call=True)]

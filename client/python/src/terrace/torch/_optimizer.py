@@ -83,7 +83,7 @@ class _Batch:
                 state[key] = held
         self._states.clear()
         for managed in self._managed:
-            if managed.uses > 1:
+            if managed.uses > 1 and not managed.compiled:
                 managed.parameter.__class__ = LeasedParameter
         leave(self._managed)
         self._owner.adopt(self.parameters)

@@ -34,6 +34,7 @@ class ManagedParameter:
         self.version = parameter._version
         self.aliased = False  # something outlived the last use, and may have written
         self.saved_alias = False  # what outlives this use is autograd's, which does not write
+        self.compiled = False  # used by compiled code, which knows ordinary parameters
         self.cast: Any = None  # see _saved.py
         self.gradient: Any = None  # its Gradient, where it has one
         slot.parameter = self
@@ -61,7 +62,7 @@ class ManagedParameter:
     def show(self, shown: torch.Tensor) -> None:
         """Shows leased memory from now on."""
         found = self.parameter
-        found.__class__ = LeasedParameter
+        found.__class__ = nn.Parameter if self.compiled else LeasedParameter
         _set_data(found, shown)
         self.aliased = self.saved_alias = False
 
