@@ -16,6 +16,7 @@ import torch
 from python_fixtures import LIMIT_SECONDS, MIB, client, disk, wait_until  # noqa: F401 (fixtures)
 
 import terrace
+from terrace import _terrace
 
 SEED = int(os.environ.get("TERRACE_TEST_SEED", random.randrange(1 << 30)))
 
@@ -398,3 +399,56 @@ def test_waiting_lets_other_threads_run(client):
     finally:
         sys.setswitchinterval(interval)
     assert opened and opened[0]["host"] == 16 * MIB
+
+
+def test_a_lease_is_resumed_from_what_shows_it(client):
+    tensor = client.from_array("t", numpy.arange(1000))
+    lease = tensor.read()
+    assert lease.shown and not lease.released
+    array = lease.numpy()
+    lease.release()
+    assert lease.shown and lease.released and lease.resume() and not lease.released
+    again = lease.numpy()
+    lease.release()
+    del array
+    assert lease.shown and client.held == 1 and again[999] == 999
+    del again
+    assert not lease.shown and not lease.resume() and client.held == 0
+
+
+def test_a_lease_carries_another_one(client):
+    """What was written through a read lease's writable view is kept, by a lease to write that ends with it."""
+    tensor = client.from_array("t", numpy.arange(1000, dtype="float32"))
+    client.swap_out([tensor])
+    lease = tensor.read(writable_view=True)
+    view = torch.from_dlpack(lease.__dlpack__())
+    view[3] = 7
+    write = tensor.write()
+    lease.carry(write)
+    assert write.released and client.held == 2
+    with pytest.raises(terrace.FailedPrecondition, match="released"):
+        lease.carry(write)
+    with pytest.raises(terrace.InvalidArgument, match="itself"):
+        lease.carry(lease)
+    lease.release()
+    assert client.held == 2
+    del view
+    assert client.held == 0 and client.leased_bytes == 0
+    client.swap_out([tensor])
+    with tensor.read() as lease:
+        assert lease.numpy()[3] == 7
+
+
+def test_a_placeholder_reads_as_no_number(client):
+    placeholder = _terrace.Placeholder(5 * MIB)
+    part = torch.from_dlpack(placeholder.part(MIB, 4 * MIB))
+    assert placeholder.nbytes == 5 * MIB and part.numel() == 4 * MIB
+    other = torch.from_dlpack(placeholder.part(0, MIB))
+    assert part.data_ptr() - other.data_ptr() == MIB
+    del placeholder, other
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        assert part.view(dtype).isnan().all()
+    for wrong in (lambda: _terrace.Placeholder(0), lambda: _terrace.Placeholder(1 << 60),
+                  lambda: _terrace.Placeholder(10).part(5, 6)):
+        with pytest.raises(terrace.InvalidArgument):
+            wrong()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,11 +22,17 @@ class Gradient:
     """The gradient of one parameter. A gradient that the script has set itself is the script's, and left alone."""
 
     def __init__(self, managed: ManagedParameter, slot: Slot):
-        self._managed = managed
+        self._reference = weakref.ref(managed)
         self._slots = [slot]
         self._fresh = False  # there was none before this accumulation
         self._attached: tuple[OffloadedTensor, torch.Tensor] | None = None  # what .grad was, and what it is meanwhile
         self._watched = False
+
+    @property
+    def _managed(self) -> ManagedParameter:
+        found = self._reference()
+        assert found is not None  # the parameter, which called us, has it
+        return found
 
     def watch(self) -> None:
         """Hooks the parameter, which requires a gradient."""

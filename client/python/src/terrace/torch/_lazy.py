@@ -8,6 +8,7 @@ every operation on them to `__torch_function__`, which runs it on leased memory.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,12 @@ class OffloadedTensor(torch.Tensor):
     def __torch_function__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
         return _dispatch(func, tuple(args), dict(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
+        # what PyTorch's own C++ does with it, as DistributedDataParallel's reducer
+        return _leased(func, tuple(args), dict(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _for_pickling(self.terrace_slot, self.terrace_store).__reduce_ex__(protocol)
@@ -194,6 +201,25 @@ def _dispatch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         answer = special(*args, **kwargs)
         if answer is not NotImplemented:
             return answer
+    result = _leased(func, args, kwargs)
+    if func in _CASTS and isinstance(args[0], OffloadedParameter) and _asked_by_module():
+        args[0].terrace.check_like(result)
+    return result
+
+
+def _asked_by_module() -> bool:
+    """Whether a module is being moved or cast: what a function of this file was called for."""
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame.f_code is nn.Module._apply.__code__:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
+def _leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = {id(leaf): leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, OffloadedTensor)}
     parameters = {id(leaf): leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, OffloadedParameter)}
     if len(tensors) + len(parameters) > 1 and func in _ONE_BY_ONE:
@@ -213,6 +239,10 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         before = {key: shown._version for key, shown in by.items()}
         try:
             result = func(*_replaced(args, by), **_replaced(kwargs, by))
+            for lazy in tensors:
+                if by[id(lazy)].shape != lazy.terrace_slot.placeholder.shape:
+                    raise FailedPrecondition(f"'{lazy.terrace_slot.name}' lives in Terrace as {tuple(lazy.shape)}, and "
+                                             "was given another shape: it keeps the one it had")
         finally:
             for lazy in tensors:
                 if by[id(lazy)]._version != before[id(lazy)]:
@@ -306,5 +336,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.zero_: _zeroed,
 }
 
+_CASTS = frozenset(getattr(torch.Tensor, name)
+                   for name in ("to", "cpu", "cuda", "xpu", "float", "double", "half", "bfloat16", "type"))
 _ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch) 
                          if name.startswith(("_foreach_", "_amp_foreach_")))

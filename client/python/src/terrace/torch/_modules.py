@@ -9,7 +9,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
+
+from .._errors import FailedPrecondition
 
 from ._parameters import ManagedParameter, enter, leave
 from ._saved import pop, push
@@ -22,16 +25,22 @@ class _Uses:
     def __init__(self, store: Store, parameters: Sequence[ManagedParameter]):
         self.store = store
         self.parameters = parameters
+        self.handles: list[Any] = []
+        self.names: dict[str, nn.Parameter] = {}
         self.pushed: list[bool] = []  # of each run: whether hooks were pushed
 
 
 _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
+
+_compiler_of_thread = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 # Their forward reads the parameters of modules inside them, without running those.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def _before(module: nn.Module, _inputs: Any) -> None:
+    if torch.compiler.is_compiling() or _compiler_of_thread() is not None:
+        raise FailedPrecondition("a module was compiled after terrace.torch.offload(): compile first, then offload")
     uses = _uses.get(module)
     if uses is None:
         return
@@ -54,9 +63,8 @@ def is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module)
 
 
-def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]) -> list[Any]:
-    """Leases the parameters of a module and all in it, module by module, from now on. The hooks' handles."""
-    handles: list[Any] = []
+def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]) -> None:
+    """Leases the parameters of a module and all in it, module by module, from now on."""
     inside: set[int] = set()
     for part in module.modules():
         compiled = is_compiled(part)
@@ -68,20 +76,30 @@ def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]
             continue
         for one in own if compiled else ():
             one.compiled = True
-        _uses[part] = _Uses(store, own)
-        handles += [part.register_forward_pre_hook(_before, prepend=True),
-                    part.register_forward_hook(_after, always_call=True)]
-    return handles
+        uses = _uses[part] = _Uses(store, own)
+        uses.names = {key: one for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
+                      if id(one) in managed}
+        uses.handles = [part.register_forward_pre_hook(_before, prepend=True),
+                        part.register_forward_hook(_after, always_call=True)]
 
 
 def detach(module: nn.Module) -> None:
     """Leases nothing for the module any more."""
     for part in module.modules():
-        _uses.pop(part, None)
+        uses = _uses.pop(part, None)
+        for handle in uses.handles if uses is not None else ():
+            handle.remove()
+
+
+def replaced(module: nn.Module) -> list[str]:
+    """The names of parameters that a module was given in the place of those that are in Terrace."""
+    return [f"{name}.{key}".lstrip(".") for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
+            for key, expected in uses.names.items()
+            if part._parameters.get(key, expected) is not expected and part._parameters[key] is not None]
 
 
 def largest(module: nn.Module) -> tuple[int, str]:
     """Bytes of the largest set that is leased at once, and whose it is."""
-    found = [(sum(own.slot.nbytes for own in uses.parameters), name)
+    found = [(sum(own.slot.nbytes for own in uses.parameters), f"the module '{name}'")
              for name, part in module.named_modules() if (uses := _uses.get(part)) is not None]
     return max(found, default=(0, ""))

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`offload`: moves what a script trains to Terrace."""
 
-import contextlib
+import functools
 import math
 import warnings
 import weakref
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn, optim
 
 from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
-from .._dtypes import number_of
-from .._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
+from .._errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from . import _modules, _optimizers
 from ._gradients import Gradient
-from ._lazy import OffloadedParameter
 from ._optimizer import ManagedOptimizer
 from ._parameters import ManagedParameter
 from ._refusals import check_model, eligible
@@ -38,6 +36,8 @@ class Job:
 
 
 _jobs: weakref.WeakKeyDictionary[nn.Module, Job] = weakref.WeakKeyDictionary()
+
+_optimizers_offloaded: weakref.WeakSet[optim.Optimizer] = weakref.WeakSet()
 
 
 def job_of(model: nn.Module) -> Job:
@@ -66,15 +66,18 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     more than the place holds. Then the model is as it was.
     """
     call = "terrace.torch.offload"
+    if isinstance(model, nn.Module) and model in _jobs:
+        raise FailedPrecondition(f"{call}: this model is offloaded already")
     check_model(model)
     if optimizer is not None:
         _optimizers.check(optimizer)
+        if optimizer in _optimizers_offloaded:
+            raise FailedPrecondition(f"{call}: this optimizer is offloaded already; offload models that share one "
+                                     "together, as a torch.nn.ModuleList of them")
     bytes_min = max(1, _checks.count(call, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(call, "timeout", timeout)
     if place != "host":
         raise InvalidArgument(f"{call}: place is {place!r}; parameters are leased in 'host'")
-    if model in _jobs:
-        raise FailedPrecondition(f"{call}: this model is offloaded already")
     names, left = eligible(model, bytes_min)
     if client is None:
         client = Client()
@@ -84,24 +87,32 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     try:
         managed = _make(store, names, trained)
         stepped = None if optimizer is None else ManagedOptimizer(optimizer, store, bytes_min)
+        _modules.attach(model, store, {id(one.parameter): one for one in managed})
+        _check_room(model, store, stepped)
         _move(managed, stepped)
     except BaseException:
-        with contextlib.suppress(Error):
-            store.destroy(store.slots)
+        _modules.detach(model)
+        for parameter in names:
+            parameter.__dict__.pop("terrace", None)
+        store.destroy()
         raise
-    _modules.attach(model, store, {id(one.parameter): one for one in managed})
     if stepped is not None:
-        stepped.attach()
+        stepped.attach(functools.partial(_name_replaced, weakref.ref(model), set()))
+        _optimizers_offloaded.add(stepped.optimizer)
     _jobs[model] = Job(store, managed, stepped)
-    weakref.finalize(model, _destroy, store).atexit = False
-    _consider_guarantee(model, store)
+    store.plan()
     client.mark_step()
     return model, optimizer
 
 
-def _destroy(store: Store) -> None:
-    with contextlib.suppress(Error):
-        store.destroy(store.slots)
+def _name_replaced(model: weakref.ref[nn.Module], named: set[str]) -> None:
+    """Warns, once of each, of parameters that were replaced."""
+    found = model()
+    for name in [] if found is None else _modules.replaced(found):
+        if name not in named:
+            named.add(name)
+            warnings.warn(f"terrace.torch: the parameter '{name}' was replaced after terrace.torch.offload(): the new one "
+                          "is not in Terrace, and not the optimizer's unless it was added", stacklevel=2)
 
 
 def _make(store: Store, names: dict[nn.Parameter, tuple[str, str]],
@@ -110,6 +121,8 @@ def _make(store: Store, names: dict[nn.Parameter, tuple[str, str]],
     slots = store.create([(name, owner, parameter.detach()) for parameter, (name, owner) in names.items()])
     managed = [ManagedParameter(name, parameter, slot, store)
                for (parameter, (name, _)), slot in zip(names.items(), slots, strict=True)]
+    for one in managed:
+        one.parameter.terrace = one  # type: ignore[attr-defined]
     by_id = {id(one.parameter): one for one in managed}
     wanted = [by_id[id(parameter)] for parameter in trained]
     gradients = store.create([(f"{one.name}/grad", one.slot.owner, one.slot.placeholder) for one in wanted])
@@ -122,8 +135,6 @@ def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> 
     """Moves parameters and states, and back again if that fails half way."""
     moved = []
     try:
-        for one in managed:
-            one.parameter.terrace = one  # type: ignore[attr-defined]
         if stepped is not None:
             stepped.reserve()
         for one in managed:
@@ -139,8 +150,6 @@ def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> 
     except BaseException:
         for one in moved:
             restore(one)
-        for one in managed:
-            one.parameter.__dict__.pop("terrace", None)
         raise
 
 
@@ -152,12 +161,20 @@ def restore(one: ManagedParameter) -> None:
     torch.Tensor.data.__set__(found, shown.clone(memory_format=torch.preserve_format))  # type: ignore[attr-defined]
 
 
-def _consider_guarantee(model: nn.Module, store: Store) -> None:
-    """Warns, once, if a module needs more at once than the session is guaranteed."""
-    most, name = _modules.largest(model)
+def _check_room(model: nn.Module, store: Store, stepped: ManagedOptimizer | None) -> None:
+    """Raises ResourceExhausted if what is leased at once can never be; warns, once, if it is more than guaranteed."""
+    most, what = _modules.largest(model)
+    if stepped is not None:
+        of_step, name = stepped.largest()
+        if of_step > most:
+            most, what = of_step, f"the optimizer's step on '{name}'"
+    mib = math.ceil(most / (1 << 20))
+    if most > store.capacity_bytes:
+        raise ResourceExhausted(
+            f"terrace.torch.offload: {what} leases {most} bytes at once, and {store.place} has {store.capacity_bytes}: "
+            f"give the daemon at least {mib} MiB of memory, or make the module smaller")
     if most > store.guarantee_bytes:
-        mib = math.ceil(most / (1 << 20))
         warnings.warn(
-            f"terrace.torch.offload: the module '{name}' leases {most} bytes at once, and this session is guaranteed "
+            f"terrace.torch.offload: {what} leases {most} bytes at once, and this session is guaranteed "
             f"{store.guarantee_bytes} bytes of {store.place}: while other sessions want theirs it may be refused. Connect "
-            f"with terrace.Client(guarantees={{'{store.place}': {mib} << 20}}) or more", stacklevel=3)
+            f"with terrace.Client(guarantees={{'{store.place}': {mib} << 20}})", stacklevel=3)

@@ -9,7 +9,7 @@ and GradScaler find everything where they expect it, and other hooks run when th
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,9 +96,9 @@ class ManagedOptimizer:
         self._reference = weakref.ref(optimizer)
         self.store = store
         self._bytes_min = bytes_min
+        self._stepped: Callable[[], None] = lambda: None
         self._reserved: dict[tuple[int, str], Slot] = {}
-        self._proxy_class = type(type(optimizer).__name__, (type(optimizer),),
-                                 {"param_groups": property(lambda proxy: _Groups(self)), "terrace_proxy": True})
+        self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
         self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
 
     @property
@@ -133,11 +133,24 @@ class ManagedOptimizer:
         if wanted:
             self._reserved = dict(zip(keys, self.store.create(wanted), strict=True))
 
-    def attach(self) -> list[Any]:
-        """Runs the optimizer's steps over leased memory from now on. The hooks' handles."""
+    def largest(self) -> tuple[int, str]:
+        """Bytes of the largest set that a step must lease at once, and the parameter's name."""
+        found = [(managed.slot.nbytes * self._tensors_of(group), managed.name)
+                 for group in self.optimizer.param_groups for parameter in group["params"]
+                 if (managed := self.managed_of(parameter)) is not None]
+        return max(found, default=(0, ""))
+
+    def _tensors_of(self, group: dict[str, Any]) -> int:
+        """Of each parameter: itself, its gradient, its states."""
+        return 2 + len(_optimizers.states(self.optimizer, group))
+
+    def attach(self, stepped: Callable[[], None]) -> None:
+        """Runs the optimizer's steps over leased memory from now on. stepped: called after each."""
+        self._stepped = stepped
         optimizer = self.optimizer
-        return [optimizer.register_step_pre_hook(self._before_step), optimizer.register_step_post_hook(self._after_step),
-                optimizer.register_load_state_dict_post_hook(self._after_load)]
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_load_state_dict_post_hook(self._after_load)
 
     def adopt(self, parameters: Sequence[nn.Parameter]) -> None:
         """Moves to Terrace the states of parameters that are in memory."""
@@ -176,7 +189,7 @@ class ManagedOptimizer:
                     batch.leave()
 
     def _batches(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
-        factor = 2 + len(_optimizers.states(self.optimizer, group))
+        factor = self._tensors_of(group)
         batch: list[nn.Parameter] = []
         total = 0
         for parameter in group["params"]:
@@ -202,10 +215,22 @@ class ManagedOptimizer:
             return
         self.store.order.step()
         self.store.client.mark_step()
+        self._stepped()
 
     def _after_load(self, optimizer: Any) -> None:
         for group in optimizer.param_groups:
             self.adopt(group["params"])
+
+
+def _proxy_class(kind: type[optim.Optimizer], owner: weakref.ref[ManagedOptimizer]) -> type[optim.Optimizer]:
+    """A class of what a step is given in its optimizer's place: the same, but for its groups."""
+
+    def groups(_proxy: Any) -> _Groups:
+        found = owner()
+        assert found is not None  # it waits for the step
+        return _Groups(found)
+
+    return type(kind.__name__, (kind,), {"param_groups": property(groups), "terrace_proxy": True})
 
 
 class _Groups(Sequence[dict[str, Any]]):

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .._client import Client
     from ._slot import Slot
-    from ._store import Store
 
 _SEARCH_MAX = 64
 _USES_MAX = 1 << 20
@@ -16,8 +16,9 @@ _USES_MAX = 1 << 20
 class Order:
     """Notes each use of a step, and declares what the step before used next. A step ends with the optimizer's."""
 
-    def __init__(self, store: Store):
-        self._store = store
+    def __init__(self, client: Client, place: str):
+        self._client = client
+        self._place = place
         self._before: list[Slot] = []
         self._now: list[Slot] = []
         self._at = 0  # what is expected next, of the step before
@@ -49,16 +50,16 @@ class Order:
         if 2 * pending > self.ahead_bytes:
             return
         end = begin
-        wanted = []
+        wanted: dict[Slot, None] = {}
         while end < len(before) and pending < self.ahead_bytes:
             slot = before[end]
             pending += slot.nbytes
             if not slot.shown:
-                wanted.append(slot.tensor)
+                wanted[slot] = None
             end += 1
         self._ahead = end
         if wanted:
-            self._store.client.prefetch(wanted, place=self._store.place)
+            self._client.prefetch([slot.tensor for slot in wanted], place=self._place)
 
     def step(self) -> None:
         """A step is over: what it used is what the next one is expected to use."""

@@ -37,7 +37,7 @@ class ManagedParameter:
         self.compiled = False  # used by compiled code, which knows ordinary parameters
         self.cast: Any = None  # see _saved.py
         self.gradient: Any = None  # its Gradient, where it has one
-        slot.parameter = self
+        slot.reference = weakref.ref(self)
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -69,15 +69,21 @@ class ManagedParameter:
     def hide(self) -> None:
         """Shows the placeholder from now on; what was written meanwhile is kept."""
         found = self.parameter
+        geometry = self.slot.placeholder
+        changed = found.shape != geometry.shape or found.stride() != geometry.stride()
         if found._version != self.version:
             self.version = found._version
             self.store.written(self.slot)
         found.__class__ = LeasedParameter
-        _set_data(found, self.slot.placeholder)
+        _set_data(found, geometry)
         found.__class__ = OffloadedParameter
         if self.slot.shown and not self.saved_alias:
             self.aliased = True
             self.store.written(self.slot)
+        if changed:
+            raise FailedPrecondition(
+                f"the parameter '{self.name}' lives in Terrace as {tuple(geometry.shape)}, and was given another shape "
+                "or other strides: it keeps the ones it had. Resize before terrace.torch.offload(), not after it")
 
     def written(self) -> None:
         """Whoever asked may write to what is shown, unseen."""
@@ -96,15 +102,19 @@ class ManagedParameter:
         found = self.parameter
         if value is found:
             return
+        self.check_like(value)
+        with torch.no_grad(), entered(self.store, [self], []):
+            torch.Tensor.copy_(found.detach(), value)
+            self.written()
+
+    def check_like(self, value: torch.Tensor) -> None:
+        """Raises for what the parameter cannot become."""
         geometry = self.slot.placeholder
         if value.shape != geometry.shape or value.dtype != geometry.dtype or value.device != geometry.device:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' lives in Terrace as {tuple(geometry.shape)} of {geometry.dtype} on "
                 f"{geometry.device}, and cannot become {tuple(value.shape)} of {value.dtype} on {value.device}: move, "
                 "cast or resize the model before terrace.torch.offload(), not after it")
-        with torch.no_grad(), entered(self.store, [self], []):
-            torch.Tensor.copy_(found.detach(), value)
-            self.written()
 
     def watch(self) -> None:
         """Sees to it that gradients land in Terrace, if it has any."""

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from .._dtypes import number_of
-from .._errors import InvalidArgument
+from .._errors import FailedPrecondition, InvalidArgument
+from ._lazy import OffloadedParameter
 from ._placeholder import elements_spanned
 
 
@@ -31,6 +32,8 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     call = "terrace.torch.offload"
     if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
         raise InvalidArgument(f"{call}: the parameter '{name}' has no shape yet; run the model once, then offload it")
+    if isinstance(parameter, OffloadedParameter):
+        raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model")
     if type(parameter) is not nn.Parameter:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters can "
                               "be offloaded")

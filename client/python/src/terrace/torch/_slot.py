@@ -6,6 +6,7 @@ dangle. While anything shows it, the same lease is shown again, and a lease to w
 to read.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,17 +18,21 @@ from ._placeholder import elements_spanned
 _from_capsule = torch._C._from_dlpack
 
 
+def _nobody() -> None:
+    return None
+
+
 class Slot:
     """A place for one tensor of a fixed geometry: that of its placeholder."""
 
-    __slots__ = ("__weakref__", "dtype", "lazies", "lease", "name", "owner", "parameter", "placeholder", "plain", "tensor", "uses",
+    __slots__ = ("__weakref__", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain", "reference", "tensor", "uses",
                  "wait_seconds", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
         self.name = name
         self.owner = owner  # the module, for people
         self.tensor = tensor
-        self.parameter: Any = None  # the ManagedParameter whose bytes these are
+        self.reference: Callable[[], Any] = _nobody  # to the ManagedParameter whose bytes these are
         self.placeholder = placeholder
         self.dtype = placeholder.dtype
         self.plain = placeholder.stride() == plain_strides(placeholder.shape)
@@ -36,6 +41,11 @@ class Slot:
         self.writing = False  # the lease is one to write
         self.uses = 0
         self.wait_seconds = 0.0
+
+    @property
+    def parameter(self) -> Any:
+        """The ManagedParameter whose bytes these are; None for what is no parameter's."""
+        return self.reference()
 
     @property
     def nbytes(self) -> int:

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tensors of one offloaded job: where they are made, and leased as sets."""
 
+import contextlib
 import itertools
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from .._client import Client
 from .._errors import Error
+from .._terrace import Tensor
 from ._modes import ordinary
 from ._order import Order
 from ._placeholder import PlaceholderSpace
@@ -30,11 +33,13 @@ class Store:
         self.space = PlaceholderSpace(bytes_expected)
         self.slots: list[Slot] = []
         self.unneeded: set[Slot] = set()
-        self.order = Order(self)
+        self.order = Order(client, place)
         offer = next(offer for offer in client.places() if offer.name == place)
         self.capacity_bytes = offer.capacity_bytes
         self.guarantee_bytes = offer.guarantee_bytes
         self.bytes = 0
+        self._tensors: list[Tensor] = []
+        weakref.finalize(self, _delete, client, self._tensors).atexit = False
         self.left_alone: list[tuple[str, str]] = []  # parameters that stay in memory, and why
 
     def create(self, wanted: Sequence[tuple[str, str, torch.Tensor]]) -> list[Slot]:
@@ -48,15 +53,19 @@ class Store:
             made = [Slot(name, owner, tensor, self.space.take(like.shape, like.stride(), like.dtype))
                     for (name, owner, like), tensor in zip(wanted, tensors, strict=True)]
         self.slots += made
+        self._tensors += tensors
         self.bytes += sum(slot.nbytes for slot in made)
         return made
 
-    def destroy(self, slots: Sequence[Slot]) -> None:
-        """Deletes slots' tensors; what still shows one keeps its bytes."""
-        gone = set(slots)
-        self.slots = [slot for slot in self.slots if slot not in gone]
-        self.bytes -= sum(slot.nbytes for slot in gone)
-        self.client.delete([slot.tensor for slot in slots])
+    def plan(self) -> None:
+        """Fetches ahead from now on, if not everything fits."""
+        self.order.ahead_bytes = self.guarantee_bytes // 4 if self.bytes > self.guarantee_bytes else 0
+
+    def destroy(self) -> None:
+        """Deletes all tensors; what still shows one keeps its bytes."""
+        self.slots.clear()
+        self.bytes = 0
+        _delete(self.client, self._tensors)
 
     def lease(self, slots: Iterable[Slot], mode: str = "read") -> list[torch.Tensor]:
         """Leases slots as one set; tensors that show them, in order. Each ends its lease with its memory's last user.
@@ -65,7 +74,7 @@ class Store:
         """
         slots = list(slots)
         writing = mode != "read"
-        absent = [slot for slot in slots if not slot.resume(writing)]
+        absent = [slot for slot in dict.fromkeys(slots) if not slot.resume(writing)]
         if absent:
             try:
                 self._acquire(absent, mode)
@@ -74,7 +83,9 @@ class Store:
                     slot.let_go()
                 raise
         with ordinary():
-            return [slot.show() for slot in slots]
+            if len(absent) == len(slots):
+                return [slot.show() for slot in slots]
+            return [slot.show() for slot in slots if slot.resume(False)]  # one may be there twice
 
     def _acquire(self, slots: list[Slot], mode: str) -> None:
         begin = time.perf_counter()
@@ -91,7 +102,8 @@ class Store:
             slot.take(lease, mode != "read")
             slot.uses += 1
             slot.wait_seconds += waited
-        self.order.used(slots)
+        if mode != "overwrite":
+            self.order.used(slots)
 
     def written(self, slot: Slot) -> None:
         """Says that what is shown was, or may be, written: it counts as written until nothing shows it."""
@@ -107,3 +119,9 @@ class Store:
             self.unneeded.clear()
             if slots:
                 self.client.dont_need([slot.tensor for slot in slots])
+
+
+def _delete(client: Client, tensors: list[Tensor]) -> None:
+    with contextlib.suppress(Error):  # a client that is closed has none
+        client.delete(tensors)
+    tensors.clear()

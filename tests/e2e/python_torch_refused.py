@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that what terrace.torch cannot do is refused by name, with what works in its place, and that the model is then
+as it was: optimizers, casts, shapes, memory that is not there, a daemon that is not there, forks."""
+
+import os
+import warnings
+
+import pytest
+import torch
+from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
+from python_torch_models import Recipe, assert_same, build, loss_of, train, weights
+from torch import nn
+
+import terrace.torch
+
+RECIPE = Recipe()
+
+
+@pytest.fixture(scope="module")
+def client():
+    with terrace.serve("64MiB", metrics=False) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(client):
+    yield
+    assert client.leased_bytes == 0 and client.held == 0 and not client.tensors()
+
+
+def offloaded(client, **options):
+    return terrace.torch.offload(*build(RECIPE), client=client, tensor_bytes_min=1, **options)
+
+
+class Lamb(torch.optim.Optimizer):
+    """Not elementwise: scales by the norms of whole tensors."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-3})
+
+    def step(self, closure=None):
+        raise AssertionError("is not run")
+
+
+@pytest.mark.parametrize("make", [Lamb, torch.optim.LBFGS, torch.optim.Adafactor], ids=lambda made: made.__name__)
+def test_optimizers_that_are_not_elementwise(client, make):
+    model, _ = build(RECIPE)
+    before = weights(model)
+    with pytest.raises(terrace.InvalidArgument, match=rf"{make.__name__} is not known.*AdamW.*use offload\(model\)"):
+        terrace.torch.offload(model, make(model.parameters()), client=client)
+    assert_same(weights(model), before)
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
+def test_what_is_no_optimizer_or_no_module(client):
+    model, optimizer = build(RECIPE)
+    with pytest.raises(terrace.InvalidArgument, match="Gpt is no torch.optim.Optimizer"):
+        terrace.torch.offload(model, model, client=client)
+    with pytest.raises(terrace.InvalidArgument, match="differentiable=True"):
+        terrace.torch.offload(model, torch.optim.AdamW(model.parameters(), differentiable=True), client=client)
+    with pytest.raises(TypeError, match="model is AdamW; it is a torch.nn.Module"):
+        terrace.torch.offload(optimizer, client=client)
+    with pytest.raises(terrace.InvalidArgument, match="place is 'attic'"):
+        terrace.torch.offload(model, client=client, place="attic")
+    with pytest.raises(terrace.InvalidArgument, match="tensor_bytes_min is -1"):
+        terrace.torch.offload(model, client=client, tensor_bytes_min=-1)
+    with pytest.raises(TypeError, match="timeout is None"):
+        terrace.torch.offload(model, client=client, timeout=None)
+    with pytest.raises(terrace.InvalidArgument, match="'weight' is on meta"):
+        terrace.torch.offload(nn.Linear(64, 64, device="meta"), client=client)
+    with pytest.raises(terrace.InvalidArgument, match="'weight' has no shape yet"):
+        terrace.torch.offload(nn.LazyLinear(64), client=client)
+    compiled = nn.Linear(64, 64)
+    compiled.compile()
+    with pytest.raises(terrace.InvalidArgument, match="compiled in place"):
+        terrace.torch.offload(compiled, client=client)
+
+
+def test_twice(client):
+    model, optimizer = offloaded(client)
+    with pytest.raises(terrace.FailedPrecondition, match="this model is offloaded already"):
+        terrace.torch.offload(model, client=client)
+    with pytest.raises(terrace.FailedPrecondition, match="this optimizer is offloaded already.*ModuleList"):
+        terrace.torch.offload(nn.Linear(64, 64), optimizer, client=client)
+
+
+@pytest.mark.parametrize("cast", [
+    lambda model: model.to(torch.bfloat16), lambda model: model.half(), lambda model: model.double(),
+    lambda model: model.to("meta"), lambda model: model.blocks[0].to(torch.float64)])
+def test_moving_or_casting_afterwards(client, cast):
+    model, optimizer = offloaded(client)
+    before = weights(model)
+    with pytest.raises(terrace.FailedPrecondition, match=r"the parameter '[\w.]+' lives in Terrace.*before terrace"):
+        cast(model)
+    assert_same(weights(model), before)
+    model.to("cpu").float()  # nothing to do
+    loss_of(model, 0).backward()
+    optimizer.step()
+
+
+def test_resizing_behind_our_back(client):
+    model, optimizer = offloaded(client)
+    before = weights(model)
+    weight = model.blocks[0].wide.weight
+    with pytest.raises(terrace.FailedPrecondition, match=r"'blocks.0.wide.weight' lives in Terrace as \(128, 32\)"):
+        weight.data = torch.zeros(64, 32)
+    with pytest.raises(terrace.FailedPrecondition, match=r"'blocks.0.wide.weight'.*another shape"), torch.no_grad():
+        weight.requires_grad_(False).resize_(64, 32)
+    with pytest.raises(terrace.FailedPrecondition, match=r"'blocks.0.wide.weight'.*another shape"):
+        weight.data.resize_(64, 32)
+    assert weight.shape == (128, 32)
+    assert_same(weights(model), before)
+    loss_of(model, 0).backward()
+    optimizer.step()
+
+
+def test_a_parameter_that_is_replaced_is_named(client):
+    model, optimizer = offloaded(client)
+    model.blocks[0].wide.weight = nn.Parameter(torch.ones(128, 32))
+    loss_of(model, 0).backward()
+    with pytest.warns(UserWarning, match="'blocks.0.wide.weight' was replaced.*not in Terrace"):
+        optimizer.step()
+    assert model.blocks[0].wide.weight.grad is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()  # said once
+
+
+def test_a_state_dict_of_another_shape(client):
+    model, optimizer = offloaded(client)
+    before = weights(model)
+    other, _ = build(Recipe(width=16))
+    with pytest.raises(RuntimeError, match="size mismatch for embedding.weight"):
+        model.load_state_dict(other.state_dict())
+    assert list(before) == list(weights(model))
+    train(model, optimizer, RECIPE)
+
+
+def test_a_write_that_nobody_could_see_is_an_error_and_no_wrong_number(client):
+    """What autograd keeps of a checkpointed block is not expected to be written to."""
+    model, _ = offloaded(client)
+    managed = model.norm.weight.terrace
+    managed.version -= 1
+    with pytest.raises(terrace.FailedPrecondition, match="'norm.weight' was written to while it was not leased"):
+        loss_of(model, 0)
+    managed.version += 1
+    loss_of(model, 0).backward()
+
+
+def test_gradients_as_views_of_buckets(client, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model, _ = build(RECIPE)
+        wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        with pytest.raises(terrace.InvalidArgument, match="gradient_as_bucket_view=True"):
+            terrace.torch.offload(wrapped, client=client)
+        del wrapped
+        plain, plain_optimizer = build(RECIPE)
+        wanted = train(nn.parallel.DistributedDataParallel(plain), plain_optimizer, RECIPE)
+        model, optimizer = build(RECIPE)
+        terrace.torch.offload(nn.parallel.DistributedDataParallel(model), optimizer, client=client)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        assert train(wrapped, optimizer, RECIPE) == wanted
+        assert_same(weights(model), weights(plain))
+        del wrapped
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_no_daemon(monkeypatch, tmp_path):
+    monkeypatch.setenv("TERRACE_SOCKET", str(tmp_path / "nobody.sock"))
+    model, optimizer = build(RECIPE)
+    with pytest.raises(terrace.Unavailable, match="terraced"):
+        terrace.torch.offload(model, optimizer)
+    loss_of(model, 0).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("blocks", [4, 12])
+def test_a_daemon_that_is_too_small(blocks):
+    """For the parameters, or for the states alone: the model is as it was."""
+    recipe = Recipe(width=64, blocks=blocks)
+    with terrace.serve("4MiB", metrics=False) as client:
+        model, optimizer = build(recipe)
+        for _ in range(2):
+            train(model, optimizer, Recipe(steps=1))
+        before = weights(model)
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        filled = client.create("other", 4 * MIB - size * 5 // 2, "uint8") if blocks == 4 else None
+        with pytest.raises(terrace.ResourceExhausted):
+            terrace.torch.offload(model, optimizer, client=client)
+        assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+        assert all(type(value) is torch.Tensor for state in optimizer.state.values() for value in state.values())
+        assert_same(weights(model), before)
+        assert list(client.tensors()) == (["other"] if filled is not None else []) and client.leased_bytes == 0
+        train(model, optimizer, Recipe(steps=1))
+
+
+def test_a_module_that_is_too_large(disk):
+    """More than a session's guarantee: one warning, with the number; more than there is: an error, with the number."""
+    with terrace.serve("8MiB", block=f"{disk}:128MiB", metrics=False) as client:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(1024, 1280, bias=False))
+        with pytest.warns(UserWarning, match=r"the module '1' leases 5242880 bytes.*guarantees=\{'host': 5 << 20\}"):
+            terrace.torch.offload(model, client=client)
+        model[1](torch.zeros(1, 1024)).sum().backward()
+        large = nn.Sequential(nn.Linear(64, 64), nn.Linear(1024, 2560, bias=False))
+        with pytest.raises(terrace.ResourceExhausted, match="1.weight' of 10485760 bytes fits no place"):
+            terrace.torch.offload(large, client=client)
+        assert type(large[1].weight) is nn.Parameter
+        large = nn.Sequential(nn.Linear(64, 64), nn.LSTM(512, 512))
+        with pytest.raises(terrace.ResourceExhausted, match=r"the module '1' leases 8404992.*at least 9 MiB"):
+            terrace.torch.offload(large, client=client)
+        assert type(large[1].weight_hh_l0) is nn.Parameter
+        large = nn.Linear(1024, 1024, bias=False)
+        with pytest.raises(terrace.ResourceExhausted, match=r"the optimizer's step on 'weight' leases 16777216"):
+            terrace.torch.offload(large, torch.optim.AdamW(large.parameters()), client=client)
+
+
+def test_a_fork_is_named(client):
+    model, optimizer = offloaded(client)
+    loss_of(model, 0).backward()
+    child = os.fork()
+    if not child:
+        said = 0
+        for call in (lambda: loss_of(model, 1), lambda: model.head.weight.sum(), optimizer.step,
+                     lambda: model.norm.weight.grad.sum()):
+            try:
+                call()
+            except terrace.FailedPrecondition as error:
+                said += "fork" in str(error)
+        os._exit(said)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    optimizer.step()
+    loss_of(model, 1).backward()
+
+
+def test_a_session_that_is_closed():
+    with terrace.serve("64MiB", metrics=False) as client:
+        model, _ = offloaded(client)
+    with pytest.raises(terrace.Error):
+        loss_of(model, 0)
