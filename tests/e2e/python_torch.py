@@ -5,19 +5,12 @@ are, bit for bit, those of plain PyTorch, also where little of it fits the memor
 import pytest
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
-from python_torch_models import Recipe, batch, build, compare, metric, train
+from python_torch_models import Recipe, batch, build, compare, metric, roomy, train  # noqa: F401 (a fixture)
 
 import terrace.torch
 
 ADAMW = {"foreach": (("lr", 1e-3), ("foreach", True)), "fused": (("lr", 1e-3), ("fused", True)),
          "single": (("lr", 1e-3), ("foreach", False))}
-
-
-@pytest.fixture(scope="module")
-def roomy():
-    """A client of a daemon in which everything fits the memory tier."""
-    with terrace.serve("64MiB", metrics=False) as served:
-        yield served
 
 
 @pytest.mark.parametrize("kernels", ADAMW)

@@ -5,6 +5,7 @@ parameter of the root module, frozen weights, checkpointed blocks), one loop tha
 import dataclasses
 import urllib.request
 
+import pytest
 import torch
 import torch.utils.checkpoint
 from python_fixtures import LIMIT_SECONDS
@@ -143,6 +144,51 @@ def compare(recipe, client, **options):
     assert_same(weights(model), weights(plain))
     assert client.leased_bytes == 0 and client.held == 0
     return model, optimizer
+
+
+RECIPE = Recipe()
+
+
+@pytest.fixture(scope="module")
+def roomy():
+    """A client of a daemon in which everything fits the memory tier."""
+    with terrace.serve("64MiB", metrics=False) as served:
+        yield served
+
+
+@pytest.fixture
+def nothing_stays_leased(roomy):
+    yield
+    assert roomy.leased_bytes == 0 and roomy.held == 0
+
+
+def both(client, make=build, recipe=RECIPE):
+    """The same model and optimizer without Terrace and with it."""
+    plain = make(recipe)
+    return plain, terrace.torch.offload(*make(recipe), client=client, tensor_bytes_min=1)
+
+
+def same_for_both(client, run, make=build):
+    """Runs a script's lines with both; what they return is equal, as are the weights. Gives the offloaded pair."""
+    plain, offloaded = both(client, make)
+    torch.manual_seed(7)
+    wanted = run(*plain)
+    torch.manual_seed(7)
+    got = run(*offloaded)
+    if isinstance(wanted, torch.Tensor):
+        assert torch.equal(wanted, got) and type(got) is torch.Tensor
+    else:
+        assert wanted == got
+    del wanted, got
+    assert_same(weights(offloaded[0]), weights(plain[0]))
+    return offloaded
+
+
+def steps(model, optimizer, count=2):
+    for number in range(count):
+        loss_of(model, number).backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def metric(client, name, **labels):

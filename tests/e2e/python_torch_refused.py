@@ -8,24 +8,15 @@ import warnings
 import pytest
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
-from python_torch_models import Recipe, assert_same, build, loss_of, train, weights
+from python_torch_models import RECIPE, Recipe, assert_same, build, loss_of, roomy, train, weights  # noqa: F401 (a fixture)
 from torch import nn
 
 import terrace.torch
 
-RECIPE = Recipe()
-
-
-@pytest.fixture(scope="module")
-def client():
-    with terrace.serve("64MiB", metrics=False) as served:
-        yield served
-
-
 @pytest.fixture(autouse=True)
-def nothing_stays(client):
+def nothing_stays(roomy):
     yield
-    assert client.leased_bytes == 0 and client.held == 0 and not client.tensors()
+    assert roomy.leased_bytes == 0 and roomy.held == 0 and not roomy.tensors()
 
 
 def offloaded(client, **options):
@@ -43,52 +34,52 @@ class Lamb(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("make", [Lamb, torch.optim.LBFGS, torch.optim.Adafactor], ids=lambda made: made.__name__)
-def test_optimizers_that_are_not_elementwise(client, make):
+def test_optimizers_that_are_not_elementwise(roomy, make):
     model, _ = build(RECIPE)
     before = weights(model)
     with pytest.raises(terrace.InvalidArgument, match=rf"{make.__name__} is not known.*AdamW.*use offload\(model\)"):
-        terrace.torch.offload(model, make(model.parameters()), client=client)
+        terrace.torch.offload(model, make(model.parameters()), client=roomy)
     assert_same(weights(model), before)
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
 
 
-def test_what_is_no_optimizer_or_no_module(client):
+def test_what_is_no_optimizer_or_no_module(roomy):
     model, optimizer = build(RECIPE)
     with pytest.raises(terrace.InvalidArgument, match="Gpt is no torch.optim.Optimizer"):
-        terrace.torch.offload(model, model, client=client)
+        terrace.torch.offload(model, model, client=roomy)
     with pytest.raises(terrace.InvalidArgument, match="differentiable=True"):
-        terrace.torch.offload(model, torch.optim.AdamW(model.parameters(), differentiable=True), client=client)
+        terrace.torch.offload(model, torch.optim.AdamW(model.parameters(), differentiable=True), client=roomy)
     with pytest.raises(TypeError, match="model is AdamW; it is a torch.nn.Module"):
-        terrace.torch.offload(optimizer, client=client)
+        terrace.torch.offload(optimizer, client=roomy)
     with pytest.raises(terrace.InvalidArgument, match="place is 'attic'"):
-        terrace.torch.offload(model, client=client, place="attic")
+        terrace.torch.offload(model, client=roomy, place="attic")
     with pytest.raises(terrace.InvalidArgument, match="tensor_bytes_min is -1"):
-        terrace.torch.offload(model, client=client, tensor_bytes_min=-1)
+        terrace.torch.offload(model, client=roomy, tensor_bytes_min=-1)
     with pytest.raises(TypeError, match="timeout is None"):
-        terrace.torch.offload(model, client=client, timeout=None)
+        terrace.torch.offload(model, client=roomy, timeout=None)
     with pytest.raises(terrace.InvalidArgument, match="'weight' is on meta"):
-        terrace.torch.offload(nn.Linear(64, 64, device="meta"), client=client)
+        terrace.torch.offload(nn.Linear(64, 64, device="meta"), client=roomy)
     with pytest.raises(terrace.InvalidArgument, match="'weight' has no shape yet"):
-        terrace.torch.offload(nn.LazyLinear(64), client=client)
+        terrace.torch.offload(nn.LazyLinear(64), client=roomy)
     compiled = nn.Linear(64, 64)
     compiled.compile()
     with pytest.raises(terrace.InvalidArgument, match="compiled in place"):
-        terrace.torch.offload(compiled, client=client)
+        terrace.torch.offload(compiled, client=roomy)
 
 
-def test_twice(client):
-    model, optimizer = offloaded(client)
+def test_twice(roomy):
+    model, optimizer = offloaded(roomy)
     with pytest.raises(terrace.FailedPrecondition, match="this model is offloaded already"):
-        terrace.torch.offload(model, client=client)
+        terrace.torch.offload(model, client=roomy)
     with pytest.raises(terrace.FailedPrecondition, match="this optimizer is offloaded already.*ModuleList"):
-        terrace.torch.offload(nn.Linear(64, 64), optimizer, client=client)
+        terrace.torch.offload(nn.Linear(64, 64), optimizer, client=roomy)
 
 
 @pytest.mark.parametrize("cast", [
     lambda model: model.to(torch.bfloat16), lambda model: model.half(), lambda model: model.double(),
     lambda model: model.to("meta"), lambda model: model.blocks[0].to(torch.float64)])
-def test_moving_or_casting_afterwards(client, cast):
-    model, optimizer = offloaded(client)
+def test_moving_or_casting_afterwards(roomy, cast):
+    model, optimizer = offloaded(roomy)
     before = weights(model)
     with pytest.raises(terrace.FailedPrecondition, match=r"the parameter '[\w.]+' lives in Terrace.*before terrace"):
         cast(model)
@@ -98,8 +89,8 @@ def test_moving_or_casting_afterwards(client, cast):
     optimizer.step()
 
 
-def test_resizing_behind_our_back(client):
-    model, optimizer = offloaded(client)
+def test_resizing_behind_our_back(roomy):
+    model, optimizer = offloaded(roomy)
     before = weights(model)
     weight = model.blocks[0].wide.weight
     with pytest.raises(terrace.FailedPrecondition, match=r"'blocks.0.wide.weight' lives in Terrace as \(128, 32\)"):
@@ -114,8 +105,8 @@ def test_resizing_behind_our_back(client):
     optimizer.step()
 
 
-def test_a_parameter_that_is_replaced_is_named(client):
-    model, optimizer = offloaded(client)
+def test_a_parameter_that_is_replaced_is_named(roomy):
+    model, optimizer = offloaded(roomy)
     model.blocks[0].wide.weight = nn.Parameter(torch.ones(128, 32))
     loss_of(model, 0).backward()
     with pytest.warns(UserWarning, match="'blocks.0.wide.weight' was replaced.*not in Terrace"):
@@ -126,8 +117,8 @@ def test_a_parameter_that_is_replaced_is_named(client):
         optimizer.step()  # said once
 
 
-def test_a_state_dict_of_another_shape(client):
-    model, optimizer = offloaded(client)
+def test_a_state_dict_of_another_shape(roomy):
+    model, optimizer = offloaded(roomy)
     before = weights(model)
     other, _ = build(Recipe(width=16))
     with pytest.raises(RuntimeError, match="size mismatch for embedding.weight"):
@@ -136,9 +127,9 @@ def test_a_state_dict_of_another_shape(client):
     train(model, optimizer, RECIPE)
 
 
-def test_a_write_that_nobody_could_see_is_an_error_and_no_wrong_number(client):
+def test_a_write_that_nobody_could_see_is_an_error_and_no_wrong_number(roomy):
     """What autograd keeps of a checkpointed block is not expected to be written to."""
-    model, _ = offloaded(client)
+    model, _ = offloaded(roomy)
     managed = model.norm.weight.terrace
     managed.version -= 1
     with pytest.raises(terrace.FailedPrecondition, match="'norm.weight' was written to while it was not leased"):
@@ -147,18 +138,18 @@ def test_a_write_that_nobody_could_see_is_an_error_and_no_wrong_number(client):
     loss_of(model, 0).backward()
 
 
-def test_gradients_as_views_of_buckets(client, tmp_path):
+def test_gradients_as_views_of_buckets(roomy, tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         model, _ = build(RECIPE)
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
         with pytest.raises(terrace.InvalidArgument, match="gradient_as_bucket_view=True"):
-            terrace.torch.offload(wrapped, client=client)
+            terrace.torch.offload(wrapped, client=roomy)
         del wrapped
         plain, plain_optimizer = build(RECIPE)
         wanted = train(nn.parallel.DistributedDataParallel(plain), plain_optimizer, RECIPE)
         model, optimizer = build(RECIPE)
-        terrace.torch.offload(nn.parallel.DistributedDataParallel(model), optimizer, client=client)
+        terrace.torch.offload(nn.parallel.DistributedDataParallel(model), optimizer, client=roomy)
         wrapped = nn.parallel.DistributedDataParallel(model)
         assert train(wrapped, optimizer, RECIPE) == wanted
         assert_same(weights(model), weights(plain))
@@ -216,8 +207,8 @@ def test_a_module_that_is_too_large(disk):
             terrace.torch.offload(large, torch.optim.AdamW(large.parameters()), client=client)
 
 
-def test_a_fork_is_named(client):
-    model, optimizer = offloaded(client)
+def test_a_fork_is_named(roomy):
+    model, optimizer = offloaded(roomy)
     loss_of(model, 0).backward()
     child = os.fork()
     if not child:

@@ -1,75 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that what scripts do with models, gradients and optimizers gives, bit for bit, what it gives without Terrace:
-weights outside their modules, closures, scaling, saving and loading, evaluation, copies, references that are kept."""
-
-import copy
-import io
-import itertools
-import weakref
+"""Shows that what training scripts do between forward and step gives, bit for bit, what it gives without Terrace: weights
+outside their modules, closures, scaling, gradients by hand and kept, evaluation, hooks, references that are kept."""
 
 import pytest
 import torch
-from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
-from python_torch_models import (
-    Gpt,
-    Recipe,
-    assert_same,
-    batch,
-    build,
-    loss_of,
-    train,
-    weights,
-)
+from python_torch_models import batch, both, build, loss_of, nothing_stays_leased, roomy, same_for_both, steps  # noqa: F401
 from torch import nn
 from torch.nn import functional
 
-import terrace.torch
-
-RECIPE = Recipe()
+pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
 
-@pytest.fixture(scope="module")
-def client():
-    with terrace.serve("64MiB", metrics=False) as served:
-        yield served
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_leased(client):
-    yield
-    assert client.leased_bytes == 0 and client.held == 0
-
-
-def both(client, make=build, recipe=RECIPE):
-    """The same model and optimizer without Terrace and with it."""
-    plain = make(recipe)
-    return plain, terrace.torch.offload(*make(recipe), client=client, tensor_bytes_min=1)
-
-
-def same_for_both(client, run, make=build):
-    """Runs a script's lines with both; what they return is equal, as are the weights. Gives the offloaded pair."""
-    plain, offloaded = both(client, make)
-    torch.manual_seed(7)
-    wanted = run(*plain)
-    torch.manual_seed(7)
-    got = run(*offloaded)
-    if isinstance(wanted, torch.Tensor):
-        assert torch.equal(wanted, got) and type(got) is torch.Tensor
-    else:
-        assert wanted == got
-    del wanted, got
-    assert_same(weights(offloaded[0]), weights(plain[0]))
-    return offloaded
-
-
-def steps(model, optimizer, count=2):
-    for number in range(count):
-        loss_of(model, number).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def test_several_forwards_before_a_backward(client):
+def test_several_forwards_before_a_backward(roomy):
     def run(model, optimizer):
         loss = loss_of(model, 0) + 2 * loss_of(model, 1)
         with torch.no_grad():
@@ -78,10 +20,10 @@ def test_several_forwards_before_a_backward(client):
         optimizer.step()
         return loss.item()
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_a_graph_that_is_kept(client):
+def test_a_graph_that_is_kept(roomy):
     def run(model, optimizer):
         loss = loss_of(model, 0)
         loss.backward(retain_graph=True)
@@ -89,11 +31,11 @@ def test_a_graph_that_is_kept(client):
         optimizer.step()
         return loss.item()
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_a_step_between_forward_and_backward_is_an_error_as_always(client):
-    _, (model, optimizer) = both(client)
+def test_a_step_between_forward_and_backward_is_an_error_as_always(roomy):
+    _, (model, optimizer) = both(roomy)
     loss = loss_of(model, 0)
     loss_of(model, 1).backward()
     optimizer.step()
@@ -103,7 +45,7 @@ def test_a_step_between_forward_and_backward_is_an_error_as_always(client):
     steps(model, optimizer)
 
 
-def test_closures(client):
+def test_closures(roomy):
     def run(model, optimizer):
         calls = []
 
@@ -116,11 +58,11 @@ def test_closures(client):
 
         return [optimizer.step(closure).item() for _ in range(2)], len(calls)
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["foreach", "fused"])
-def test_gradient_scaler(client, options):
+def test_gradient_scaler(roomy, options):
     def run(model, optimizer):
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
         said = []
@@ -141,10 +83,10 @@ def test_gradient_scaler(client, options):
         model, _ = build(recipe)
         return model, torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
 
-    same_for_both(client, run, make)
+    same_for_both(roomy, run, make)
 
 
-def test_gradients_by_hand(client):
+def test_gradients_by_hand(roomy):
     def run(model, optimizer):
         loss_of(model, 0).backward()
         assert all(parameter.grad is not None for parameter in model.parameters())
@@ -165,10 +107,10 @@ def test_gradients_by_hand(client):
         optimizer.step()
         return total
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_a_gradient_that_is_kept_stays_what_it_was(client):
+def test_a_gradient_that_is_kept_stays_what_it_was(roomy):
     def run(model, optimizer):
         kept = []
         for number in range(4):
@@ -178,10 +120,10 @@ def test_a_gradient_that_is_kept_stays_what_it_was(client):
             optimizer.zero_grad()
         return [gradient.double().sum().item() for gradients in kept for gradient in gradients]
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_an_alias_of_a_gradient_that_is_kept_stays_what_it_was(client):
+def test_an_alias_of_a_gradient_that_is_kept_stays_what_it_was(roomy):
     def run(model, optimizer):
         kept = []
         for number in range(3):
@@ -191,10 +133,10 @@ def test_an_alias_of_a_gradient_that_is_kept_stays_what_it_was(client):
             optimizer.zero_grad()
         return [part.tolist() for part in kept]
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_gradients_that_are_asked_for(client):
+def test_gradients_that_are_asked_for(roomy):
     def run(model, optimizer):
         steps(model, optimizer)
         loss_of(model, 2).backward()
@@ -204,10 +146,10 @@ def test_gradients_that_are_asked_for(client):
         optimizer.step()
         return [part.double().sum().item() for part in (*asked, *penalty)]
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_gradients_with_a_graph(client):
+def test_gradients_with_a_graph(roomy):
     def run(model, optimizer):
         loss_of(model, 0).backward(create_graph=True)
         norm = sum(parameter.grad.square().sum() for parameter in model.parameters())
@@ -219,10 +161,10 @@ def test_gradients_with_a_graph(client):
         steps(model, optimizer)
         return norm.item()
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_weights_outside_their_modules(client):
+def test_weights_outside_their_modules(roomy):
     def run(model, optimizer):
         said = []
         for number in range(3):
@@ -235,10 +177,10 @@ def test_weights_outside_their_modules(client):
             said.append(loss.item())
         return said
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_writing_weights(client):
+def test_writing_weights(roomy):
     def run(model, optimizer):
         steps(model, optimizer)
         with torch.no_grad():
@@ -259,10 +201,10 @@ def test_writing_weights(client):
         nn.utils.vector_to_parameters(vector * 1.5, model.blocks.parameters())
         steps(model, optimizer)
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_writing_weights_within_forward(client):
+def test_writing_weights_within_forward(roomy):
     """As spectral norms, clipped weights and moving averages do: by the parameter, and behind autograd's back."""
 
     class Clipped(nn.Linear):
@@ -291,12 +233,12 @@ def test_writing_weights_within_forward(client):
             model[0].kept[3] = 1  # written through what was kept, outside
         return said
 
-    offloaded = same_for_both(client, run, make)
-    assert client.leased_bytes > 0  # what is kept costs memory
+    offloaded = same_for_both(roomy, run, make)
+    assert roomy.leased_bytes > 0  # what is kept costs memory
     del offloaded[0][0].kept, offloaded[0][2].kept
 
 
-def test_a_parameter_that_is_kept_works_wherever_it_is_used(client):
+def test_a_parameter_that_is_kept_works_wherever_it_is_used(roomy):
     def run(model, optimizer):
         kept = dict(model.named_parameters())
         view = model.head.weight.detach()
@@ -307,10 +249,10 @@ def test_a_parameter_that_is_kept_works_wherever_it_is_used(client):
         said.append(model.norm.weight.numpy(force=True).tolist())
         return said
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_evaluation_between_steps(client):
+def test_evaluation_between_steps(roomy):
     def run(model, optimizer):
         said = []
         for number in range(3):
@@ -330,10 +272,10 @@ def test_evaluation_between_steps(client):
             optimizer.zero_grad()
         return said
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_freezing_and_unfreezing(client):
+def test_freezing_and_unfreezing(roomy):
     def run(model, optimizer):
         model.blocks.requires_grad_(False)
         steps(model, optimizer)
@@ -341,10 +283,10 @@ def test_freezing_and_unfreezing(client):
         model.blocks[1].requires_grad_(True)
         steps(model, optimizer)
 
-    same_for_both(client, run)
+    same_for_both(roomy, run)
 
 
-def test_parameters_frozen_at_first(client):
+def test_parameters_frozen_at_first(roomy):
     def make(recipe):
         model, _ = build(recipe)
         model.blocks.requires_grad_(False)
@@ -355,10 +297,10 @@ def test_parameters_frozen_at_first(client):
         model.blocks.requires_grad_(True)
         steps(model, optimizer)
 
-    same_for_both(client, run, make)
+    same_for_both(roomy, run, make)
 
 
-def test_a_group_that_is_added(client):
+def test_a_group_that_is_added(roomy):
     def make(recipe):
         model, _ = build(recipe)
         return model, torch.optim.SGD(model.blocks.parameters(), lr=1e-2, momentum=0.9)
@@ -368,10 +310,10 @@ def test_a_group_that_is_added(client):
         optimizer.add_param_group({"params": [model.head.weight], "lr": 1e-3})
         steps(model, optimizer)
 
-    same_for_both(client, run, make)
+    same_for_both(roomy, run, make)
 
 
-def test_hooks_of_the_script_run_when_they_would(client):
+def test_hooks_of_the_script_run_when_they_would(roomy):
     def run(model, optimizer):
         said = []
 
@@ -389,230 +331,4 @@ def test_hooks_of_the_script_run_when_they_would(client):
         steps(model, optimizer)
         return said
 
-    same_for_both(client, run)
-
-
-def test_state_dicts_are_as_without_us(client):
-    plain, (model, optimizer) = both(client)
-    for pair in (plain, (model, optimizer)):
-        train(*pair, RECIPE)
-    files = []
-    for one, other in (plain, (model, optimizer)):
-        files.append(io.BytesIO())
-        torch.save({"model": one.state_dict(), "optimizer": other.state_dict()}, files[-1])
-        files[-1].seek(0)
-    wanted, got = (torch.load(file, weights_only=True) for file in files)
-    assert_same(got["model"], wanted["model"])
-    assert got["optimizer"]["param_groups"] == wanted["optimizer"]["param_groups"]
-    assert list(got["optimizer"]["state"]) == list(wanted["optimizer"]["state"])
-    for index, state in wanted["optimizer"]["state"].items():
-        assert_same(got["optimizer"]["state"][index], state)
-    assert len(files[0].getvalue()) == len(files[1].getvalue())
-
-
-@pytest.mark.parametrize("begins", ["plain", "offloaded"])
-def test_a_run_goes_on_from_a_checkpoint_of_the_other_kind(client, begins):
-    plain, offloaded = both(client)
-    first, second = (plain, offloaded) if begins == "plain" else (offloaded, plain)
-    train(*first, RECIPE)
-    file = io.BytesIO()
-    torch.save([part.state_dict() for part in first], file)
-    file.seek(0)
-    train(*second, Recipe(steps=1))  # there are states already, and they are replaced
-    for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
-        part.load_state_dict(state)
-    assert train(*first, RECIPE, begin=3) == train(*second, RECIPE, begin=3)
-    assert_same(weights(first[0]), weights(second[0]))
-
-
-def test_states_that_exist_already_move(client):
-    plain, moved = build(RECIPE), build(RECIPE)
-    for pair in (plain, moved):
-        train(*pair, RECIPE)
-    terrace.torch.offload(*moved, client=client, tensor_bytes_min=1)
-    assert train(*plain, RECIPE, begin=3) == train(*moved, RECIPE, begin=3)
-
-
-def test_copies_are_ordinary_models(client):
-    plain, (model, optimizer) = both(client)
-    train(model, optimizer, RECIPE)
-    copied = copy.deepcopy(model)
-    pickled = torch.load(_saved(model), weights_only=False)
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    averaged.update_parameters(model)
-    for other in (copied, pickled):
-        assert all(type(parameter) is nn.Parameter for parameter in other.parameters())
-        assert_same(weights(other), weights(model))
-        assert other.head.weight is other.embedding.weight
-        assert loss_of(other.eval(), 5).item() == loss_of(model.eval(), 5).item()
-    states = copy.deepcopy(optimizer.state_dict())
-    assert type(states["state"][0]["exp_avg"]) is torch.Tensor
-    del plain
-
-
-def _saved(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return file
-
-
-def test_functional_calls_and_transforms(client):
-    def run(model, optimizer):
-        source = batch(0)[0]
-        model.eval()
-        doubled = {name: parameter.detach().clone() * 2 for name, parameter in model.named_parameters()}
-        said = [torch.func.functional_call(model, doubled, (source,)).sum().item()]
-        values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-        def of(values, source):
-            return torch.func.functional_call(model, values, (source,)).square().mean()
-
-        said += [part.sum().item() for part in torch.func.grad(of)(values, source).values()]
-        said.append(torch.func.vmap(of, in_dims=(None, 0))(values, source.unsqueeze(1)).tolist())
-        return said
-
-    same_for_both(client, run)
-
-
-def test_saved_tensors_of_others(client):
-    """Hooks of the script below and above ours."""
-    def run(model, optimizer):
-        for _ in range(2):
-            with torch.autograd.graph.save_on_cpu():
-                loss = loss_of(model, 0)
-            loss.backward()
-            seen = []
-            with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(1) or x.detach(), lambda x: x):
-                loss = loss_of(model, 1)
-            loss.backward()
-            assert seen
-            optimizer.step()
-            optimizer.zero_grad()
-
-    same_for_both(client, run)
-
-
-MODULES = {
-    "attention": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True), 2),
-    "lstm": lambda: nn.LSTM(32, 32, 2, batch_first=True),
-    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)).to(
-        memory_format=torch.channels_last),
-    "parametrization": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(32, 32)),
-                                             nn.utils.parametrizations.spectral_norm(nn.Linear(32, 32))),
-    "shared": lambda: nn.Sequential(*[nn.Linear(32, 32)] * 3),
-    "bag": lambda: nn.Sequential(nn.Linear(32, 32), nn.Bilinear(32, 32, 8)) and nn.Linear(32, 8, dtype=torch.float64),
-}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_of_other_kinds(client, name):
-    def make(recipe):
-        torch.manual_seed(4)
-        model = MODULES[name]()
-        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def run(model, optimizer):
-        said = []
-        chance = torch.Generator().manual_seed(5)
-        dtype = next(model.parameters()).dtype
-        for number in range(4):
-            x = torch.randn(4, 8, 32, generator=chance, dtype=dtype)
-            if number == 2:
-                model.eval()
-                with torch.no_grad():
-                    out = model(x)
-                    said.append((out[0] if isinstance(out, tuple) else out).sum().item())
-                model.train()
-            out = model(x)
-            loss = (out[0] if isinstance(out, tuple) else out).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            said.append(loss.item())
-        return said
-
-    same_for_both(client, run, make)
-
-
-def test_sparse_gradients_stay_as_they_are(client):
-    def make(recipe):
-        torch.manual_seed(4)
-        model = nn.Embedding(64, 32, sparse=True)
-        return model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def run(model, optimizer):
-        for number in range(2):
-            model(batch(number)[0]).square().sum().backward()
-            assert model.weight.grad.is_sparse
-            optimizer.step()
-            optimizer.zero_grad()
-
-    same_for_both(client, run, make)
-
-
-def test_an_exception_in_forward_or_backward(client):
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise ZeroDivisionError("in backward")
-
-    def run(model, optimizer):
-        steps(model, optimizer)
-        handle = model.blocks[2].wide.register_forward_pre_hook(lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            loss_of(model, 2)
-        handle.remove()
-        handle = model.blocks[1].register_forward_hook(lambda _module, _inputs, output: Wrong.apply(output))
-        with pytest.raises(ZeroDivisionError, match="in backward"):
-            loss_of(model, 3).backward()
-        handle.remove()
-        optimizer.zero_grad()
-        steps(model, optimizer)
-
-    same_for_both(client, run)
-
-
-def test_the_model_owns_its_tensors(client):
-    before = len(client.tensors())
-    model, optimizer = terrace.torch.offload(*build(RECIPE), client=client)
-    steps(model, optimizer)
-    assert len(client.tensors()) > before
-    gone = weakref.ref(model)
-    del model, optimizer
-    assert gone() is None
-    assert len(client.tensors()) == before
-
-
-def test_optimizers_that_are_not_offloaded_work_on_what_is(client):
-    """Also the ones that offload() refuses."""
-    def make(recipe):
-        torch.manual_seed(6)
-        model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
-        return model, torch.optim.Muon(model.parameters(), lr=1e-2)
-
-    plain, _ = make(RECIPE), None
-    model, optimizer = make(RECIPE)
-    terrace.torch.offload(model, client=client, tensor_bytes_min=1)
-    for one, other in (plain, (model, optimizer)):
-        for number in range(3):
-            one(torch.full((2, 32), float(number + 1))).square().mean().backward()
-            other.step()
-            other.zero_grad()
-    assert_same(weights(model), weights(plain[0]))
-
-
-def test_two_models_of_one_client(client):
-    pairs = [terrace.torch.offload(*build(RECIPE), client=client, tensor_bytes_min=1) for _ in range(2)]
-    said = [train(model, optimizer, RECIPE) for model, optimizer in pairs]
-    assert said[0] == said[1]
-    assert_same(weights(pairs[0][0]), weights(pairs[1][0]))
-    for mine, other in itertools.pairwise(pairs):
-        mine[0].load_state_dict(other[0].state_dict())
-        mine[1].load_state_dict(copy.deepcopy(other[1].state_dict()))
-    said = [train(model, optimizer, RECIPE, begin=3) for model, optimizer in pairs]
-    assert said[0] == said[1]
+    same_for_both(roomy, run)

@@ -4,6 +4,7 @@
     model, optimizer = terrace.torch.offload(model, optimizer)
 """
 
+from . import _operations as _operations
 from ._managed import is_managed
 from ._offload import offload
 

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._lazy import OffloadedTensor
+from torch import nn
+
+from .._errors import FailedPrecondition
+from ._lazy import OffloadedTensor, SpentTensor
 
 if TYPE_CHECKING:
     from ._parameters import ManagedParameter
@@ -17,16 +21,26 @@ if TYPE_CHECKING:
 _raw = torch._C.DisableTorchFunctionSubclass
 _queue = torch.autograd.Variable._execution_engine.queue_callback
 
+_SPENT = ("this gradient was used while it was at hand, and is not kept. What needs all gradients before the step "
+          "(clipping, a GradScaler, looking at them) cannot be had with it; a GradScaler has stepped with what it "
+          "scaled, so that this step's weights are of no use. Offload without step_in_backward")
+_SPENT_AGAIN = ("a second gradient of a parameter before optimizer.zero_grad(). Gradient accumulation, and reentrant "
+                "checkpointing of blocks that share weights, need all gradients before the step: offload without "
+                "step_in_backward")
+
 
 class Gradient:
     """The gradient of one parameter. A gradient that the script has set itself is the script's, and left alone."""
 
-    def __init__(self, managed: ManagedParameter, slot: Slot):
+    def __init__(self, managed: ManagedParameter, slots: list[Slot], step: Callable[[nn.Parameter], bool] | None = None):
+        """slots: room for it. step: steps the parameter with the gradient as it comes, which is then used up."""
         self._reference = weakref.ref(managed)
-        self._slots = [slot]
+        self._slots = slots
+        self._step = step
         self._fresh = False  # there was none before this accumulation
         self._attached: tuple[OffloadedTensor, torch.Tensor] | None = None  # what .grad was, and what it is meanwhile
         self._watched = False
+        self._zeroed = False  # it was used up, and then set to zero
 
     @property
     def _managed(self) -> ManagedParameter:
@@ -49,9 +63,8 @@ class Gradient:
         for slot in self._slots:
             if not slot.lazies and not slot.shown:
                 return slot
-        store = self._managed.store
-        first = self._slots[0]
-        made = store.create([(f"{first.name}/{len(self._slots)}", first.owner, first.placeholder)])
+        of = self._managed
+        made = of.store.create([(f"{of.name}/grad{len(self._slots)}", of.slot.owner, of.slot.placeholder)])
         self._slots += made
         return made[0]
 
@@ -61,6 +74,12 @@ class Gradient:
         with _raw():
             held: Any = parameter.grad
             self._fresh = held is None
+            self._zeroed = type(held) is SpentTensor and held.terrace_zeroed
+            if self._zeroed:
+                parameter.grad = None
+                self._fresh = True
+            elif type(held) is SpentTensor:
+                raise FailedPrecondition(f"terrace.torch.offload(step_in_backward=True): {_SPENT_AGAIN}")
             if type(held) is OffloadedTensor and self._attached is None:
                 (shown,) = held.terrace_store.lease([held.terrace_slot], "write")
                 self._attached = (held, shown)
@@ -77,6 +96,13 @@ class Gradient:
         if not self._fresh or made is None or not self._offloadable(made):
             return
         self._fresh = False
+        if self._zeroed:
+            with torch.no_grad():
+                made.add_(0.0)  # as to a gradient of zeros: a negative zero becomes a positive one
+        if self._step is not None and self._step(self._managed.parameter):
+            with _raw():
+                parameter.grad = SpentTensor.of(made, f"terrace.torch.offload(step_in_backward=True): {_SPENT}")
+            return
         store = self._managed.store
         slot = self.slot_of_step()
         store.unneeded.discard(slot)
@@ -87,7 +113,7 @@ class Gradient:
 
     def _offloadable(self, made: torch.Tensor) -> bool:
         """Whether it is an ordinary tensor as the optimizer is going to want it: not sparse, and without a graph."""
-        geometry = self._slots[0].placeholder
+        geometry = self._managed.slot.placeholder
         return (type(made) is torch.Tensor and not made.requires_grad and made.layout == torch.strided
                 and made.dtype == geometry.dtype and made.stride() == geometry.stride())
 

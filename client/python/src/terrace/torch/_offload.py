@@ -5,7 +5,6 @@ import functools
 import math
 import warnings
 import weakref
-from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
@@ -49,7 +48,7 @@ def job_of(model: nn.Module) -> Job:
 
 
 def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | None = None,  # type: ignore[assignment]
-            place: str = "host", tensor_bytes_min: int = TENSOR_BYTES_MIN,
+            place: str = "host", step_in_backward: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
             timeout: float = TIMEOUT_SECONDS) -> tuple[Module, AnyOptimizer]:
     """Moves a model's parameters, their gradients and the optimizer's states to Terrace; returns both as they came.
 
@@ -59,6 +58,9 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
 
     client: the session to keep them in; None: a terrace.Client() of its own.
     place: where they are leased.
+    step_in_backward: steps each parameter as its gradient comes, so that gradients need no room and never travel;
+        optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
+        gradients first (accumulation, clipping, a GradScaler) raises FailedPrecondition.
     tensor_bytes_min: smaller tensors stay in the process's memory.
     timeout: seconds that a lease may take.
 
@@ -81,12 +83,13 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     names, left = eligible(model, bytes_min)
     if client is None:
         client = Client()
-    trained = [parameter for parameter in names if parameter.requires_grad]
+    if step_in_backward and optimizer is None:
+        raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     store = Store(client, place, seconds, 4 * sum(parameter.nbytes for parameter in names) + (1 << 20))
     store.left_alone = left
     try:
-        managed = _make(store, names, trained)
-        stepped = None if optimizer is None else ManagedOptimizer(optimizer, store, bytes_min)
+        stepped = None if optimizer is None else ManagedOptimizer(optimizer, store, bytes_min, step_in_backward)
+        managed = _make(store, names, stepped)
         _modules.attach(model, store, {id(one.parameter): one for one in managed})
         _check_room(model, store, stepped)
         _move(managed, stepped)
@@ -116,18 +119,23 @@ def _name_replaced(model: weakref.ref[nn.Module], named: set[str]) -> None:
 
 
 def _make(store: Store, names: dict[nn.Parameter, tuple[str, str]],
-          trained: Iterable[nn.Parameter]) -> list[ManagedParameter]:
+          stepped: ManagedOptimizer | None) -> list[ManagedParameter]:
     """Makes room for parameters and gradients."""
     slots = store.create([(name, owner, parameter.detach()) for parameter, (name, owner) in names.items()])
     managed = [ManagedParameter(name, parameter, slot, store)
                for (parameter, (name, _)), slot in zip(names.items(), slots, strict=True)]
     for one in managed:
         one.parameter.terrace = one  # type: ignore[attr-defined]
-    by_id = {id(one.parameter): one for one in managed}
-    wanted = [by_id[id(parameter)] for parameter in trained]
-    gradients = store.create([(f"{one.name}/grad", one.slot.owner, one.slot.placeholder) for one in wanted])
-    for one, slot in zip(wanted, gradients, strict=True):
-        one.gradient = Gradient(one, slot)
+    if stepped is not None and stepped.in_backward:
+        for one in managed:
+            one.gradient = Gradient(one, [], stepped.step_now)
+        return managed
+    trained = [one for one in managed if one.parameter.requires_grad]
+    room = store.create([(f"{one.name}/grad", one.slot.owner, one.slot.placeholder) for one in trained])
+    for one in managed:
+        one.gradient = Gradient(one, [])
+    for one, slot in zip(trained, room, strict=True):
+        one.gradient = Gradient(one, [slot])
     return managed
 
 

@@ -92,7 +92,8 @@ class _Batch:
 class ManagedOptimizer:
     """An optimizer whose states live in Terrace."""
 
-    def __init__(self, optimizer: optim.Optimizer, store: Store, bytes_min: int):
+    def __init__(self, optimizer: optim.Optimizer, store: Store, bytes_min: int, in_backward: bool):
+        self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
         self._reference = weakref.ref(optimizer)
         self.store = store
         self._bytes_min = bytes_min
@@ -176,11 +177,23 @@ class ManagedOptimizer:
         shown.copy_(value)
         return OffloadedTensor.of(slot, self.store)
 
-    def groups(self) -> Iterator[dict[str, Any]]:
-        """The parameter groups as a step sees them: in batches, each leased while the step is at it."""
+    def step_now(self, parameter: nn.Parameter) -> bool:
+        """Steps one parameter, whose gradient is there. Whether it is one of the optimizer's."""
+        if not any(parameter is one for group in self.optimizer.param_groups for one in group["params"]):
+            return False
+        proxy = self._proxy(parameter)
+        step = type(self.optimizer).step
+        getattr(step, "__wrapped__", step)(proxy)  # without the hooks, which are for the script's own step
+        return True
+
+    def groups(self, only: nn.Parameter | None = None) -> Iterator[dict[str, Any]]:
+        """The parameter groups as a step sees them: in batches, each leased while the step is at it.
+
+        only: of these, one that is stepped with its gradient at hand.
+        """
         self.store.drop_unneeded()
         for group in self.optimizer.param_groups:
-            for parameters in self._batches(group):
+            for parameters in self._batches([one for one in group["params"] if self._takes_part(one, only)], group):
                 batch = _Batch(self, parameters)
                 try:
                     batch.enter()
@@ -188,11 +201,16 @@ class ManagedOptimizer:
                 finally:
                     batch.leave()
 
-    def _batches(self, group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
+    def _takes_part(self, parameter: nn.Parameter, only: nn.Parameter | None) -> bool:
+        if only is not None:
+            return parameter is only
+        return not self.in_backward or self.managed_of(parameter) is None
+
+    def _batches(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
         factor = self._tensors_of(group)
         batch: list[nn.Parameter] = []
         total = 0
-        for parameter in group["params"]:
+        for parameter in parameters:
             managed = self.managed_of(parameter)
             size = 0 if managed is None else managed.slot.nbytes * factor
             if batch and total + size > self.batch_bytes:
@@ -206,9 +224,14 @@ class ManagedOptimizer:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
-        proxy = object.__new__(self._proxy_class)
-        proxy.__dict__ = optimizer.__dict__
-        return (proxy, *args[1:]), kwargs
+        return (self._proxy(None), *args[1:]), kwargs
+
+    def _proxy(self, only: nn.Parameter | None) -> optim.Optimizer:
+        proxy: Any = object.__new__(self._proxy_class)
+        object.__setattr__(proxy, "terrace_only", only)
+        proxy.__dict__ = self.optimizer.__dict__
+        made: optim.Optimizer = proxy
+        return made
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if hasattr(type(optimizer), "terrace_proxy"):
@@ -225,22 +248,25 @@ class ManagedOptimizer:
 def _proxy_class(kind: type[optim.Optimizer], owner: weakref.ref[ManagedOptimizer]) -> type[optim.Optimizer]:
     """A class of what a step is given in its optimizer's place: the same, but for its groups."""
 
-    def groups(_proxy: Any) -> _Groups:
+    def groups(proxy: Any) -> _Groups:
         found = owner()
         assert found is not None  # it waits for the step
-        return _Groups(found)
+        return _Groups(found, proxy.terrace_only)
 
-    return type(kind.__name__, (kind,), {"param_groups": property(groups), "terrace_proxy": True})
+    # The slot is the proxy's own; its __dict__ is the optimizer's.
+    return type(kind.__name__, (kind,), {"param_groups": property(groups), "terrace_proxy": True,
+                                         "__slots__": ("terrace_only",)})
 
 
 class _Groups(Sequence[dict[str, Any]]):
     """What a step finds as `self.param_groups`."""
 
-    def __init__(self, owner: ManagedOptimizer):
+    def __init__(self, owner: ManagedOptimizer, only: nn.Parameter | None):
         self._owner = owner
+        self._only = only
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._owner.groups()
+        return self._owner.groups(self._only)
 
     def __len__(self) -> int:
         return len(self._owner.optimizer.param_groups)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs PyTorch's functions on tensors that are offloaded: on the placeholder where that will do, else on leased memory.
+
+What a function writes to is written in Terrace, and what it returns as an alias holds its lease.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._errors import FailedPrecondition
+from ._lazy import OffloadedParameter, OffloadedTensor, leaves, run_with
+from ._metadata import METADATA
+from ._parameters import ManagedParameter, entered
+
+_raw = torch._C.DisableTorchFunctionSubclass
+_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+
+
+def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return by.get(id(value), value)
+    if isinstance(value, list):
+        return [_replaced(part, by) for part in value]
+    if isinstance(value, tuple):
+        parts = [_replaced(part, by) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: _replaced(part, by) for key, part in value.items()}
+    return value
+
+
+def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a function of PyTorch that was called with offloaded tensors."""
+    if func in METADATA:
+        with _raw():
+            return func(*args, **kwargs)
+    special = _SPECIAL.get(func)
+    if special is not None:
+        answer = special(*args, **kwargs)
+        if answer is not NotImplemented:
+            return answer
+    result = lease_for(func, args, kwargs)
+    if func in _CASTS and isinstance(args[0], OffloadedParameter) and _asked_by_module():
+        args[0].terrace.check_like(result)
+    return result
+
+
+def _asked_by_module() -> bool:
+    """Whether a module is being moved or cast: what a function of this file was called for."""
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame.f_code is nn.Module._apply.__code__:
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
+def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs it on leased memory."""
+    tensors = {id(leaf): leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OffloadedTensor)}
+    parameters = {id(leaf): leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OffloadedParameter)}
+    if len(tensors) + len(parameters) > 1 and func in _ONE_BY_ONE:
+        return _one_by_one(func, args, kwargs)
+    return _run_leased(func, args, kwargs, list(tensors.values()), [leaf.terrace for leaf in parameters.values()])
+
+
+def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+                tensors: list[OffloadedTensor], parameters: list[ManagedParameter]) -> Any:
+    store = tensors[0].terrace_store if tensors else parameters[0].store
+    slots = {id(lazy): lazy.terrace_slot for lazy in tensors}
+    with entered(store, parameters, list(slots.values())) as leased:
+        by = {key: shown for key, shown in zip(slots, leased, strict=True)}
+        leased.clear()
+        before = {key: shown._version for key, shown in by.items()}
+        try:
+            result = func(*_replaced(args, by), **_replaced(kwargs, by))
+            for lazy in tensors:
+                if by[id(lazy)].shape != lazy.terrace_slot.placeholder.shape:
+                    raise FailedPrecondition(f"'{lazy.terrace_slot.name}' lives in Terrace as {tuple(lazy.shape)}, and "
+                                             "was given another shape: it keeps the one it had")
+        finally:
+            for lazy in tensors:
+                if by[id(lazy)]._version != before[id(lazy)]:
+                    store.written(lazy.terrace_slot)
+                    if lazy.terrace_parameter is not None:
+                        lazy.terrace_parameter.noticed_write()
+        result = _replaced(result, {id(shown): lazy for lazy in tensors for shown in (by[id(lazy)],)})
+        by.clear()
+        for lazy in tensors:
+            if lazy.terrace_slot.shown:  # something that aliases it was made, and may be written to
+                store.written(lazy.terrace_slot)
+    return result
+
+
+def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a function of lists of tensors element by element, so that a list may be larger than what can be leased."""
+    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
+    count = len(lists[0])
+
+    def at(value: Any, index: int) -> Any:
+        return [value[index]] if isinstance(value, list | tuple) else value
+
+    results = [func(*(at(value, index) for value in args), **{key: at(value, index) for key, value in kwargs.items()})
+               for index in range(count)]
+    return None if results[0] is None else [result for part in results for result in part]
+
+
+def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
+    """`tensor.data = value`."""
+    if isinstance(self, OffloadedParameter):
+        self.terrace.replace_data(value)
+    elif isinstance(self, OffloadedTensor):
+        self.copy_(value)
+    else:
+        return NotImplemented
+    return None
+
+
+def _detached(self: torch.Tensor) -> Any:
+    """`tensor.detach()` and `tensor.data`: the same bytes, without a lease."""
+    if isinstance(self, OffloadedParameter):
+        return OffloadedTensor.of(self.terrace.slot, self.terrace.store, self.terrace)
+    if isinstance(self, OffloadedTensor):
+        return OffloadedTensor.of(self.terrace_slot, self.terrace_store, self.terrace_parameter)
+    return NotImplemented
+
+
+def _requires(self: torch.Tensor, requires_grad: bool = True) -> Any:
+    """`tensor.requires_grad_()`."""
+    with _raw():
+        self.requires_grad_(requires_grad)
+    if isinstance(self, OffloadedParameter):
+        self.terrace.watch()
+    return self
+
+
+def _set_requires(self: torch.Tensor, requires_grad: bool) -> None:
+    _requires(self, requires_grad)
+
+
+def _address(self: torch.Tensor) -> Any:
+    """`parameter.data_ptr()`: the placeholder's, which tells parameters apart whatever memory they are leased in."""
+    if isinstance(self, OffloadedParameter):
+        with _raw():
+            return self.data_ptr()
+    return NotImplemented
+
+
+def _detached_in_place(self: torch.Tensor) -> Any:
+    return self if isinstance(self, OffloadedTensor) else NotImplemented
+
+
+def _zeroed(self: torch.Tensor) -> Any:
+    """`tensor.zero_()`: what was there is not needed."""
+    if not isinstance(self, OffloadedTensor) or self.terrace_parameter is not None or self.terrace_slot.shown:
+        return NotImplemented
+    (shown,) = self.terrace_store.lease([self.terrace_slot], "overwrite")
+    shown.zero_()
+    return self
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    _set_data: _assigned,
+    _get_data: _detached,
+    torch.Tensor.detach: _detached,
+    torch.detach: _detached,
+    torch.Tensor.detach_: _detached_in_place,
+    torch.Tensor.requires_grad_: _requires,
+    torch.Tensor.requires_grad.__set__: _set_requires,  # type: ignore[attr-defined]
+    torch.Tensor.data_ptr: _address,
+    torch.Tensor.zero_: _zeroed,
+}
+
+_CASTS = frozenset(getattr(torch.Tensor, name)
+                   for name in ("to", "cpu", "cuda", "xpu", "float", "double", "half", "bfloat16", "type"))
+_ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch) 
+                         if name.startswith(("_foreach_", "_amp_foreach_")))
+run_with(run, lease_for)

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that saving, loading, copying, transforming and sharing offloaded models gives what it gives without Terrace, for
+modules of many kinds, and that an exception leaves a model that goes on."""
+
+import copy
+import io
+import itertools
+import weakref
+
+import pytest
+import torch
+from python_torch_models import (  # noqa: F401 (fixtures)
+    RECIPE,
+    Recipe,
+    assert_same,
+    batch,
+    both,
+    build,
+    loss_of,
+    nothing_stays_leased,
+    roomy,
+    same_for_both,
+    steps,
+    train,
+    weights,
+)
+from torch import nn
+
+import terrace.torch
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
+
+
+def test_state_dicts_are_as_without_us(roomy):
+    plain, (model, optimizer) = both(roomy)
+    for pair in (plain, (model, optimizer)):
+        train(*pair, RECIPE)
+    files = []
+    for one, other in (plain, (model, optimizer)):
+        files.append(io.BytesIO())
+        torch.save({"model": one.state_dict(), "optimizer": other.state_dict()}, files[-1])
+        files[-1].seek(0)
+    wanted, got = (torch.load(file, weights_only=True) for file in files)
+    assert_same(got["model"], wanted["model"])
+    assert got["optimizer"]["param_groups"] == wanted["optimizer"]["param_groups"]
+    assert list(got["optimizer"]["state"]) == list(wanted["optimizer"]["state"])
+    for index, state in wanted["optimizer"]["state"].items():
+        assert_same(got["optimizer"]["state"][index], state)
+    assert len(files[0].getvalue()) == len(files[1].getvalue())
+
+
+@pytest.mark.parametrize("begins", ["plain", "offloaded"])
+def test_a_run_goes_on_from_a_checkpoint_of_the_other_kind(roomy, begins):
+    plain, offloaded = both(roomy)
+    first, second = (plain, offloaded) if begins == "plain" else (offloaded, plain)
+    train(*first, RECIPE)
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in first], file)
+    file.seek(0)
+    train(*second, Recipe(steps=1))  # there are states already, and they are replaced
+    for part, state in zip(second, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    assert train(*first, RECIPE, begin=3) == train(*second, RECIPE, begin=3)
+    assert_same(weights(first[0]), weights(second[0]))
+
+
+def test_states_that_exist_already_move(roomy):
+    plain, moved = build(RECIPE), build(RECIPE)
+    for pair in (plain, moved):
+        train(*pair, RECIPE)
+    terrace.torch.offload(*moved, client=roomy, tensor_bytes_min=1)
+    assert train(*plain, RECIPE, begin=3) == train(*moved, RECIPE, begin=3)
+
+
+def test_copies_are_ordinary_models(roomy):
+    plain, (model, optimizer) = both(roomy)
+    train(model, optimizer, RECIPE)
+    copied = copy.deepcopy(model)
+    pickled = torch.load(_saved(model), weights_only=False)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.update_parameters(model)
+    for other in (copied, pickled):
+        assert all(type(parameter) is nn.Parameter for parameter in other.parameters())
+        assert_same(weights(other), weights(model))
+        assert other.head.weight is other.embedding.weight
+        assert loss_of(other.eval(), 5).item() == loss_of(model.eval(), 5).item()
+    states = copy.deepcopy(optimizer.state_dict())
+    assert type(states["state"][0]["exp_avg"]) is torch.Tensor
+    del plain
+
+
+def _saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return file
+
+
+def test_functional_calls_and_transforms(roomy):
+    def run(model, optimizer):
+        source = batch(0)[0]
+        model.eval()
+        doubled = {name: parameter.detach().clone() * 2 for name, parameter in model.named_parameters()}
+        said = [torch.func.functional_call(model, doubled, (source,)).sum().item()]
+        values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+        def of(values, source):
+            return torch.func.functional_call(model, values, (source,)).square().mean()
+
+        said += [part.sum().item() for part in torch.func.grad(of)(values, source).values()]
+        said.append(torch.func.vmap(of, in_dims=(None, 0))(values, source.unsqueeze(1)).tolist())
+        return said
+
+    same_for_both(roomy, run)
+
+
+def test_saved_tensors_of_others(roomy):
+    """Hooks of the script below and above ours."""
+    def run(model, optimizer):
+        for _ in range(2):
+            with torch.autograd.graph.save_on_cpu():
+                loss = loss_of(model, 0)
+            loss.backward()
+            seen = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(1) or x.detach(), lambda x: x):
+                loss = loss_of(model, 1)
+            loss.backward()
+            assert seen
+            optimizer.step()
+            optimizer.zero_grad()
+
+    same_for_both(roomy, run)
+
+
+MODULES = {
+    "attention": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True), 2),
+    "lstm": lambda: nn.LSTM(32, 32, 2, batch_first=True),
+    "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)).to(
+        memory_format=torch.channels_last),
+    "parametrization": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(32, 32)),
+                                             nn.utils.parametrizations.spectral_norm(nn.Linear(32, 32))),
+    "shared": lambda: nn.Sequential(*[nn.Linear(32, 32)] * 3),
+    "bag": lambda: nn.Sequential(nn.Linear(32, 32), nn.Bilinear(32, 32, 8)) and nn.Linear(32, 8, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_of_other_kinds(roomy, name):
+    def make(recipe):
+        torch.manual_seed(4)
+        model = MODULES[name]()
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def run(model, optimizer):
+        said = []
+        chance = torch.Generator().manual_seed(5)
+        dtype = next(model.parameters()).dtype
+        for number in range(4):
+            x = torch.randn(4, 8, 32, generator=chance, dtype=dtype)
+            if number == 2:
+                model.eval()
+                with torch.no_grad():
+                    out = model(x)
+                    said.append((out[0] if isinstance(out, tuple) else out).sum().item())
+                model.train()
+            out = model(x)
+            loss = (out[0] if isinstance(out, tuple) else out).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            said.append(loss.item())
+        return said
+
+    same_for_both(roomy, run, make)
+
+
+def test_sparse_gradients_stay_as_they_are(roomy):
+    def make(recipe):
+        torch.manual_seed(4)
+        model = nn.Embedding(64, 32, sparse=True)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(model, optimizer):
+        for number in range(2):
+            model(batch(number)[0]).square().sum().backward()
+            assert model.weight.grad.is_sparse
+            optimizer.step()
+            optimizer.zero_grad()
+
+    same_for_both(roomy, run, make)
+
+
+def test_an_exception_in_forward_or_backward(roomy):
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise ZeroDivisionError("in backward")
+
+    def run(model, optimizer):
+        steps(model, optimizer)
+        handle = model.blocks[2].wide.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss_of(model, 2)
+        handle.remove()
+        handle = model.blocks[1].register_forward_hook(lambda _module, _inputs, output: Wrong.apply(output))
+        with pytest.raises(ZeroDivisionError, match="in backward"):
+            loss_of(model, 3).backward()
+        handle.remove()
+        optimizer.zero_grad()
+        steps(model, optimizer)
+
+    same_for_both(roomy, run)
+
+
+def test_the_model_owns_its_tensors(roomy):
+    before = len(roomy.tensors())
+    model, optimizer = terrace.torch.offload(*build(RECIPE), client=roomy)
+    steps(model, optimizer)
+    assert len(roomy.tensors()) > before
+    gone = weakref.ref(model)
+    del model, optimizer
+    assert gone() is None
+    assert len(roomy.tensors()) == before
+
+
+def test_optimizers_that_are_not_offloaded_work_on_what_is(roomy):
+    """Also the ones that offload() refuses."""
+    def make(recipe):
+        torch.manual_seed(6)
+        model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
+        return model, torch.optim.Muon(model.parameters(), lr=1e-2)
+
+    plain, _ = make(RECIPE), None
+    model, optimizer = make(RECIPE)
+    terrace.torch.offload(model, client=roomy, tensor_bytes_min=1)
+    for one, other in (plain, (model, optimizer)):
+        for number in range(3):
+            one(torch.full((2, 32), float(number + 1))).square().mean().backward()
+            other.step()
+            other.zero_grad()
+    assert_same(weights(model), weights(plain[0]))
+
+
+def test_two_models_of_one_client(roomy):
+    pairs = [terrace.torch.offload(*build(RECIPE), client=roomy, tensor_bytes_min=1) for _ in range(2)]
+    said = [train(model, optimizer, RECIPE) for model, optimizer in pairs]
+    assert said[0] == said[1]
+    assert_same(weights(pairs[0][0]), weights(pairs[1][0]))
+    for mine, other in itertools.pairwise(pairs):
+        mine[0].load_state_dict(other[0].state_dict())
+        mine[1].load_state_dict(copy.deepcopy(other[1].state_dict()))
+    said = [train(model, optimizer, RECIPE, begin=3) for model, optimizer in pairs]
+    assert said[0] == said[1]

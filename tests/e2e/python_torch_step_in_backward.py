@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that stepping each parameter in the backward pass gives the same losses and weights, bit for bit, keeps no
+gradients, and refuses by name whatever needs all gradients first."""
+
+import pytest
+import torch
+from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
+from python_torch_models import (  # noqa: F401 (fixtures)
+    Recipe,
+    build,
+    compare,
+    loss_of,
+    metric,
+    nothing_stays_leased,
+    roomy,
+    train,
+)
+from torch import nn
+
+import terrace.torch
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
+
+
+def offloaded(client, **options):
+    return terrace.torch.offload(*build(Recipe()), client=client, tensor_bytes_min=1, step_in_backward=True, **options)
+
+
+@pytest.mark.parametrize("recipe", [
+    Recipe(), Recipe(options=(("lr", 1e-3), ("fused", True))), Recipe(autocast=True, frozen=True),
+    Recipe(checkpointing=False), Recipe(set_to_none=False), Recipe(kind=torch.optim.SGD),
+    Recipe(kind=torch.optim.RMSprop)], ids=str)
+def test_the_same_bits(roomy, recipe):
+    compare(recipe, roomy, step_in_backward=True)
+    assert not any("/grad" in name for name in roomy.tensors())
+
+
+def test_small_parameters_are_stepped_as_ever(roomy):
+    recipe = Recipe()
+    plain, optimizer = build(recipe)
+    wanted = train(plain, optimizer, recipe)
+    model, optimizer = terrace.torch.offload(*build(recipe), client=roomy, tensor_bytes_min=4096, step_in_backward=True)
+    assert train(model, optimizer, recipe) == wanted
+
+
+def test_gradients_do_not_travel(disk):
+    recipe = Recipe(width=96, blocks=10)
+    moved = {}
+    for in_backward in (False, True):
+        with terrace.serve("4MiB", block=f"{disk}:128MiB") as client:
+            model, optimizer = build(recipe)
+            terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1, step_in_backward=in_backward)
+            train(model, optimizer, recipe)
+            before = metric(client, "terrace_transfer_bytes_total", link="block_write")
+            train(model, optimizer, recipe, begin=3)
+            moved[in_backward] = metric(client, "terrace_transfer_bytes_total", link="block_write") - before
+            size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert moved[True] < moved[False] - 2 * size, "three steps without their gradients"
+
+
+def test_clipping_is_refused(roomy):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 0).backward()
+    with pytest.raises(terrace.FailedPrecondition, match="step_in_backward=True.*clipping"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    loss_of(model, 1).backward()
+
+
+def test_accumulation_is_refused(roomy):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 0).backward()
+    with pytest.raises(terrace.FailedPrecondition, match="a second gradient.*accumulation.*without step_in_backward"):
+        loss_of(model, 1).backward()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.zero_grad()
+    loss_of(model, 1).backward()
+
+
+def test_a_gradient_scaler_is_refused(roomy):
+    model, optimizer = offloaded(roomy)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model, 0)).backward()
+    with pytest.raises(terrace.FailedPrecondition, match="a GradScaler has stepped with what it scaled"):
+        scaler.step(optimizer)
+
+
+def test_it_needs_an_optimizer(roomy):
+    with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True needs the optimizer"):
+        terrace.torch.offload(nn.Linear(64, 64), client=roomy, step_in_backward=True)
