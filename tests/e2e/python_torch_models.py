@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of terrace.torch share: a small GPT with everything that makes offloading hard (a tied embedding, a
-parameter of the root module, frozen weights, checkpointed blocks), one loop that trains it, and the daemon's counters."""
+parameter of the root module, frozen weights, checkpointed blocks), a loop that trains it, and the daemon's counters."""
 
 import dataclasses
 import urllib.request

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
-from python_torch_models import RECIPE, Recipe, assert_same, build, loss_of, roomy, train, weights  # noqa: F401 (a fixture)
+from python_torch_models import RECIPE, Recipe, assert_same, build, loss_of, roomy, train, weights  # noqa: F401
 from torch import nn
 
 import terrace.torch

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that what training scripts do between forward and step gives, bit for bit, what it gives without Terrace: weights
-outside their modules, closures, scaling, gradients by hand and kept, evaluation, hooks, references that are kept."""
+"""Shows that what training scripts do between forward and step gives, bit for bit, what it gives without Terrace:
+weights outside their modules, closures, scaling, gradients by hand and kept, evaluation, hooks, references that are kept."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that saving, loading, copying, transforming and sharing offloaded models gives what it gives without Terrace, for
-modules of many kinds, and that an exception leaves a model that goes on."""
+"""Shows that saving, loading, copying, transforming and sharing offloaded models gives what it gives without Terrace,
+for modules of many kinds, and that an exception leaves a model that goes on."""
 
 import copy
 import io

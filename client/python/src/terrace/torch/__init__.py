@@ -5,7 +5,9 @@
 """
 
 from . import _operations as _operations
+from ._checkpoint import load, save
 from ._managed import is_managed
 from ._offload import offload
+from ._summary import ModuleSummary, Summary, summary
 
-__all__ = ["is_managed", "offload"]
+__all__ = ["ModuleSummary", "Summary", "is_managed", "load", "offload", "save", "summary"]

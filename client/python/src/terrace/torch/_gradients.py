@@ -53,7 +53,7 @@ class Gradient:
         if self._watched:
             return
         self._watched = True
-        parameter = self._managed.parameter
+        parameter: Any = self._managed.parameter
         with _raw():
             parameter.register_hook(self._before)
             parameter.register_post_accumulate_grad_hook(self._after)

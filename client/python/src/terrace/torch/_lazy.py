@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._errors import FailedPrecondition
+from .._errors import FailedPrecondition, ResourceExhausted
 from ._metadata import METADATA
 
 if TYPE_CHECKING:
@@ -75,13 +75,15 @@ class OffloadedTensor(torch.Tensor):
         return _run(func, tuple(args), dict(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+            cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
+            kwargs: Mapping[str, Any] | None = None) -> Any:
         # what PyTorch's own C++ does with it, as DistributedDataParallel's reducer
         return _lease_for(func, tuple(args), dict(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _for_pickling(self.terrace_slot, self.terrace_store).__reduce_ex__(protocol)
+        shown: Any = _for_pickling(self.terrace_slot, self.terrace_store)
+        return shown.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
@@ -99,8 +101,12 @@ def _for_pickling(slot: Slot, store: Store) -> torch.Tensor:
     last = _pickled.get(slot)
     storage = None if last is None else torch.UntypedStorage._new_with_weak_ptr(last.cdata)
     if storage is None:
-        (shown,) = store.lease([slot])
-        _pickled[slot] = StorageWeakRef(shown.untyped_storage())
+        try:
+            (shown,) = store.lease([slot])
+        except ResourceExhausted as error:
+            raise ResourceExhausted(f"{error}. Pickling holds all tensors at once: terrace.torch.save(path, model, "
+                                    "optimizer) writes one at a time") from error
+        _pickled[slot] = StorageWeakRef(shown.untyped_storage())  # type: ignore[no-untyped-call]
         return shown
     geometry = slot.placeholder
     return torch.empty(0, dtype=slot.dtype).set_(storage, 0, geometry.shape, geometry.stride())
@@ -166,8 +172,10 @@ class LeasedParameter(nn.Parameter):
     """A parameter whose bytes are leased. To PyTorch it is an ordinary one; `data`, through which a script can write
     without PyTorch's notice, counts as written to."""
 
+    terrace: ManagedParameter
+
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         terrace = self.__dict__.get("terrace")
         if terrace is not None:
             terrace.written()
@@ -187,7 +195,7 @@ class LeasedParameter(nn.Parameter):
 
 def _rebuilt_plain(parameter: nn.Parameter) -> Any:
     """What pickles as an ordinary parameter."""
-    return torch._utils._rebuild_parameter, (parameter.data, parameter.requires_grad, {})  # type: ignore[no-untyped-call]
+    return torch._utils._rebuild_parameter, (parameter.data, parameter.requires_grad, {})
 
 
 def _copied_plain(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:

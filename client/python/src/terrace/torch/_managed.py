@@ -19,7 +19,7 @@ _prune_at = _ENTRIES_MIN
 
 def base_address(tensor: torch.Tensor) -> int:
     """Where the tensor's storage begins. The tensor is strided, and its memory the CPU's or a GPU's."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+    return tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
 
 
 def remember(address: int, lease: Lease, owner: Any) -> None:

@@ -28,12 +28,13 @@ _FUNCTIONS = ("numel", "is_floating_point", "is_complex", "is_conj", "is_neg", "
 
 def _gather() -> frozenset[Callable[..., Any]]:
     found: set[Callable[..., Any]] = set()
-    for names, kind in ((_GETTERS, "__get__"), (_SETTERS, "__set__"), (("grad",), "__delete__")):
-        for name in names:
-            attribute = getattr(torch.Tensor, name, None)
-            if hasattr(attribute, kind):
-                found.add(getattr(attribute, kind))
-    for holder, names in ((torch.Tensor, _METHODS), (torch, _FUNCTIONS)):
+    attributes: list[tuple[tuple[str, ...], str]] = [(_GETTERS, "__get__"), (_SETTERS, "__set__"),
+                                                     (("grad",), "__delete__")]
+    for names, kind in attributes:
+        found.update(getattr(attribute, kind) for name in names
+                     if hasattr(attribute := getattr(torch.Tensor, name, None), kind))
+    functions: list[tuple[Any, tuple[str, ...]]] = [(torch.Tensor, _METHODS), (torch, _FUNCTIONS)]
+    for holder, names in functions:
         found.update(getattr(holder, name) for name in names if hasattr(holder, name))
     return frozenset(found)
 

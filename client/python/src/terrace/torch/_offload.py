@@ -15,7 +15,7 @@ from .._client import TIMEOUT_SECONDS, Client
 from .._errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from . import _modules, _optimizers
 from ._gradients import Gradient
-from ._optimizer import ManagedOptimizer
+from ._optimizer import ManagedOptimizer, managed_optimizer
 from ._parameters import ManagedParameter
 from ._refusals import check_model, eligible
 from ._store import Store
@@ -36,7 +36,6 @@ class Job:
 
 _jobs: weakref.WeakKeyDictionary[nn.Module, Job] = weakref.WeakKeyDictionary()
 
-_optimizers_offloaded: weakref.WeakSet[optim.Optimizer] = weakref.WeakSet()
 
 
 def job_of(model: nn.Module) -> Job:
@@ -73,7 +72,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     check_model(model)
     if optimizer is not None:
         _optimizers.check(optimizer)
-        if optimizer in _optimizers_offloaded:
+        if managed_optimizer(optimizer) is not None:
             raise FailedPrecondition(f"{call}: this optimizer is offloaded already; offload models that share one "
                                      "together, as a torch.nn.ModuleList of them")
     bytes_min = max(1, _checks.count(call, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
@@ -101,7 +100,6 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         raise
     if stepped is not None:
         stepped.attach(functools.partial(_name_replaced, weakref.ref(model), set()))
-        _optimizers_offloaded.add(stepped.optimizer)
     _jobs[model] = Job(store, managed, stepped)
     store.plan()
     client.mark_step()

@@ -27,6 +27,14 @@ BATCH_BYTES_MAX = 256 << 20
 _raw = torch._C.DisableTorchFunctionSubclass
 
 
+_managed: weakref.WeakKeyDictionary[optim.Optimizer, ManagedOptimizer] = weakref.WeakKeyDictionary()
+
+
+def managed_optimizer(optimizer: optim.Optimizer) -> ManagedOptimizer | None:
+    """What belongs to an offloaded optimizer; None for another one."""
+    return _managed.get(optimizer)
+
+
 class _Batch:
     """Parameters with their gradients and states, leased for one round of the step."""
 
@@ -76,7 +84,7 @@ class _Batch:
         self._gradients.clear()
         for state, key, held, tensor in self._states:
             value = state.get(key)
-            if value is not tensor and _optimizers.state_like(tensor, value, 0) and value.stride() == tensor.stride():
+            if value is not None and value is not tensor and _optimizers.state_like(tensor, value, 0) and value.stride() == tensor.stride():
                 tensor.copy_(value)
                 value = tensor
             if value is tensor:
@@ -149,6 +157,7 @@ class ManagedOptimizer:
         """Runs the optimizer's steps over leased memory from now on. stepped: called after each."""
         self._stepped = stepped
         optimizer = self.optimizer
+        _managed[optimizer] = self
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_load_state_dict_post_hook(self._after_load)

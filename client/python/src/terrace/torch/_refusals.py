@@ -30,7 +30,7 @@ def check_model(model: object) -> None:
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     call = "terrace.torch.offload"
-    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+    if nn.parameter.is_lazy(parameter):
         raise InvalidArgument(f"{call}: the parameter '{name}' has no shape yet; run the model once, then offload it")
     if isinstance(parameter, OffloadedParameter):
         raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model")

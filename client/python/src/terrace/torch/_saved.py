@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _top = torch._C._autograd._top_saved_tensors_default_hooks
 _push = torch._C._autograd._push_saved_tensors_default_hooks
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks
-_enabled = torch._C._autograd._saved_tensors_hooks_is_enabled
+_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
 class _Saved(NamedTuple):
@@ -52,7 +52,7 @@ def _pack(tensor: torch.Tensor) -> Any:
     if managed is not None:
         found = managed.parameter
         return _Saved(managed, found._version, tensor.dtype, tuple(tensor.shape), tensor.stride(),
-                      tensor.storage_offset())
+                      int(tensor.storage_offset()))
     # An output that is kept with its node would keep itself.
     return tensor if tensor.grad_fn is None else tensor.detach()
 
@@ -72,7 +72,7 @@ def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
     with torch._C.DisableTorchFunctionSubclass():
         version = found._version
     if managed.cast is None or managed.cast[0].cdata != storage._cdata or managed.cast[0].expired():
-        managed.cast = (StorageWeakRef(storage), version)
+        managed.cast = (StorageWeakRef(storage), version)  # type: ignore[no-untyped-call]
     # autocast keeps a cast also where the parameter changed meanwhile: such a one is kept as it is
     return managed if managed.cast[1] == version else None
 

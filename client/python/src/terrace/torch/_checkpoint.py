@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saving and loading a job a tensor at a time, as safetensors files."""
+
+import functools
+import json
+import os
+import pathlib
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from .._errors import InvalidArgument
+from . import _safetensors
+from ._lazy import OffloadedTensor
+from ._optimizer import managed_optimizer
+from ._safetensors import Entry, Item
+
+_OPTIMIZER = "terrace.optimizer"  # the metadata's name for what of an optimizer is no tensor
+Path = str | os.PathLike[str]
+
+
+def optimizer_path(path: Path) -> pathlib.Path:
+    """Where an optimizer's states are saved that go with a model's file: model.optimizer.safetensors."""
+    found = pathlib.Path(path)
+    return found.with_name(f"{found.stem}.optimizer{found.suffix}")
+
+
+def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None) -> None:
+    """Writes a model to a safetensors file, with the names of its state_dict(); and its optimizer to one beside it.
+
+    One tensor is leased at a time. Any reader of safetensors reads the files. Works for models that are not offloaded,
+    too. A tied weight is written under each of its names. The file appears when it is whole.
+    """
+    _safetensors.write(path, [_item(name, tensor) for name, tensor in _tensors(model).items()], {"format": "pt"})
+    if optimizer is not None:
+        state = optimizer.state_dict()
+        items, plain = [], {}
+        for index, of in state["state"].items():
+            for key, value in of.items():
+                if isinstance(value, torch.Tensor):
+                    items.append(_item(f"{index}.{key}", value))
+                else:
+                    plain[f"{index}.{key}"] = value
+        rest = {"param_groups": [{key: _plain(value) for key, value in group.items()}
+                                 for group in state["param_groups"]], "state": plain}
+        _safetensors.write(optimizer_path(path), items, {"format": "pt", _OPTIMIZER: json.dumps(rest)})
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            raise InvalidArgument(f"'{name}' of the model's state is {type(value).__name__}, which a safetensors file "
+                                  "cannot hold")
+    return dict(state)
+
+
+def _item(name: str, tensor: torch.Tensor) -> Item:
+    return Item(name, tensor.dtype, tuple(tensor.shape), functools.partial(_shown, tensor))
+
+
+def _shown(tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, OffloadedTensor):
+        return tensor
+    return tensor.terrace_store.lease([tensor.terrace_slot])[0]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None) -> None:
+    """Reads what save(), or another writer of safetensors, has written, into the memory of the model and optimizer.
+
+    InvalidArgument, before anything is changed, for names that are missing or too many, and for other shapes.
+    """
+    with open(path, "rb", buffering=0) as file:
+        entries, _ = _safetensors.read_header(file, path)
+        tensors = _tensors(model)
+        _check(path, entries, tensors)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                _fill(file, entries[name], tensor)
+    if optimizer is not None:
+        _load_optimizer(optimizer_path(path), optimizer)
+
+
+def _check(path: Path, entries: dict[str, Entry], tensors: dict[str, torch.Tensor]) -> None:
+    missing, others = sorted(set(tensors) - set(entries)), sorted(set(entries) - set(tensors))
+    if missing or others:
+        raise InvalidArgument(f"{os.fspath(path)} is not of this model: it lacks {missing[:8]} and has {others[:8]}")
+    for name, tensor in tensors.items():
+        if entries[name].shape != tuple(tensor.shape):
+            raise InvalidArgument(f"{os.fspath(path)}: '{name}' has the shape {entries[name].shape}, and the model's has "
+                                  f"{tuple(tensor.shape)}")
+
+
+def _fill(file: Any, entry: Entry, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, OffloadedTensor):
+        _safetensors.read_into(file, entry, tensor)
+        return
+    slot = tensor.terrace_slot
+    (shown,) = tensor.terrace_store.lease([slot], "write" if slot.shown else "overwrite")
+    _safetensors.read_into(file, entry, shown)
+    if tensor.terrace_parameter is not None:
+        tensor.terrace_parameter.noticed_write()
+
+
+def _load_optimizer(path: pathlib.Path, optimizer: optim.Optimizer) -> None:
+    with open(path, "rb", buffering=0) as file:
+        entries, metadata = _safetensors.read_header(file, path)
+        if _OPTIMIZER not in metadata:
+            raise InvalidArgument(f"{path} holds no optimizer: terrace.torch.save() writes one")
+        rest = json.loads(metadata[_OPTIMIZER])
+        groups = [_typed(said, group) for said, group in zip(rest["param_groups"], optimizer.param_groups, strict=False)]
+        optimizer.load_state_dict({"state": {}, "param_groups": groups + rest["param_groups"][len(groups):]})
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        states: dict[int, dict[str, Any]] = {}
+        for name, value in rest["state"].items():
+            index, _, key = name.partition(".")
+            states.setdefault(int(index), {})[key] = value
+        for name, entry in entries.items():
+            index, _, key = name.partition(".")
+            states.setdefault(int(index), {})[key] = entry
+        for number, state in sorted(states.items()):
+            _load_state(file, optimizer, parameters[number], state)
+
+
+def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, state: dict[str, Any]) -> None:
+    """Reads one parameter's states; an offloaded optimizer then moves them to Terrace."""
+    made = optimizer.state[parameter]
+    for key, value in state.items():
+        if isinstance(value, Entry):
+            tensor = torch.empty(value.shape, dtype=value.dtype)
+            _safetensors.read_into(file, value, tensor)
+            value = tensor
+        made[key] = value
+    managed = managed_optimizer(optimizer)
+    if managed is not None:
+        managed.adopt([parameter])
+
+
+def _typed(said: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    """A group's values with the types that JSON has lost: pairs, and numbers in tensors."""
+    typed = dict(said)
+    for key, value in group.items():
+        if key in typed and isinstance(value, tuple):
+            typed[key] = tuple(typed[key])
+        elif key in typed and isinstance(value, torch.Tensor):
+            typed[key] = torch.full_like(value, typed[key])
+    return typed

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that a job is saved and loaded a tensor at a time, to files that are safetensors' own byte for byte as its
+documentation says, and that damaged and foreign files change nothing; and that a summary says where things are."""
+
+import gc
+import io
+import json
+import struct
+
+import pytest
+import torch
+from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
+from python_torch_models import (  # noqa: F401 (fixtures)
+    RECIPE,
+    Gpt,
+    Recipe,
+    assert_same,
+    both,
+    build,
+    loss_of,
+    metric,
+    nothing_stays_leased,
+    roomy,
+    train,
+    weights,
+)
+from torch import nn
+
+import terrace.torch
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
+
+
+def parse(path):
+    """A second reader of the format, by its documentation."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    assert (8 + length) % 8 == 0
+    metadata = header.pop("__metadata__")
+    body, at, found = content[8 + length :], 0, {}
+    for name, said in header.items():
+        begin, end = said["data_offsets"]
+        assert begin == at and said["dtype"] in ("F32", "F64", "BF16", "I64")
+        dtype = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "I64": torch.int64}[said["dtype"]]
+        found[name] = torch.frombuffer(bytearray(body[begin:end]), dtype=dtype).reshape(said["shape"])
+        at = end
+    assert at == len(body)
+    return found, metadata
+
+
+@pytest.mark.parametrize("begins", ["plain", "offloaded"])
+@pytest.mark.parametrize("options", [(("lr", 1e-3),), (("lr", 1e-3), ("fused", True), ("amsgrad", True))],
+                         ids=["single", "fused"])
+def test_a_run_goes_on_from_a_file_of_the_other_kind(roomy, tmp_path, begins, options):
+    recipe = Recipe(options=options)
+    plain, offloaded = both(roomy, recipe=recipe)
+    first, second = (plain, offloaded) if begins == "plain" else (offloaded, plain)
+    train(*first, recipe)
+    terrace.torch.save(tmp_path / "model.safetensors", *first)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.optimizer.safetensors", "model.safetensors"]
+    found, metadata = parse(tmp_path / "model.safetensors")
+    assert metadata == {"format": "pt"}
+    assert_same(found, weights(first[0]))
+    train(*second, Recipe(steps=1, options=options))
+    terrace.torch.load(tmp_path / "model.safetensors", *second)
+    assert second[1].param_groups[0]["betas"] == (0.9, 0.999)
+    assert train(*first, recipe, begin=3) == train(*second, recipe, begin=3)
+    assert_same(weights(first[0]), weights(second[0]))
+
+
+def test_a_file_is_written_a_tensor_at_a_time(disk):
+    """17 MiB through 4: never are more than two tensors leased."""
+    recipe = Recipe(width=96, blocks=10)
+    with terrace.serve("4MiB", block=f"{disk}:128MiB", metrics=False) as client:
+        plain, plain_optimizer = build(recipe)
+        model, optimizer = terrace.torch.offload(*build(recipe), client=client, timeout=1)
+        assert train(model, optimizer, recipe) == train(plain, plain_optimizer, recipe)
+        with pytest.raises(terrace.ResourceExhausted, match="terrace.torch.save"):
+            torch.save(optimizer.state_dict(), io.BytesIO())
+        gc.collect()  # what torch.save() was at, when it was told
+        assert client.leased_bytes == 0
+        largest = max(parameter.nbytes for parameter in model.parameters())
+        with client.create("in the way", 4 * MIB - 3 * largest, "uint8").overwrite():
+            terrace.torch.save(disk / "model.safetensors", model, optimizer)
+            terrace.torch.load(disk / "model.safetensors", model, optimizer)
+        found, _ = parse(disk / "model.safetensors")
+        assert_same(found, weights(plain))
+        assert train(model, optimizer, recipe, begin=3) == train(plain, plain_optimizer, recipe, begin=3)
+
+
+def test_types_and_strides(roomy, tmp_path):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.transposed = nn.Parameter(torch.arange(64 * 32, dtype=torch.float64).reshape(64, 32).t())
+            self.scalar = nn.Parameter(torch.tensor(3.0, dtype=torch.bfloat16))
+            self.register_buffer("count", torch.tensor([1, 2, 3]))
+
+    plain, model = Odd(), Odd()
+    terrace.torch.offload(model, client=roomy, tensor_bytes_min=1)
+    terrace.torch.save(tmp_path / "model.safetensors", model)
+    found, _ = parse(tmp_path / "model.safetensors")
+    assert_same(found, dict(plain.state_dict()))
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.zero_()
+    terrace.torch.load(tmp_path / "model.safetensors", model)
+    assert_same(weights(model), dict(plain.state_dict()))
+    assert model.transposed.stride() == (1, 32)
+
+
+def test_foreign_and_damaged_files_change_nothing(roomy, tmp_path):
+    model, optimizer = terrace.torch.offload(*build(RECIPE), client=roomy, tensor_bytes_min=1)
+    before = weights(model)
+    path = tmp_path / "model.safetensors"
+    terrace.torch.save(path, Gpt(width=16))
+    with pytest.raises(terrace.InvalidArgument, match=r"'positions' has the shape \(16, 16\).*\(16, 32\)"):
+        terrace.torch.load(path, model)
+    terrace.torch.save(path, nn.Linear(3, 3))
+    with pytest.raises(terrace.InvalidArgument, match=r"lacks \['blocks.*and has \['bias', 'weight'\]"):
+        terrace.torch.load(path, model)
+    terrace.torch.save(path, model)
+    whole = path.read_bytes()
+    length = struct.unpack("<Q", whole[:8])[0]
+    for damaged in (b"", whole[:5], whole[:100], whole[:-1], b"\xff" * 8 + whole[8:], whole[:8] + b"x" * length,
+                    whole.replace(b'"shape":[64,32]', b'"shape":[64,33]'), whole.replace(b'"F32"', b'"Q32"')):
+        path.write_bytes(damaged)
+        with pytest.raises(terrace.InvalidArgument, match="is no safetensors file"):
+            terrace.torch.load(path, model)
+    path.write_bytes(whole)
+    (tmp_path / "model.optimizer.safetensors").write_bytes(whole)
+    with pytest.raises(terrace.InvalidArgument, match="holds no optimizer"):
+        terrace.torch.load(path, model, optimizer)
+    assert_same(weights(model), before)
+    with pytest.raises(FileNotFoundError):
+        terrace.torch.save(tmp_path / "missing" / "model.safetensors", model)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_summary(roomy):
+    model, optimizer = terrace.torch.offload(*build(RECIPE), client=roomy, tensor_bytes_min=256)
+    train(model, optimizer, RECIPE)
+    said = terrace.torch.summary(model)
+    assert sum(one.nbytes for one in said.modules) == said.nbytes > 0 and said.kept == []
+    by_name = {one.name: one for one in said.modules}
+    assert by_name["blocks.0.wide"].nbytes == 4 * (32 * 128 + 128) * 4
+    assert by_name["blocks.0.wide"].leases > 0 and by_name["blocks.0.wide"].wait_seconds > 0
+    assert ("norm.weight", "smaller than 256 bytes") in said.left_alone
+    kept = model.head.weight.view(-1)
+    said = terrace.torch.summary(model)
+    assert said.kept == ["embedding.weight"] and said.leased_bytes > 0
+    assert "kept leased by references of the script: embedding.weight" in str(said)
+    assert "blocks.0.wide " in str(said) and "norm.weight (smaller than 256 bytes)" in str(said)
+    del kept
+    with pytest.raises(terrace.FailedPrecondition, match="was not offloaded"):
+        terrace.torch.summary(nn.Linear(1, 1))
+    loss_of(model, 0)
