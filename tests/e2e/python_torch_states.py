@@ -3,6 +3,7 @@
 for modules of many kinds, and that an exception leaves a model that goes on."""
 
 import copy
+import gc
 import io
 import itertools
 import weakref
@@ -217,6 +218,7 @@ def test_an_exception_in_forward_or_backward(roomy):
 
 
 def test_the_model_owns_its_tensors(roomy):
+    gc.collect()  # models of earlier tests
     before = len(roomy.tensors())
     model, optimizer = terrace.torch.offload(*build(RECIPE), client=roomy)
     steps(model, optimizer)

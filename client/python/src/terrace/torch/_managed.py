@@ -23,7 +23,8 @@ def base_address(tensor: torch.Tensor) -> int:
 
 
 def remember(address: int, lease: Lease, owner: Any) -> None:
-    """Says that a lease is shown at an address, on behalf of `owner`."""
+    """Says that a lease is shown at an address, on behalf of `owner` (a weak reference, where the owner has its own
+    life)."""
     global _prune_at
     _shown[address] = (lease, owner)
     if len(_shown) >= _prune_at:

@@ -5,6 +5,7 @@ The hooks are functions of this file and look up what belongs to a module: a cop
 nothing belongs to it.
 """
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,14 @@ class _Uses:
         self.parameters = parameters
         self.handles: list[Any] = []
         self.names: dict[str, nn.Parameter] = {}
-        self.pushed: list[bool] = []  # of each run: whether hooks were pushed
+        self.pushed = threading.local()  # of each thread's runs: whether hooks were pushed
+
+    def runs(self) -> list[bool]:
+        """This thread's runs that are under way."""
+        runs: list[bool] | None = getattr(self.pushed, "runs", None)
+        if runs is None:
+            runs = self.pushed.runs = []
+        return runs
 
 
 _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
@@ -46,14 +54,15 @@ def _before(module: nn.Module, _inputs: Any) -> None:
         return
     uses.store.drop_unneeded()
     enter(uses.store, uses.parameters)
-    uses.pushed.append(push())
+    uses.runs().append(push())
 
 
 def _after(module: nn.Module, _inputs: Any, _output: Any) -> None:
     uses = _uses.get(module)
-    if uses is None or not uses.pushed:
+    runs = [] if uses is None else uses.runs()
+    if uses is None or not runs:
         return  # nothing was leased: something before raised
-    if uses.pushed.pop():
+    if runs.pop():
         pop()
     leave(uses.parameters)
 

@@ -82,6 +82,9 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     names, left = eligible(model, bytes_min)
     if client is None:
         client = Client()
+    elif not isinstance(client, Client):
+        raise TypeError(f"{call}: client is a {type(client).__name__}; it is a terrace.Client (terrace.serve() gives one "
+                        "to its `with`)")
     if step_in_backward and optimizer is None:
         raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     store = Store(client, place, seconds, 4 * sum(parameter.nbytes for parameter in names) + (1 << 20))

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
+
+from .._errors import Error
 
 if TYPE_CHECKING:
     from .._client import Client
@@ -59,7 +62,8 @@ class Order:
             end += 1
         self._ahead = end
         if wanted:
-            self._client.prefetch([slot.tensor for slot in wanted], place=self._place)
+            with contextlib.suppress(Error):  # a hint
+                self._client.prefetch([slot.tensor for slot in wanted], place=self._place)
 
     def step(self) -> None:
         """A step is over: what it used is what the next one is expected to use."""

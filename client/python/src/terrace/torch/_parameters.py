@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .._errors import FailedPrecondition
+from .._errors import Error, FailedPrecondition
 from ._lazy import LeasedParameter, OffloadedParameter
 from ._saved import hooked
 
@@ -140,10 +140,16 @@ def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[
 
 def leave(parameters: Sequence[ManagedParameter]) -> None:
     """Ends a use of each."""
+    wrong = None
     for managed in parameters:
         managed.uses -= 1
         if not managed.uses and managed.reference() is not None:
-            managed.hide()
+            try:
+                managed.hide()
+            except Error as error:  # the others are to be hidden in any case
+                wrong = wrong or error
+    if wrong is not None:
+        raise wrong
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ so that ours hand on to those below them (of activations, of save_on_cpu) what i
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,8 +46,7 @@ class _Below(NamedTuple):
 
 
 def _pack(tensor: torch.Tensor) -> Any:
-    owner = _managed.owner_of(tensor)
-    managed = owner.parameter if isinstance(owner, Slot) else None
+    managed = _parameter_of(tensor)
     if managed is None and tensor.grad_fn is not None:
         managed = _cast_of(tensor)
     if managed is not None:
@@ -55,6 +55,13 @@ def _pack(tensor: torch.Tensor) -> Any:
                       int(tensor.storage_offset()))
     # An output that is kept with its node would keep itself.
     return tensor if tensor.grad_fn is None else tensor.detach()
+
+
+def _parameter_of(tensor: torch.Tensor) -> ManagedParameter | None:
+    """The parameter whose leased memory a tensor shows."""
+    owner = _managed.owner_of(tensor)
+    slot = owner() if isinstance(owner, weakref.ref) else None
+    return slot.parameter if isinstance(slot, Slot) else None
 
 
 def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
@@ -117,9 +124,9 @@ def _over_recomputation(pack_below: Callable[[Any], Any]) -> Callable[[Any], Any
     withheld; and it keeps a frozen parameter itself, so that it is handed the memory alone."""
 
     def pack(tensor: torch.Tensor) -> Any:
-        owner = _managed.owner_of(tensor)
-        if isinstance(owner, Slot) and owner.parameter is not None:
-            owner.parameter.saved_alias = True
+        managed = _parameter_of(tensor)
+        if managed is not None:
+            managed.saved_alias = True
             if not tensor.requires_grad:
                 tensor = tensor.detach()
         return pack_below(tensor)

@@ -6,6 +6,7 @@ dangle. While anything shows it, the same lease is shown again, and a lease to w
 to read.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +85,7 @@ class Slot:
             geometry = self.placeholder
             shown = torch.empty(0, dtype=self.dtype).set_(shown.untyped_storage(), 0, geometry.shape,
                                                           geometry.stride())
-        _managed.remember(lease.address, lease, self)
+        _managed.remember(lease.address, lease, weakref.ref(self))
         lease.release()
         return shown
 

@@ -3,6 +3,7 @@
 
 import contextlib
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ import torch
 
 from .._client import Client
 from .._errors import Error
-from .._terrace import Tensor
+from .._terrace import Lease, Tensor
 from ._modes import ordinary
 from ._order import Order
 from ._placeholder import PlaceholderSpace
@@ -32,6 +33,7 @@ class Store:
         self._count = itertools.count()
         self.space = PlaceholderSpace(bytes_expected)
         self.slots: list[Slot] = []
+        self._lock = threading.RLock()  # between taking a lease and showing it; other threads may want the same one
         self.unneeded: set[Slot] = set()
         self.order = Order(client, place)
         offer = next(offer for offer in client.places() if offer.name == place)
@@ -73,21 +75,23 @@ class Store:
         mode: "read", "write", or "overwrite" (of slots that nothing shows: what they hold is lost).
         """
         slots = list(slots)
-        writing = mode != "read"
-        absent = [slot for slot in dict.fromkeys(slots) if not slot.resume(writing)]
+        shown: dict[Slot, torch.Tensor] = {}
+        absent: dict[Slot, None] = {}
+        with self._lock, ordinary():
+            for slot in slots:
+                if slot not in shown and slot.resume(mode != "read"):
+                    shown[slot] = slot.show()
+                elif slot not in shown:
+                    absent[slot] = None
         if absent:
-            try:
-                self._acquire(absent, mode)
-            except BaseException:
-                for slot in slots:
-                    slot.let_go()
-                raise
-        with ordinary():
-            if len(absent) == len(slots):
-                return [slot.show() for slot in slots]
-            return [slot.show() for slot in slots if slot.resume(False)]  # one may be there twice
+            leases = self._acquire(list(absent), mode)
+            with self._lock, ordinary():
+                for slot, lease in zip(absent, leases, strict=True):
+                    slot.take(lease, mode != "read")
+                    shown[slot] = slot.show()
+        return [shown[slot] for slot in slots]
 
-    def _acquire(self, slots: list[Slot], mode: str) -> None:
+    def _acquire(self, slots: list[Slot], mode: str) -> list[Lease]:
         begin = time.perf_counter()
         try:
             leases = self.client._acquire([slot.tensor for slot in slots], mode, self.place, self.timeout, True)
@@ -98,19 +102,20 @@ class Store:
                            f"{self.guarantee_bytes} of {self.place}")
             raise
         waited = (time.perf_counter() - begin) / len(slots)
-        for slot, lease in zip(slots, leases, strict=True):
-            slot.take(lease, mode != "read")
+        for slot in slots:
             slot.uses += 1
             slot.wait_seconds += waited
         if mode != "overwrite":
             self.order.used(slots)
+        return leases
 
     def written(self, slot: Slot) -> None:
         """Says that what is shown was, or may be, written: it counts as written until nothing shows it."""
         if not slot.writing:
             leases = self.client._acquire([slot.tensor], "write", self.place, self.timeout, True)
-            slot.take(leases[0], True)
-            slot.let_go()
+            with self._lock:
+                slot.take(leases[0], True)
+                slot.let_go()
 
     def drop_unneeded(self) -> None:
         """Tells Terrace which contents are of no use any more."""

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that every snippet of docs/training.md runs, in order, as one script, and that the example trains to the losses
+that it has without Terrace."""
+
+import os
+import re
+import subprocess
+import sys
+
+import torch
+from python_fixtures import LIMIT_SECONDS, ROOT, disk  # noqa: F401 (a fixture)
+
+import terrace.torch
+
+EXAMPLE = ROOT / "client/python/examples/train_offloaded.py"
+
+
+def run(*command, folder, text=None):
+    ended = subprocess.run([sys.executable, "-B", *command], input=text, capture_output=True, text=True, cwd=folder,
+                           timeout=2 * LIMIT_SECONDS, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def test_every_snippet_runs(disk):
+    page = (ROOT / "docs/training.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == page.count("```") // 2 == 6
+    script = "\n".join(blocks).replace("/var/tmp:", f"{disk}:") + "\nprint(train(1))\nprint(client.leased_bytes)\n"
+    ended = run("-W", "error", "-", folder=disk, text=script)
+    lines = ended.stdout.splitlines()
+    assert lines[-1] == "0" and "guaranteed 8 MiB" in ended.stdout and ended.stderr == ""
+    plain = blocks[0] + "\nprint(train(5))\n"
+    assert run("-", folder=disk, text=plain).stdout.splitlines()[0] == lines[0]
+    assert {path.name for path in disk.iterdir()} >= {"model.safetensors", "model.optimizer.safetensors", "shapes.pt"}
+
+
+def test_every_optimizer_that_the_page_names_is_one_that_works():
+    page = (ROOT / "docs/training.md").read_text()
+    (named,) = re.findall(r"treat every element by itself: ([\w, ]+) and SGD,", page)
+    from terrace.torch import _optimizers
+
+    assert sorted([*named.split(", "), "SGD"]) == sorted(_optimizers.names())
+    assert all(hasattr(torch.optim, name) for name in _optimizers.names()) and terrace.torch.offload.__doc__
+
+
+def test_the_example(disk):
+    options = ["--steps", "3", "--blocks", "2", "--width", "96", "--batch", "1"]
+    plain = run(EXAMPLE, "--plain", *options, folder=disk).stdout
+    offloaded = run(EXAMPLE, "--memory", "4MiB", "--block", f"{disk}:256MiB", "--save", disk / "gpt.safetensors", *options,
+                    folder=disk).stdout
+    losses = re.compile(r"loss ([\d.]+)")
+    assert losses.findall(plain) == losses.findall(offloaded) and len(losses.findall(plain)) == 3
+    assert (disk / "gpt.optimizer.safetensors").stat().st_size > (disk / "gpt.safetensors").stat().st_size
+    assert "guaranteed 2 MiB" in offloaded
