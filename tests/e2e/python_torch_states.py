@@ -133,7 +133,23 @@ def test_saved_tensors_of_others(roomy):
     same_for_both(roomy, run)
 
 
+class Lists(nn.Module):
+    """Has its parameters in lists, and one used by a method that is not forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.several = nn.ParameterList([torch.randn(32, 32) for _ in range(3)])
+        self.named = nn.ParameterDict({"bias": torch.randn(32)})
+        self.inner = nn.Linear(32, 32)
+
+    def forward(self, x):
+        for weight in self.several:
+            x = torch.tanh(x @ weight + self.named["bias"])
+        return x @ self.inner.weight.t() + torch.stack(list(self.several)).mean()
+
+
 MODULES = {
+    "lists": Lists,
     "attention": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True), 2),
     "lstm": lambda: nn.LSTM(32, 32, 2, batch_first=True),
     "convolution": lambda: nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8)).to(

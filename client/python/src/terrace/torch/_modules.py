@@ -42,6 +42,9 @@ _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
 
 _compiler_of_thread = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
+# They never run: who has them uses what they hold.
+_LISTS = (nn.ParameterList, nn.ParameterDict)
+
 # Their forward reads the parameters of modules inside them, without running those.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
@@ -72,6 +75,15 @@ def is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module)
 
 
+def _used_by(part: nn.Module, whole: bool) -> list[nn.Parameter]:
+    """The parameters that a module's own forward reads."""
+    found = list(part.parameters(recurse=whole))
+    if not whole:
+        for below in part.children():
+            found += below.parameters() if isinstance(below, _LISTS) else ()
+    return list(dict.fromkeys(found))
+
+
 def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]) -> None:
     """Leases the parameters of a module and all in it, module by module, from now on."""
     inside: set[int] = set()
@@ -80,8 +92,8 @@ def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]
         whole = compiled or isinstance(part, _WHOLE)
         if whole:
             inside.update(id(below) for below in part.modules() if below is not part)
-        own = [managed[id(parameter)] for parameter in part.parameters(recurse=whole) if id(parameter) in managed]
-        if not own or (id(part) in inside and not whole):
+        own = [managed[id(parameter)] for parameter in _used_by(part, whole) if id(parameter) in managed]
+        if not own or isinstance(part, _LISTS) or (id(part) in inside and not whole):
             continue
         for one in own if compiled else ():
             one.compiled = True
