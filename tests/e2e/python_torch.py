@@ -5,7 +5,7 @@ are, bit for bit, those of plain PyTorch, also where little of it fits the memor
 import pytest
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
-from python_torch_models import Recipe, batch, build, compare, metric, roomy, train  # noqa: F401 (a fixture)
+from python_torch_models import Recipe, batch, build, compare, metric, restless, train  # noqa: F401 (a fixture)
 
 import terrace.torch
 
@@ -17,15 +17,15 @@ ADAMW = {"foreach": (("lr", 1e-3), ("foreach", True)), "fused": (("lr", 1e-3), (
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("checkpointing", [None, True, False], ids=["kept", "reentrant", "checkpointed"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
-def test_the_matrix(roomy, autocast, checkpointing, accumulation, kernels):
+def test_the_matrix(restless, autocast, checkpointing, accumulation, kernels):
     compare(Recipe(autocast=autocast, checkpointing=checkpointing, accumulation=accumulation, clip=accumulation == 2,
-                   options=ADAMW[kernels]), roomy)
+                   options=ADAMW[kernels]), restless)
 
 
 @pytest.mark.parametrize("checkpointing", [None, True, False], ids=["kept", "reentrant", "checkpointed"])
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
-def test_frozen_parameters(roomy, autocast, checkpointing):
-    compare(Recipe(autocast=autocast, checkpointing=checkpointing, frozen=True, accumulation=2), roomy)
+def test_frozen_parameters(restless, autocast, checkpointing):
+    compare(Recipe(autocast=autocast, checkpointing=checkpointing, frozen=True, accumulation=2), restless)
 
 
 @pytest.mark.parametrize("kind, options", [
@@ -33,8 +33,8 @@ def test_frozen_parameters(roomy, autocast, checkpointing):
     ("RAdam", {}), ("RMSprop", {"momentum": 0.9, "centered": True}), ("Rprop", {}), ("SGD", {}),
     ("SGD", {"momentum": 0.9, "nesterov": True}), ("SGD", {"momentum": 0.9, "fused": True}),
     ("AdamW", {"maximize": True}), ("Adagrad", {"fused": True})])
-def test_every_optimizer(roomy, kind, options):
-    compare(Recipe(kind=getattr(torch.optim, kind), options=(("lr", 1e-3), *options.items()), set_to_none=False), roomy)
+def test_every_optimizer(restless, kind, options):
+    compare(Recipe(kind=getattr(torch.optim, kind), options=(("lr", 1e-3), *options.items()), set_to_none=False), restless)
 
 
 @pytest.mark.parametrize("checkpointing", [None, True, False], ids=["kept", "reentrant", "checkpointed"])

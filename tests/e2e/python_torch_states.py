@@ -19,7 +19,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     build,
     loss_of,
     nothing_stays_leased,
-    roomy,
+    restless,
     same_for_both,
     steps,
     train,
@@ -32,8 +32,8 @@ import terrace.torch
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
 
-def test_state_dicts_are_as_without_us(roomy):
-    plain, (model, optimizer) = both(roomy)
+def test_state_dicts_are_as_without_us(restless):
+    plain, (model, optimizer) = both(restless)
     for pair in (plain, (model, optimizer)):
         train(*pair, RECIPE)
     files = []
@@ -51,8 +51,8 @@ def test_state_dicts_are_as_without_us(roomy):
 
 
 @pytest.mark.parametrize("begins", ["plain", "offloaded"])
-def test_a_run_goes_on_from_a_checkpoint_of_the_other_kind(roomy, begins):
-    plain, offloaded = both(roomy)
+def test_a_run_goes_on_from_a_checkpoint_of_the_other_kind(restless, begins):
+    plain, offloaded = both(restless)
     first, second = (plain, offloaded) if begins == "plain" else (offloaded, plain)
     train(*first, RECIPE)
     file = io.BytesIO()
@@ -65,16 +65,16 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_other_kind(roomy, begins):
     assert_same(weights(first[0]), weights(second[0]))
 
 
-def test_states_that_exist_already_move(roomy):
+def test_states_that_exist_already_move(restless):
     plain, moved = build(RECIPE), build(RECIPE)
     for pair in (plain, moved):
         train(*pair, RECIPE)
-    terrace.torch.offload(*moved, client=roomy, tensor_bytes_min=1)
+    terrace.torch.offload(*moved, client=restless, tensor_bytes_min=1)
     assert train(*plain, RECIPE, begin=3) == train(*moved, RECIPE, begin=3)
 
 
-def test_copies_are_ordinary_models(roomy):
-    plain, (model, optimizer) = both(roomy)
+def test_copies_are_ordinary_models(restless):
+    plain, (model, optimizer) = both(restless)
     train(model, optimizer, RECIPE)
     copied = copy.deepcopy(model)
     pickled = torch.load(_saved(model), weights_only=False)
@@ -97,7 +97,7 @@ def _saved(model):
     return file
 
 
-def test_functional_calls_and_transforms(roomy):
+def test_functional_calls_and_transforms(restless):
     def run(model, optimizer):
         source = batch(0)[0]
         model.eval()
@@ -112,10 +112,10 @@ def test_functional_calls_and_transforms(roomy):
         said.append(torch.func.vmap(of, in_dims=(None, 0))(values, source.unsqueeze(1)).tolist())
         return said
 
-    same_for_both(roomy, run)
+    same_for_both(restless, run)
 
 
-def test_saved_tensors_of_others(roomy):
+def test_saved_tensors_of_others(restless):
     """Hooks of the script below and above ours."""
     def run(model, optimizer):
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_saved_tensors_of_others(roomy):
             optimizer.step()
             optimizer.zero_grad()
 
-    same_for_both(roomy, run)
+    same_for_both(restless, run)
 
 
 class Lists(nn.Module):
@@ -162,7 +162,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_of_other_kinds(roomy, name):
+def test_modules_of_other_kinds(restless, name):
     def make(recipe):
         torch.manual_seed(4)
         model = MODULES[name]()
@@ -188,10 +188,10 @@ def test_modules_of_other_kinds(roomy, name):
             said.append(loss.item())
         return said
 
-    same_for_both(roomy, run, make)
+    same_for_both(restless, run, make)
 
 
-def test_sparse_gradients_stay_as_they_are(roomy):
+def test_sparse_gradients_stay_as_they_are(restless):
     def make(recipe):
         torch.manual_seed(4)
         model = nn.Embedding(64, 32, sparse=True)
@@ -204,10 +204,10 @@ def test_sparse_gradients_stay_as_they_are(roomy):
             optimizer.step()
             optimizer.zero_grad()
 
-    same_for_both(roomy, run, make)
+    same_for_both(restless, run, make)
 
 
-def test_an_exception_in_forward_or_backward(roomy):
+def test_an_exception_in_forward_or_backward(restless):
     class Wrong(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -230,22 +230,22 @@ def test_an_exception_in_forward_or_backward(roomy):
         optimizer.zero_grad()
         steps(model, optimizer)
 
-    same_for_both(roomy, run)
+    same_for_both(restless, run)
 
 
-def test_the_model_owns_its_tensors(roomy):
+def test_the_model_owns_its_tensors(restless):
     gc.collect()  # models of earlier tests
-    before = len(roomy.tensors())
-    model, optimizer = terrace.torch.offload(*build(RECIPE), client=roomy)
+    before = len(restless.tensors())
+    model, optimizer = terrace.torch.offload(*build(RECIPE), client=restless)
     steps(model, optimizer)
-    assert len(roomy.tensors()) > before
+    assert len(restless.tensors()) > before
     gone = weakref.ref(model)
     del model, optimizer
     assert gone() is None
-    assert len(roomy.tensors()) == before
+    assert len(restless.tensors()) == before
 
 
-def test_optimizers_that_are_not_offloaded_work_on_what_is(roomy):
+def test_optimizers_that_are_not_offloaded_work_on_what_is(restless):
     """Also the ones that offload() refuses."""
     def make(recipe):
         torch.manual_seed(6)
@@ -254,7 +254,7 @@ def test_optimizers_that_are_not_offloaded_work_on_what_is(roomy):
 
     plain, _ = make(RECIPE), None
     model, optimizer = make(RECIPE)
-    terrace.torch.offload(model, client=roomy, tensor_bytes_min=1)
+    terrace.torch.offload(model, client=restless, tensor_bytes_min=1)
     for one, other in (plain, (model, optimizer)):
         for number in range(3):
             one(torch.full((2, 32), float(number + 1))).square().mean().backward()
@@ -263,8 +263,8 @@ def test_optimizers_that_are_not_offloaded_work_on_what_is(roomy):
     assert_same(weights(model), weights(plain[0]))
 
 
-def test_two_models_of_one_client(roomy):
-    pairs = [terrace.torch.offload(*build(RECIPE), client=roomy, tensor_bytes_min=1) for _ in range(2)]
+def test_two_models_of_one_client(restless):
+    pairs = [terrace.torch.offload(*build(RECIPE), client=restless, tensor_bytes_min=1) for _ in range(2)]
     said = [train(model, optimizer, RECIPE) for model, optimizer in pairs]
     assert said[0] == said[1]
     assert_same(weights(pairs[0][0]), weights(pairs[1][0]))

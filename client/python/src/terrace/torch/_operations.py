@@ -86,8 +86,11 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
                     raise FailedPrecondition(f"'{lazy.terrace_slot.name}' lives in Terrace as {tuple(lazy.shape)}, and "
                                              "was given another shape: it keeps the one it had")
         finally:
+            writes = _may_write_unseen(func)
+            for managed in parameters if writes else ():
+                managed.written()
             for lazy in tensors:
-                if by[id(lazy)]._version != before[id(lazy)]:
+                if writes or by[id(lazy)]._version != before[id(lazy)]:
                     store.written(lazy.terrace_slot)
                     if lazy.terrace_parameter is not None:
                         lazy.terrace_parameter.noticed_write()
@@ -97,6 +100,17 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
             if lazy.terrace_slot.shown:  # something that aliases it was made, and may be written to
                 store.written(lazy.terrace_slot)
     return result
+
+
+def _may_write_unseen(func: Callable[..., Any]) -> bool:
+    """Whether a function may write to its arguments without a change of their versions: PyTorch's fused kernels and some
+    others do. The names of what writes in place end with an underscore, and operators say in their schema."""
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.is_mutable
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return True
+    name = getattr(func, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
 
 
 def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

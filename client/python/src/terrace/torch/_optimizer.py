@@ -74,10 +74,10 @@ class _Batch:
         """Puts everything back, and moves to Terrace what the step has made."""
         if not self._entered:
             return
-        writes = _optimizers.writes_gradients(self._owner.optimizer)
+        writes = _optimizers.writes_gradients_unseen(self._owner.optimizer)
         with _raw():
             for parameter, held, tensor in self._gradients:
-                if writes and tensor._version:
+                if writes or tensor._version:
                     self._store.written(held.terrace_slot)
                 if parameter.grad is tensor:
                     parameter.grad = held
@@ -91,6 +91,7 @@ class _Batch:
                 state[key] = held
         self._states.clear()
         for managed in self._managed:
+            managed.writes += 1
             if managed.uses > 1 and not managed.compiled:
                 managed.parameter.__class__ = LeasedParameter
         leave(self._managed)

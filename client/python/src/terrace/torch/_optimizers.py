@@ -61,11 +61,10 @@ def states(optimizer: optim.Optimizer, group: Group) -> tuple[str, ...]:
     return _STATES[_stepper(type(optimizer))](group)
 
 
-def writes_gradients(optimizer: optim.Optimizer) -> bool:
-    """Whether a change of a gradient's version means a change of its content. PyTorch's fused kernels may write
-    gradients, and say that they did, where they undo a GradScaler's scale, and only there."""
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    return not fused or getattr(optimizer, "grad_scale", None) is not None
+def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:
+    """Whether a step writes to gradients without a change of their versions: PyTorch's fused kernels do where they undo a
+    GradScaler's scale."""
+    return getattr(optimizer, "grad_scale", None) is not None
 
 
 def _name(optimizer: Any) -> str:

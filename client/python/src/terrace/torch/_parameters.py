@@ -32,6 +32,7 @@ class ManagedParameter:
         self.store = store
         self.uses = 0  # that are under way
         self.version = parameter._version
+        self.writes = 0  # that the version does not tell of, as of PyTorch's fused kernels
         self.aliased = False  # something outlived the last use, and may have written
         self.saved_alias = False  # what outlives this use is autograd's, which does not write
         self.compiled = False  # used by compiled code, which knows ordinary parameters
@@ -87,6 +88,7 @@ class ManagedParameter:
 
     def written(self) -> None:
         """Whoever asked may write to what is shown, unseen."""
+        self.writes += 1
         if self.uses:
             self.store.written(self.slot)
 

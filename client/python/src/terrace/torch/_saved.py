@@ -33,6 +33,7 @@ class _Saved(NamedTuple):
 
     managed: ManagedParameter
     version: int
+    writes: int
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -51,7 +52,7 @@ def _pack(tensor: torch.Tensor) -> Any:
         managed = _cast_of(tensor)
     if managed is not None:
         found = managed.parameter
-        return _Saved(managed, found._version, tensor.dtype, tuple(tensor.shape), tensor.stride(),
+        return _Saved(managed, found._version, managed.writes, tensor.dtype, tuple(tensor.shape), tensor.stride(),
                       int(tensor.storage_offset()))
     # An output that is kept with its node would keep itself.
     return tensor if tensor.grad_fn is None else tensor.detach()
@@ -77,7 +78,7 @@ def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
     storage = whole.untyped_storage()
     assert found is not None
     with torch._C.DisableTorchFunctionSubclass():
-        version = found._version
+        version = (found._version, managed.writes)
     if managed.cast is None or managed.cast[0].cdata != storage._cdata or managed.cast[0].expired():
         managed.cast = (StorageWeakRef(storage), version)  # type: ignore[no-untyped-call]
     # autocast keeps a cast also where the parameter changed meanwhile: such a one is kept as it is
@@ -91,7 +92,9 @@ def _unpack(packed: Any) -> Any:
     found = managed.parameter
     with torch._C.DisableTorchFunctionSubclass():
         version = found._version
-    if version != packed.version:
+    # A cast was another tensor, which kept what it had whoever wrote to the parameter, and cannot be had again.
+    cast_is_lost = packed.dtype != managed.slot.dtype and managed.writes != packed.writes
+    if version != packed.version or cast_is_lost:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: the "
             f"parameter '{managed.name}' is at version {version}; expected version {packed.version} instead")
