@@ -87,6 +87,7 @@ def build(recipe):
     if recipe.frozen:
         model.blocks[1].wide.weight.requires_grad_(False)
         model.blocks[0].out.weight.requires_grad_(False)
+        model.blocks[1].norm.weight.requires_grad_(False)  # of which autograd saves the parameter itself
         model.positions.requires_grad_(False)
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]

@@ -75,7 +75,10 @@ def test_one_autocast_around_it_all(restless):
 
     def run(model, optimizer):
         with torch.autocast("cpu", torch.bfloat16):
-            steps(model, optimizer, 3)
+            for number in range(3):
+                loss_of(model, number, autocast=True).backward()
+                optimizer.step()
+                optimizer.zero_grad()
 
     same_for_both(restless, run, make)
 
@@ -106,9 +109,11 @@ def test_gradient_scaler(restless, options):
             scaler.scale(loss).backward()
             if number == 2:
                 model.norm.weight.grad.fill_(float("inf"))  # this step is left out
-            scaler.unscale_(optimizer)
-            said.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+            if number % 2:
+                scaler.unscale_(optimizer)
+                said.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
             scaler.step(optimizer)
+            said.append(sum(parameter.grad.double().sum().item() for parameter in model.parameters()))
             scaler.update()
             optimizer.zero_grad()
             said.append(scaler.get_scale())
@@ -167,6 +172,31 @@ def test_an_alias_of_a_gradient_that_is_kept_stays_what_it_was(restless):
             optimizer.step()
             optimizer.zero_grad()
         return [part.tolist() for part in kept]
+
+    same_for_both(restless, run)
+
+
+def test_an_array_of_a_gradient(restless):
+    """numpy writes unseen."""
+    def run(model, optimizer):
+        loss_of(model, 0).backward()
+        array = model.head.weight.grad.numpy()
+        array[3] = 5
+        del array
+        said = model.norm.weight.grad.sum().item()
+        optimizer.step()
+        return said
+
+    same_for_both(restless, run)
+
+
+def test_a_gradient_right_after_another_was_dropped(restless):
+    def run(model, optimizer):
+        loss = model.head.weight.sum() * 2
+        loss.backward(retain_graph=True)
+        optimizer.zero_grad()
+        loss.backward()
+        return [model.norm.bias.sum().item(), model.head.weight.grad.sum().item()]
 
     same_for_both(restless, run)
 
@@ -271,6 +301,30 @@ def test_writing_weights_within_forward(restless):
     offloaded = same_for_both(restless, run, make)
     assert restless.leased_bytes > 0  # what is kept costs memory
     del offloaded[0][0].kept, offloaded[0][2].kept
+
+
+def test_writing_through_what_outlived_a_frozen_module(restless):
+    class Keeping(nn.Linear):
+        def forward(self, x):
+            self.kept = self.weight.detach()
+            return super().forward(x)
+
+    def make(recipe):
+        torch.manual_seed(3)
+        model = nn.Sequential(Keeping(32, 32), nn.Linear(32, 8))
+        model[0].requires_grad_(False)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def run(model, optimizer):
+        said = []
+        for number in range(3):
+            said.append(model(torch.ones(4, 32)).square().sum().item())
+            model[0].kept[number] = 1
+            del model[0].kept
+            said.append(model[1].weight.sum().item())
+        return said
+
+    same_for_both(restless, run, make)
 
 
 def test_a_parameter_that_is_kept_works_wherever_it_is_used(restless):

@@ -191,6 +191,36 @@ def test_modules_of_other_kinds(restless, name):
     same_for_both(restless, run, make)
 
 
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+def test_compiled_blocks(restless, autocast):
+    """Compiled before; inner blocks, each leased as a whole; they are compiled once."""
+    torch._dynamo.reset()
+    recipe = Recipe(autocast=autocast, checkpointing=False)
+
+    def make(recipe):
+        model, _ = build(recipe)
+        model.blocks[0] = torch.compile(model.blocks[0], backend="aot_eager")
+        model.blocks[2] = torch.compile(model.blocks[2], backend="aot_eager")
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def run(model, optimizer):
+        return train(model, optimizer, recipe)
+
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    same_for_both(restless, run, make)
+    assert graphs["unique_graphs"] == 1, "the code for the plain model serves the other"
+
+
+def test_what_is_compiled_afterwards_is_refused(restless):
+    model, _ = terrace.torch.offload(*build(RECIPE), client=restless, tensor_bytes_min=1)
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    with pytest.raises(terrace.FailedPrecondition, match="compile first, then offload"):
+        loss_of(model, 0)
+    model.blocks[0] = model.blocks[0]._orig_mod
+    loss_of(model, 0).backward()
+
+
 def test_sparse_gradients_stay_as_they_are(restless):
     def make(recipe):
         torch.manual_seed(4)
