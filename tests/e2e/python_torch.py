@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that a model whose parameters, gradients and optimizer states live in Terrace trains to losses and weights that
-are, bit for bit, those of plain PyTorch, also where little of it fits the memory tier, and that nothing stays leased."""
+are, bit for bit, those of plain PyTorch, also where little of it fits the memory tier; nothing stays leased."""
 
 import pytest
+import terrace.torch
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
 from python_torch_models import Recipe, batch, build, compare, metric, restless, train  # noqa: F401 (a fixture)
-
-import terrace.torch
 
 ADAMW = {"foreach": (("lr", 1e-3), ("foreach", True)), "fused": (("lr", 1e-3), ("fused", True)),
          "single": (("lr", 1e-3), ("foreach", False))}
@@ -34,7 +33,8 @@ def test_frozen_parameters(restless, autocast, checkpointing):
     ("SGD", {"momentum": 0.9, "nesterov": True}), ("SGD", {"momentum": 0.9, "fused": True}),
     ("AdamW", {"maximize": True}), ("Adagrad", {"fused": True})])
 def test_every_optimizer(restless, kind, options):
-    compare(Recipe(kind=getattr(torch.optim, kind), options=(("lr", 1e-3), *options.items()), set_to_none=False), restless)
+    compare(Recipe(kind=getattr(torch.optim, kind), options=(("lr", 1e-3), *options.items()), set_to_none=False),
+            restless)
 
 
 @pytest.mark.parametrize("checkpointing", [None, True, False], ids=["kept", "reentrant", "checkpointed"])

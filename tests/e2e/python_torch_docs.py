@@ -7,10 +7,9 @@ import re
 import subprocess
 import sys
 
+import terrace.torch
 import torch
 from python_fixtures import LIMIT_SECONDS, ROOT, disk  # noqa: F401 (a fixture)
-
-import terrace.torch
 
 EXAMPLE = ROOT / "client/python/examples/train_offloaded.py"
 
@@ -47,8 +46,8 @@ def test_every_optimizer_that_the_page_names_is_one_that_works():
 def test_the_example(disk):
     options = ["--steps", "3", "--blocks", "2", "--width", "96", "--batch", "1"]
     plain = run(EXAMPLE, "--plain", *options, folder=disk).stdout
-    offloaded = run(EXAMPLE, "--memory", "4MiB", "--block", f"{disk}:256MiB", "--save", disk / "gpt.safetensors", *options,
-                    folder=disk).stdout
+    offloaded = run(EXAMPLE, "--memory", "4MiB", "--block", f"{disk}:256MiB", "--save", disk / "gpt.safetensors",
+                    *options, folder=disk).stdout
     losses = re.compile(r"loss ([\d.]+)")
     assert losses.findall(plain) == losses.findall(offloaded) and len(losses.findall(plain)) == 3
     assert (disk / "gpt.optimizer.safetensors").stat().st_size > (disk / "gpt.safetensors").stat().st_size

@@ -8,6 +8,7 @@ import json
 import struct
 
 import pytest
+import terrace.torch
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
 from python_torch_models import (  # noqa: F401 (fixtures)
@@ -25,8 +26,6 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     weights,
 )
 from torch import nn
-
-import terrace.torch
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 

@@ -9,13 +9,12 @@ import tempfile
 import urllib.request
 
 import pytest
+import terrace.torch
 import torch
 import torch.utils.checkpoint
 from python_fixtures import LIMIT_SECONDS
 from torch import nn
 from torch.nn import functional
-
-import terrace.torch
 
 VOCABULARY = 64
 CONTEXT = 16

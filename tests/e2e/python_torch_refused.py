@@ -6,12 +6,12 @@ import os
 import warnings
 
 import pytest
+import terrace.torch
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
 from python_torch_models import RECIPE, Recipe, assert_same, build, loss_of, roomy, train, weights  # noqa: F401
 from torch import nn
 
-import terrace.torch
 
 @pytest.fixture(autouse=True)
 def nothing_stays(roomy):

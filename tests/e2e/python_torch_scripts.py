@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that what training scripts do between forward and step gives, bit for bit, what it gives without Terrace:
-weights outside their modules, closures, scaling, gradients by hand and kept, evaluation, hooks, references that are kept."""
+weights outside their modules, closures, scaling, gradients by hand and kept, evaluation, hooks, kept references."""
 
 import pytest
 import torch
-from python_torch_models import batch, both, build, loss_of, nothing_stays_leased, restless, same_for_both, steps  # noqa: F401
+from python_torch_models import (  # noqa: F401 (fixtures)
+    batch,
+    both,
+    build,
+    loss_of,
+    nothing_stays_leased,
+    restless,
+    same_for_both,
+    steps,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -46,8 +55,8 @@ def test_a_step_between_forward_and_backward_is_an_error_as_always(restless):
 
 
 def test_a_fused_step_between_forward_and_backward(restless):
-    """PyTorch's fused kernels do not say that they wrote. The backward pass then uses the new weights, as always; but the
-    casts that autocast made of the old ones are not there any more."""
+    """PyTorch's fused kernels do not say that they wrote. The backward pass then uses the new weights, as always; but
+    the casts that autocast made of the old ones are not there any more."""
     def make(recipe):
         model, _ = build(recipe)
         return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)

@@ -9,6 +9,7 @@ import itertools
 import weakref
 
 import pytest
+import terrace.torch
 import torch
 from python_torch_models import (  # noqa: F401 (fixtures)
     RECIPE,
@@ -26,8 +27,6 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     weights,
 )
 from torch import nn
-
-import terrace.torch
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 

@@ -3,6 +3,7 @@
 gradients, and refuses by name whatever needs all gradients first."""
 
 import pytest
+import terrace.torch
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
 from python_torch_models import (  # noqa: F401 (fixtures)
@@ -16,8 +17,6 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     train,
 )
 from torch import nn
-
-import terrace.torch
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 

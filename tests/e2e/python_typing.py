@@ -7,6 +7,7 @@ import inspect
 import pathlib
 
 import terrace
+import terrace.torch
 from terrace import _terrace
 
 STUB = pathlib.Path(terrace.__file__).with_name("_terrace.pyi")
@@ -34,3 +35,9 @@ def test_the_package_is_typed_and_documented():
     for name, value in vars(terrace.Client).items():
         if not name.startswith("_"):
             assert value.__doc__ or name in documented, name
+
+
+def test_what_is_for_pytorch_is_documented_too():
+    for name in terrace.torch.__all__:
+        assert getattr(terrace.torch, name).__doc__, name
+        assert inspect.getdoc(getattr(terrace.torch, name)) != inspect.getdoc(object), name

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""An ordinary training script with one more line: a byte-level GPT whose parameters, gradients and optimizer states live
-in Terrace. `--plain` leaves the line out; the losses are the same."""
+"""An ordinary training script with one more line: a byte-level GPT whose parameters, gradients and optimizer states
+live in Terrace. `--plain` leaves the line out; the losses are the same."""
 
 import argparse
 import contextlib

@@ -92,8 +92,8 @@ def _check(path: Path, entries: dict[str, Entry], tensors: dict[str, torch.Tenso
         raise InvalidArgument(f"{os.fspath(path)} is not of this model: it lacks {missing[:8]} and has {others[:8]}")
     for name, tensor in tensors.items():
         if entries[name].shape != tuple(tensor.shape):
-            raise InvalidArgument(f"{os.fspath(path)}: '{name}' has the shape {entries[name].shape}, and the model's has "
-                                  f"{tuple(tensor.shape)}")
+            raise InvalidArgument(f"{os.fspath(path)}: '{name}' has the shape {entries[name].shape}, and the model's "
+                                  f"has {tuple(tensor.shape)}")
 
 
 def _fill(file: Any, entry: Entry, tensor: torch.Tensor) -> None:
@@ -113,7 +113,8 @@ def _load_optimizer(path: pathlib.Path, optimizer: optim.Optimizer) -> None:
         if _OPTIMIZER not in metadata:
             raise InvalidArgument(f"{path} holds no optimizer: terrace.torch.save() writes one")
         rest = json.loads(metadata[_OPTIMIZER])
-        groups = [_typed(said, group) for said, group in zip(rest["param_groups"], optimizer.param_groups, strict=False)]
+        groups = [_typed(said, group)
+                  for said, group in zip(rest["param_groups"], optimizer.param_groups, strict=False)]
         optimizer.load_state_dict({"state": {}, "param_groups": groups + rest["param_groups"][len(groups):]})
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         states: dict[int, dict[str, Any]] = {}

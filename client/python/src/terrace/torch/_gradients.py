@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from torch import nn
 
 from .._errors import FailedPrecondition
@@ -32,7 +31,8 @@ _SPENT_AGAIN = ("a second gradient of a parameter before optimizer.zero_grad(). 
 class Gradient:
     """The gradient of one parameter. A gradient that the script has set itself is the script's, and left alone."""
 
-    def __init__(self, managed: ManagedParameter, slots: list[Slot], step: Callable[[nn.Parameter], bool] | None = None):
+    def __init__(self, managed: ManagedParameter, slots: list[Slot],
+                 step: Callable[[nn.Parameter], bool] | None = None):
         """slots: room for it. step: steps the parameter with the gradient as it comes, which is then used up."""
         self._reference = weakref.ref(managed)
         self._slots = slots

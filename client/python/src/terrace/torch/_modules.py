@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from .._errors import FailedPrecondition
-
 from ._parameters import ManagedParameter, enter, leave
 from ._saved import pop, push
 from ._store import Store
@@ -114,7 +113,8 @@ def detach(module: nn.Module) -> None:
 
 def replaced(module: nn.Module) -> list[str]:
     """The names of parameters that a module was given in the place of those that are in Terrace."""
-    return [f"{name}.{key}".lstrip(".") for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
+    return [f"{name}.{key}".lstrip(".")
+            for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
             for key, expected in uses.names.items()
             if part._parameters.get(key, expected) is not expected and part._parameters[key] is not None]
 

@@ -83,8 +83,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     if client is None:
         client = Client()
     elif not isinstance(client, Client):
-        raise TypeError(f"{call}: client is a {type(client).__name__}; it is a terrace.Client (terrace.serve() gives one "
-                        "to its `with`)")
+        raise TypeError(f"{call}: client is a {type(client).__name__}; it is a terrace.Client (terrace.serve() gives "
+                        "one to its `with`)")
     if step_in_backward and optimizer is None:
         raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     store = Store(client, place, seconds, 4 * sum(parameter.nbytes for parameter in names) + (1 << 20))
@@ -115,8 +115,8 @@ def _name_replaced(model: weakref.ref[nn.Module], named: set[str]) -> None:
     for name in [] if found is None else _modules.replaced(found):
         if name not in named:
             named.add(name)
-            warnings.warn(f"terrace.torch: the parameter '{name}' was replaced after terrace.torch.offload(): the new one "
-                          "is not in Terrace, and not the optimizer's unless it was added", stacklevel=2)
+            warnings.warn(f"terrace.torch: the parameter '{name}' was replaced after terrace.torch.offload(): the new "
+                          "one is not in Terrace, and not the optimizer's unless it was added", stacklevel=2)
 
 
 def _make(store: Store, names: dict[nn.Parameter, tuple[str, str]],
@@ -185,5 +185,5 @@ def _check_room(model: nn.Module, store: Store, stepped: ManagedOptimizer | None
     if most > store.guarantee_bytes:
         warnings.warn(
             f"terrace.torch.offload: {what} leases {most} bytes at once, and this session is guaranteed "
-            f"{store.guarantee_bytes} bytes of {store.place}: while other sessions want theirs it may be refused. Connect "
-            f"with terrace.Client(guarantees={{'{store.place}': {mib} << 20}})", stacklevel=3)
+            f"{store.guarantee_bytes} bytes of {store.place}: while other sessions want theirs it may be refused. "
+            f"Connect with terrace.Client(guarantees={{'{store.place}': {mib} << 20}})", stacklevel=3)

@@ -76,7 +76,7 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     store = tensors[0].terrace_store if tensors else parameters[0].store
     slots = {id(lazy): lazy.terrace_slot for lazy in tensors}
     with entered(store, parameters, list(slots.values())) as leased:
-        by = {key: shown for key, shown in zip(slots, leased, strict=True)}
+        by = dict(zip(slots, leased, strict=True))
         leased.clear()
         before = {key: shown._version for key, shown in by.items()}
         try:
@@ -103,8 +103,8 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def _may_write_unseen(func: Callable[..., Any]) -> bool:
-    """Whether a function may write to its arguments without a change of their versions: PyTorch's fused kernels and some
-    others do. The names of what writes in place end with an underscore, and operators say in their schema."""
+    """Whether a function may write to its arguments without a change of their versions: PyTorch's fused kernels do, and
+    some others. The names of what writes in place end with an underscore, and operators say in their schema."""
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.is_mutable
     if isinstance(func, torch._ops.OpOverloadPacket):
@@ -194,6 +194,6 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 
 _CASTS = frozenset(getattr(torch.Tensor, name)
                    for name in ("to", "cpu", "cuda", "xpu", "float", "double", "half", "bfloat16", "type"))
-_ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch) 
+_ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch)
                          if name.startswith(("_foreach_", "_amp_foreach_")))
 run_with(run, lease_for)

@@ -84,7 +84,9 @@ class _Batch:
         self._gradients.clear()
         for state, key, held, tensor in self._states:
             value = state.get(key)
-            if value is not None and value is not tensor and _optimizers.state_like(tensor, value, 0) and value.stride() == tensor.stride():
+            if value is None or value is tensor or not _optimizers.state_like(tensor, value, 0):
+                pass
+            elif value.stride() == tensor.stride():
                 tensor.copy_(value)
                 value = tensor
             if value is tensor:

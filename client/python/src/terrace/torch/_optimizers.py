@@ -62,8 +62,8 @@ def states(optimizer: optim.Optimizer, group: Group) -> tuple[str, ...]:
 
 
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:
-    """Whether a step writes to gradients without a change of their versions: PyTorch's fused kernels do where they undo a
-    GradScaler's scale."""
+    """Whether a step writes to gradients without a change of their versions: PyTorch's fused kernels do where they undo
+    a GradScaler's scale."""
     return getattr(optimizer, "grad_scale", None) is not None
 
 

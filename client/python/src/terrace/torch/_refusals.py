@@ -35,8 +35,8 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, OffloadedParameter):
         raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model")
     if type(parameter) is not nn.Parameter:
-        raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters can "
-                              "be offloaded")
+        raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
+                              "can be offloaded")
     if parameter.device.type != "cpu":
         raise InvalidArgument(f"{call}: the parameter '{name}' is on {parameter.device}; parameters on the CPU can be "
                               "offloaded")
@@ -55,7 +55,7 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
         reason = ""
         if parameter.nbytes < bytes_min:
             reason = f"smaller than {bytes_min} bytes"
-        elif parameter.layout != torch.strided or elements_spanned(parameter.shape, parameter.stride()) != parameter.numel():
+        elif parameter.layout != torch.strided or not _dense(parameter):
             reason = "its elements overlap or have gaps"
         elif storages[parameter.untyped_storage().data_ptr()] > 1:
             reason = "shares its memory with another parameter"
@@ -65,3 +65,8 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
             number_of(parameter.dtype)
             chosen[parameter] = (name, name.rpartition(".")[0])
     return chosen, left
+
+
+def _dense(parameter: torch.Tensor) -> bool:
+    """Whether it has one element for each place that it spans."""
+    return elements_spanned(parameter.shape, parameter.stride()) == parameter.numel()

@@ -28,6 +28,9 @@ _pop = torch._C._autograd._pop_saved_tensors_default_hooks
 _enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 
 
+Hooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
 class _Saved(NamedTuple):
     """Part of a parameter, or of a cast of it, as it was at a version."""
 
@@ -107,7 +110,7 @@ def _unpack(packed: Any) -> Any:
     return shown
 
 
-def _over(below: tuple[Callable[[Any], Any], Callable[[Any], Any]]) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _over(below: Hooks) -> Hooks:
     """Our hooks over others."""
     pack_below, unpack_below = below
 

@@ -26,8 +26,8 @@ def _nobody() -> None:
 class Slot:
     """A place for one tensor of a fixed geometry: that of its placeholder."""
 
-    __slots__ = ("__weakref__", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain", "reference", "tensor", "uses",
-                 "wait_seconds", "writing")
+    __slots__ = ("__weakref__", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain", "reference",
+                 "tensor", "uses", "wait_seconds", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
         self.name = name
