@@ -6,11 +6,13 @@ import copy
 import gc
 import io
 import itertools
+import threading
 import weakref
 
 import pytest
 import terrace.torch
 import torch
+from python_fixtures import LIMIT_SECONDS
 from python_torch_models import (  # noqa: F401 (fixtures)
     RECIPE,
     Recipe,
@@ -21,6 +23,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     loss_of,
     nothing_stays_leased,
     restless,
+    roomy,
     same_for_both,
     steps,
     train,
@@ -260,6 +263,26 @@ def test_an_exception_in_forward_or_backward(restless):
         steps(model, optimizer)
 
     same_for_both(restless, run)
+
+
+def test_threads_share_a_model(roomy):
+    """Each runs it forward and backward by itself, as a server's threads do."""
+    plain, (model, optimizer) = both(roomy)
+    for one, other in (plain, (model, optimizer)):
+        steps(one.eval(), other)
+    wanted = [loss_of(plain[0], number).item() for number in range(4)]
+    got: dict[int, list[float]] = {}
+
+    def run(number):
+        got[number] = [loss_of(model, number).item() for _ in range(10)]
+        torch.autograd.grad(loss_of(model, number), list(model.parameters()))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_SECONDS)
+    assert got == {number: [loss] * 10 for number, loss in enumerate(wanted)}
 
 
 def test_the_model_owns_its_tensors(restless):
