@@ -3,7 +3,8 @@
 # With a sanitizer, the daemon is what is tested; what hangs on Python alone, or takes long, the plain builds test.
 set(python_suites leases lifetime fork serve shares)
 if(NOT TERRACE_SANITIZE)
-  list(APPEND python_suites demo typing torch torch_scripts torch_states torch_files torch_docs torch_step_in_backward torch_refused)
+  list(APPEND python_suites activations demo stage typing torch torch_scripts torch_states torch_files torch_docs
+                            torch_step_in_backward torch_refused)
 endif()
 foreach(suite ${python_suites})
   add_test(NAME e2e.python_${suite}

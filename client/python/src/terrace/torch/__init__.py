@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Terrace for PyTorch scripts: what a script trains lives in the node's tiers, and is leased when it is used.
 
-    model, optimizer = terrace.torch.offload(model, optimizer)
+    model, optimizer = terrace.torch.offload(model, optimizer)  # parameters, gradients, optimizer states
+    with terrace.torch.activations():                           # what autograd saves
+        loss = model(batch).mean()
+        loss.backward()
 """
 
 from . import _operations as _operations
+from ._activations import Activations, activations
 from ._checkpoint import load, save
 from ._managed import is_managed
 from ._offload import offload
+from ._scratch import scratch
+from ._stage import Stage, StagedBatches, stage
 from ._summary import ModuleSummary, Summary, summary
 
-__all__ = ["ModuleSummary", "Summary", "is_managed", "load", "offload", "save", "summary"]
+__all__ = ["Activations", "ModuleSummary", "Stage", "StagedBatches", "Summary", "activations", "is_managed", "load",
+           "offload", "save", "scratch", "stage", "summary"]

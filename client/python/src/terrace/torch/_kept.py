@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What autograd holds in place of a tensor that it saved: the tensor itself, or what finds its bytes again."""
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .._errors import Error, ResourceExhausted
+from ._backward_order import BackwardOrder, Saved, places_of
+from ._shelf import Shelf, Slot
+
+WINDOW_PARTS = 4  # what is declared as needed soon is this part of the guarantee
+
+
+class Source(Protocol):
+    """Where a saved storage's bytes come from."""
+
+    def storage(self) -> torch.UntypedStorage:
+        """The bytes, in a storage on the device that they were saved from."""
+
+
+class View:
+    """A tensor whose storage is elsewhere: the same type, extents, strides and offset over the storage's bytes."""
+
+    __slots__ = ("_dtype", "_offset", "_size", "_source", "_stride")
+
+    def __init__(self, tensor: torch.Tensor, source: Source):
+        self._source = source
+        self._dtype = tensor.dtype
+        self._offset = tensor.storage_offset()
+        self._size = tensor.size()
+        self._stride = tensor.stride()
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor again."""
+        storage = self._source.storage()
+        return torch.empty(0, dtype=self._dtype, device=storage.device).set_(
+            storage, self._offset, self._size, self._stride)
+
+
+class Here:
+    """A tensor that stays in this process's memory; or did, until more of its storage was saved."""
+
+    __slots__ = ("__weakref__", "_on_use", "_tensor", "_version", "_view")
+
+    def __init__(self, tensor: torch.Tensor, on_use: Callable[[], None] | None = None):
+        # An output that its own node kept would keep itself.
+        self._tensor: torch.Tensor | None = tensor if tensor.is_leaf else tensor.detach()
+        self._version = tensor._version
+        self._on_use = on_use
+        self._view: View | None = None
+
+    def move(self, source: Source) -> None:
+        """Its storage is elsewhere from now on."""
+        if self._tensor is not None:
+            self._view, self._tensor = View(self._tensor, source), None
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor. RuntimeError if it was modified in place since: hooks take over this check from PyTorch."""
+        tensor = self._tensor
+        if tensor is None:
+            assert self._view is not None
+            return self._view.unpack()
+        if tensor._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version "
+                f"{self._version} instead")
+        if self._on_use is not None:
+            self._on_use()
+        return tensor
+
+
+class InTerrace:
+    """A storage's bytes in Terrace. When it goes, its slot is free again."""
+
+    __slots__ = ("__weakref__", "_device", "_order", "_original", "_saved", "_shelf", "_shown", "_size", "slot")
+
+    def __init__(self, storage: torch.UntypedStorage, saved: Saved, shelf: Shelf, order: BackwardOrder):
+        """Copies the bytes. A subclass of terrace.Error, where Terrace cannot take them."""
+        self._shelf = shelf
+        self._order = order
+        self._saved = saved
+        self._device = storage.device
+        self._size = storage.nbytes()
+        self._original = StorageWeakRef(storage)
+        self._shown: StorageWeakRef | None = None
+        begin = time.perf_counter()
+        self.slot: Slot = shelf.take(self._size)
+        with self.slot.tensor.overwrite() as lease:
+            torch.from_dlpack(lease)[:self._size].copy_(_bytes_of(storage))
+        saved.move_seconds += time.perf_counter() - begin
+        saved.place = weakref.ref(self)
+
+    def __del__(self) -> None:
+        slot = getattr(self, "slot", None)
+        if slot is not None:
+            self._shelf.put_back(slot)
+
+    def storage(self) -> torch.UntypedStorage:
+        """The bytes: leased, for as long as the storage is there."""
+        shown = None if self._shown is None else torch.UntypedStorage._new_with_weak_ptr(self._shown.cdata)
+        if shown is None:
+            shown = self._fetch()
+            self._shown = StorageWeakRef(shown)
+        return shown
+
+    def _fetch(self) -> torch.UntypedStorage:
+        if self._saved.used_at is None:
+            self._note_use()
+        begin = time.perf_counter()
+        try:
+            storage = self.slot.lease(self._device, self._size)
+        except Error as error:
+            raise self._said_better(error) from error
+        self._saved.move_seconds += time.perf_counter() - begin
+        return storage
+
+    def _note_use(self) -> None:
+        self._saved.outlived = not self._original.expired()
+        crowded = self._shelf.crowded
+        ahead = self._order.use(self._saved, self._shelf.guarantee_bytes // WINDOW_PARTS if crowded else 0)
+        if crowded:
+            self._shelf.tidy()
+            self._shelf.prefetch([place.slot for place in places_of(ahead)])
+
+    def _said_better(self, error: Error) -> Error:
+        what = f"terrace.torch.activations: a saved tensor of {self._size} bytes could not be leased for backward: {error}"
+        if isinstance(error, ResourceExhausted):
+            needed = self._size + self._shelf.leased_bytes()
+            what += (f"; this session may hold {self._shelf.guarantee_bytes} bytes leased at once in host memory: open it "
+                     f'with terrace.Client(guarantees={{"host": {needed}}}) or more')
+        better = type(error)(what)
+        better.system_error = error.system_error
+        return better
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers that never move: for communication, preprocessing, and whatever else holds on to an address."""
+
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import torch
+
+from .._client import Client
+from .._errors import AlreadyExists, InvalidArgument, ResourceExhausted
+from .._terrace import Tensor
+from ._default_client import client_for
+
+_CALL = "terrace.torch.scratch"
+_numbers = itertools.count()
+
+
+def scratch(shape: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dtype = torch.float32, *,
+            client: Client | None = None, place: str = "host") -> torch.Tensor:
+    """A tensor over memory of Terrace that stays leased, so that it never moves and is never swapped out.
+
+        buffer = terrace.torch.scratch((1024, 1024), torch.bfloat16)
+
+    It is like torch.empty: contiguous, and its content is undefined. It counts as leased against the session's guarantee
+    (client.leased_bytes), and is given back when the tensor and all views of it are gone.
+
+    client: None: one of the process, opened when first needed. place: "host", or "device:N".
+    ResourceExhausted, which names the number to change, where the session cannot lease so much at once.
+    """
+    owner = client_for(_CALL, client)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{_CALL}: dtype is {dtype!r}; it is a torch.dtype")
+    extents = _extents(shape)
+    size = math.prod(extents) * dtype.itemsize
+    if size == 0:
+        return torch.empty(extents, dtype=dtype)
+    try:
+        storage = leased_storage(owner, _CALL, size, place)
+    except ResourceExhausted as error:
+        raise ResourceExhausted(
+            f"{_CALL}: no {size} bytes that stay leased: {error}; this session holds {owner.leased_bytes} bytes leased: "
+            f'open it with terrace.Client(guarantees={{"{place}": {size + owner.leased_bytes}}}) or more') from error
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, extents, _strides(extents))
+
+
+def _extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
+    extents = [operator.index(shape)] if hasattr(shape, "__index__") else [operator.index(extent) for extent in shape]
+    if any(extent < 0 for extent in extents):
+        raise InvalidArgument(f"{_CALL}: shape is {extents}; extents are 0 or more")
+    return extents
+
+
+def _strides(extents: list[int]) -> list[int]:
+    return [math.prod(extents[at + 1:]) for at in range(len(extents))]
+
+
+def leased_storage(client: Client, name: str, size: int, place: str = "host") -> torch.UntypedStorage:
+    """A storage of `size` bytes of undefined content that stay leased as long as it is there, and go with it."""
+    tensor = _create(client, name, size)
+    try:
+        with tensor.overwrite(place=place) as lease:
+            return torch.from_dlpack(lease).untyped_storage()
+    finally:
+        client.delete([tensor])  # the name goes now, the bytes with the lease
+
+
+def _create(client: Client, name: str, size: int) -> Tensor:
+    while True:
+        try:
+            return client.create(f"{name}/{next(_numbers)}", size, "uint8")
+        except AlreadyExists:  # a name that the script took
+            continue

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors in Terrace that others are laid into: made when first needed, by classes of size, and used again step after
+step, so that a step like the one before creates none."""
+
+import contextlib
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .._client import Client
+from .._errors import AlreadyExists, Error, FailedPrecondition, ResourceExhausted
+from .._terrace import Tensor
+
+PAGE_BYTES = 4096
+STEPS_UNUSED_MAX = 16
+UNNEEDED_PARTS = 16  # what is not needed any more is said once it is this part of the guarantee
+
+
+def class_bytes(size: int) -> int:
+    """The size of the tensor that `size` bytes are laid into: eight classes to a doubling, in whole pages."""
+    step = max(PAGE_BYTES, 1 << max(0, (size - 1).bit_length() - 4))
+    return -(-size // step) * step
+
+
+class Slot:
+    """A tensor in Terrace, and what shows it here."""
+
+    __slots__ = ("shown", "size", "tensor", "used_in_step")
+
+    def __init__(self, tensor: Tensor, size: int):
+        self.tensor = tensor
+        self.size = size
+        self.shown: list[StorageWeakRef] = []
+        self.used_in_step = 0
+
+    def lease(self, device: torch.device, size: int) -> torch.UntypedStorage:
+        """A storage with the bytes: on a CPU the leased ones, whose lease it owns; elsewhere a copy of them."""
+        with self.tensor.read(writable_view=True) as lease:
+            leased = torch.from_dlpack(lease)
+        if device.type != "cpu":
+            return leased[:size].to(device).untyped_storage()
+        storage = leased.untyped_storage()
+        self.shown.append(StorageWeakRef(storage))
+        return storage
+
+    def is_shown(self) -> bool:
+        """Whether a storage of an earlier lease is still there: then its bytes must not change."""
+        self.shown = [storage for storage in self.shown if not storage.expired()]
+        return bool(self.shown)
+
+
+class Shelf:
+    """The slots of one client. Thread-safe."""
+
+    def __init__(self, client: Client, name: str):
+        self._client = weakref.ref(client)
+        self._name = name
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Slot]] = {}
+        self._lingering: list[Slot] = []
+        self._unneeded: list[Tensor] = []
+        self._unneeded_bytes = 0
+        self._returned: deque[Slot] = deque()
+        self._step = 0
+        self._names = itertools.count()
+        self._other_bytes = 0
+        self.guarantee_bytes = next((place.guarantee_bytes for place in client.places() if place.name == "host"), 0)
+        self.slots = 0
+        self.slot_bytes = 0
+        self.used_bytes = 0
+
+    def client(self) -> Client:
+        """The client; FailedPrecondition when it is gone."""
+        client = self._client()
+        if client is None:
+            raise FailedPrecondition(f"{self._name}: the client is gone; keep it while its tensors are used")
+        return client
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the client's tensors are more than the host's guarantee: bytes may have to come from below."""
+        return self._other_bytes + self.slot_bytes > self.guarantee_bytes
+
+    def take(self, size: int) -> Slot:
+        """A slot of at least `size` bytes, the caller's until put_back. ResourceExhausted where Terrace is full."""
+        wanted = class_bytes(size)
+        with self._lock:
+            self._collect(wanted)
+            free = self._free.get(wanted)
+            # The one that was used last is the likeliest to be in memory still.
+            slot = free.pop() if free else self._create(wanted)
+            slot.used_in_step = self._step
+            self.used_bytes += slot.size
+            return slot
+
+    def put_back(self, slot: Slot) -> None:
+        """The slot's content is not needed any more. Called from anywhere, finalizers included: takes no lock."""
+        self._returned.append(slot)
+
+    def tidy(self) -> None:
+        """Says which content is not needed any more, where room is scarce."""
+        if self._returned:
+            with self._lock:
+                self._collect(0)
+
+    def begin_step(self) -> None:
+        """A step begins: slots that none of the last steps used are deleted."""
+        with self._lock:
+            self._step += 1
+            self._collect(0)
+            self._measure()
+            if self._step % STEPS_UNUSED_MAX == 0:
+                self._delete([slot for slots in self._free.values() for slot in slots
+                              if slot.used_in_step <= self._step - STEPS_UNUSED_MAX])
+
+    def prefetch(self, slots: Sequence[Slot]) -> None:
+        """A hint that these are read next, in this order."""
+        client = self._client()
+        if slots and client is not None:
+            with contextlib.suppress(Error):
+                client.prefetch([slot.tensor for slot in slots])
+
+    def leased_bytes(self) -> int:
+        """What the client holds leased now."""
+        client = self._client()
+        return 0 if client is None else client.leased_bytes
+
+    def in_use(self) -> int:
+        """Slots whose content is needed, or shown."""
+        with self._lock:
+            self._collect(0)
+            self._recheck()
+            return self.slots - sum(map(len, self._free.values()))
+
+    def clear(self) -> None:
+        """Deletes the slots that are not in use."""
+        with self._lock:
+            self._collect(0)
+            self._recheck()
+            self._delete([slot for slots in self._free.values() for slot in slots])
+
+    def _measure(self) -> None:
+        client = self._client()
+        if client is not None:
+            self._other_bytes = sum(tensor.nbytes for tensor in client.tensors().values()) - self.slot_bytes
+
+    def _collect(self, wanted: int) -> None:
+        """Sorts in what was put back. What is shown still waits until it is not."""
+        while self._returned:
+            slot = self._returned.popleft()
+            self.used_bytes -= slot.size
+            if slot.is_shown():
+                self._lingering.append(slot)
+            else:
+                self._shelve(slot)
+        if wanted and not self._free.get(wanted) and self._lingering:
+            self._recheck()
+        # What is taken again must not be said to be unneeded afterwards.
+        if self._unneeded and (wanted or self._unneeded_bytes * UNNEEDED_PARTS > self.guarantee_bytes):
+            self._say_unneeded()
+
+    def _recheck(self) -> None:
+        lingering, self._lingering = self._lingering, []
+        for slot in lingering:
+            if slot.is_shown():
+                self._lingering.append(slot)
+            else:
+                self._shelve(slot)
+
+    def _shelve(self, slot: Slot) -> None:
+        self._free.setdefault(slot.size, []).append(slot)
+        if self.crowded:
+            self._unneeded.append(slot.tensor)
+            self._unneeded_bytes += slot.size
+
+    def _say_unneeded(self) -> None:
+        """So that the daemon does not write out what nobody will read. A hint: refused, it costs time alone."""
+        unneeded, self._unneeded, self._unneeded_bytes = self._unneeded, [], 0
+        client = self._client()
+        if client is not None:
+            with contextlib.suppress(Error):
+                client.dont_need(unneeded)
+
+    def _create(self, size: int) -> Slot:
+        try:
+            tensor = self._new_tensor(size)
+        except ResourceExhausted:
+            idle = [slot for slots in self._free.values() for slot in slots]
+            if not idle:
+                raise
+            self._delete(idle)
+            tensor = self._new_tensor(size)
+        self.slots += 1
+        self.slot_bytes += size
+        return Slot(tensor, size)
+
+    def _new_tensor(self, size: int) -> Tensor:
+        client = self.client()
+        while True:
+            with contextlib.suppress(AlreadyExists):  # a name that the script took
+                return client.create(f"{self._name}/{next(self._names)}", size, "uint8")
+
+    def _delete(self, slots: list[Slot]) -> None:
+        gone = {id(slot) for slot in slots}
+        for size, free in list(self._free.items()):
+            self._free[size] = [slot for slot in free if id(slot) not in gone]
+        self.slots -= len(slots)
+        self.slot_bytes -= sum(slot.size for slot in slots)
+        self._unneeded, self._unneeded_bytes = [], 0
+        client = self._client()
+        if slots and client is not None:
+            client.delete([slot.tensor for slot in slots])

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that batches come out of Terrace as the loader made them, read ahead and leased until they are dropped, and that
+buffers of scratch() stay where they are."""
+
+import collections
+import gc
+import threading
+
+import pytest
+import torch
+from python_fixtures import LIMIT_SECONDS, MIB, disk, wait_until  # noqa: F401 (a fixture)
+from python_training_fixtures import metric, roomy  # noqa: F401 (a fixture)
+from torch.utils.data import DataLoader, TensorDataset
+
+import terrace
+import terrace.torch
+
+stage, scratch = terrace.torch.stage, terrace.torch.scratch
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+def leaves_nothing(client):
+    gc.collect()
+    return client.leased_bytes == 0 and not client.tensors() and not any(
+        thread.name == "terrace.torch.stage" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_loaders_own_batches(roomy, workers):
+    """Shuffled, with a last batch of another size, pass after pass."""
+    data = TensorDataset(torch.randn(50, 3, 8, 8), torch.arange(50))
+    loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=workers)
+    staged = stage(loader, client=roomy)
+    assert len(staged) == len(loader) == 7
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = list(loader)
+        torch.manual_seed(seed)
+        got = list(staged)
+        assert [len(labels) for _, labels in got] == [8] * 6 + [2]
+        for ours, plain in zip(got, expected, strict=True):
+            assert type(ours) is type(plain) and all(map(torch.equal, ours, plain))
+        assert roomy.leased_bytes >= 50 * (3 * 8 * 8 + 2) * 4
+        del got, ours, plain, expected
+        assert leaves_nothing(roomy)
+
+
+def test_structures_types_and_strides(roomy):
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    sparse, wanted = torch.eye(3).to_sparse(), torch.randn(3).requires_grad_()
+    batch = {"pair": Pair(image, [torch.arange(5), "text", 7]), "ordered": collections.OrderedDict(a=image, b=None),
+             "tuple": (torch.tensor(3.0, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bool), torch.empty(0, 4)),
+             "expanded": torch.ones(3, 1).expand(3, 4), "sparse": sparse, "wanted": wanted,
+             "complex": torch.randn(3, dtype=torch.complex64), "turned": torch.randn(3, 4).t()}
+    (got,) = stage([batch], client=roomy)
+    assert list(got) == list(batch) and type(got["pair"]) is Pair and type(got["ordered"]) is collections.OrderedDict
+    assert got["pair"].second[1:] == ["text", 7] and got["sparse"] is sparse and got["ordered"]["b"] is None
+    assert torch.equal(got["pair"].first, image) and got["pair"].first.stride() == image.stride()
+    assert got["pair"].first is got["ordered"]["a"] and got["pair"].first.data_ptr() != image.data_ptr()
+    for ours, plain in ((got["pair"].second[0], torch.arange(5)), *zip(got["tuple"], batch["tuple"], strict=True),
+                        *((got[key], batch[key]) for key in ("expanded", "wanted", "complex", "turned"))):
+        assert torch.equal(ours, plain) and ours.dtype == plain.dtype
+        assert ours.requires_grad == plain.requires_grad
+    assert got["turned"].stride() == (1, 4) and batch["pair"].first is image
+    del got, ours
+    assert leaves_nothing(roomy)
+
+
+def test_it_reads_ahead_as_far_as_it_was_told(roomy):
+    read = []
+
+    def batches():
+        for number in range(10):
+            read.append(number)
+            yield torch.full((1000,), number)
+
+    passes = iter(stage(batches(), depth=3, client=roomy))
+    for number in range(10):
+        assert int(next(passes)[0]) == number
+        ahead = min(10, number + 1 + 3 + 1)  # those that wait, and one that waits for room
+        wait_until(lambda ahead=ahead: len(read) == ahead, f"batch {ahead}")
+    with pytest.raises(StopIteration):
+        next(passes)
+    with pytest.raises(StopIteration):
+        next(passes)
+    assert leaves_nothing(roomy)
+
+
+def test_leaving_early_stops_the_thread(roomy):
+    def endless():
+        while True:
+            yield torch.ones(1000)
+
+    for _ in range(3):
+        for batch in stage(endless(), client=roomy):
+            break
+    passes = iter(stage(endless(), client=roomy))
+    batch = next(passes)
+    passes.close()
+    with pytest.raises(StopIteration):
+        for _ in range(100):
+            next(passes)
+    assert roomy.leased_bytes == batch.untyped_storage().nbytes() and torch.equal(batch, torch.ones(1000))
+    del batch
+    assert leaves_nothing(roomy)
+
+
+def test_an_exception_of_the_loader_comes_in_its_place(roomy):
+    def failing():
+        yield torch.ones(10)
+        yield torch.ones(20)
+        raise ZeroDivisionError("the third")
+
+    passes = iter(stage(failing(), client=roomy))
+    assert [len(next(passes)), len(next(passes))] == [10, 20]
+    with pytest.raises(ZeroDivisionError, match="the third"):
+        next(passes)
+    with pytest.raises(StopIteration):
+        next(passes)
+    assert leaves_nothing(roomy)
+
+
+def test_batches_that_find_no_room_stay_as_they_are():
+    with terrace.serve("8MiB", metrics=False) as client:
+        batches = [torch.full((MIB,), float(number)) for number in range(5)]
+        with pytest.warns(RuntimeWarning, match=r"RESOURCE_EXHAUSTED.*guarantees=") as caught:
+            got = list(stage(batches, depth=1, client=client))
+        assert len(caught) == 1 and all(map(torch.equal, got, batches))
+        assert any(ours is plain for ours, plain in zip(got, batches, strict=True)) and client.leased_bytes > 0
+        del got
+        assert leaves_nothing(client)
+
+
+def test_a_batch_stays_where_it_is(disk):
+    """While other tensors push everything else out of the memory tier."""
+    with terrace.serve("8MiB", block=f"{disk}:128MiB") as client:
+        buffer = scratch((256, 1024), client=client)
+        buffer.fill_(7)
+        (batch,) = stage([torch.full((256, 1024), 5.0)], client=client)
+        address = batch.data_ptr(), buffer.data_ptr()
+        others = client.create_many([(f"t{number}", MIB, "uint8") for number in range(32)])
+        for other in others:
+            with other.overwrite() as lease:
+                lease.numpy()[:] = 1
+        assert metric(client, "terrace_transfer_bytes_total", link="block_write") > 0
+        assert (batch.data_ptr(), buffer.data_ptr()) == address and (batch == 5).all() and (buffer == 7).all()
+        assert metric(client, "terrace_transfer_bytes_total", link="block_read") == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
+def test_scratch_is_like_empty(roomy, dtype):
+    for shape in (5, (3, 4), (), (2, 0), torch.Size([2, 1, 3])):
+        buffer, plain = scratch(shape, dtype, client=roomy), torch.empty(shape, dtype=dtype)
+        assert (buffer.shape, buffer.dtype, buffer.stride()) == (plain.shape, dtype, plain.stride())
+        assert roomy.leased_bytes == buffer.nbytes and not roomy.tensors()
+        buffer.fill_(1)
+        part = buffer.view(-1)[-1:]
+        del buffer
+        assert (part == 1).all()
+        del part
+        assert leaves_nothing(roomy)
+
+
+def test_errors_say_what_to_do(roomy):
+    with pytest.raises(TypeError, match="terrace.torch.scratch: dtype is 'float32'"):
+        scratch(3, "float32", client=roomy)
+    with pytest.raises(terrace.InvalidArgument, match="terrace.torch.scratch: shape is"):
+        scratch((3, -1), client=roomy)
+    with pytest.raises(terrace.ResourceExhausted, match=r"scratch: no \d+ bytes that stay leased.*guarantees="):
+        scratch(1 << 30, client=roomy)
+    with pytest.raises(TypeError, match="terrace.torch.stage: loader is 7"):
+        stage(7, client=roomy)
+    with pytest.raises(terrace.InvalidArgument, match="terrace.torch.stage: depth is 0"):
+        stage([], 0, client=roomy)
+    assert list(stage([], client=roomy)) == [] and leaves_nothing(roomy)
+    staged = stage([torch.ones(3)], client=roomy)
+    roomy.close()
+    with pytest.raises(terrace.FailedPrecondition, match="terrace.torch.stage: the client is closed"):
+        iter(staged)
+    with pytest.raises(terrace.FailedPrecondition, match="terrace.torch.scratch: the client is closed"):
+        scratch(3, client=roomy)
