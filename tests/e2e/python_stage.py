@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that batches come out of Terrace as the loader made them, read ahead and leased until they are dropped, and that
-buffers of scratch() stay where they are."""
+"""Shows that batches come out of Terrace as the loader made them, read ahead and leased until they are dropped, and
+that buffers of scratch() stay where they are."""
 
 import collections
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
 import torch
-from python_fixtures import LIMIT_SECONDS, MIB, disk, wait_until  # noqa: F401 (a fixture)
+from python_fixtures import LIMIT_SECONDS, MIB, ROOT, disk, wait_until  # noqa: F401 (a fixture)
 from python_training_fixtures import metric, roomy  # noqa: F401 (a fixture)
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -92,8 +94,10 @@ def test_leaving_early_stops_the_thread(roomy):
             yield torch.ones(1000)
 
     for _ in range(3):
-        for batch in stage(endless(), client=roomy):
+        for first in stage(endless(), client=roomy):
+            assert len(first) == 1000
             break
+        del first
     passes = iter(stage(endless(), client=roomy))
     batch = next(passes)
     passes.close()
@@ -179,3 +183,12 @@ def test_errors_say_what_to_do(roomy):
         iter(staged)
     with pytest.raises(terrace.FailedPrecondition, match="terrace.torch.scratch: the client is closed"):
         scratch(3, client=roomy)
+
+
+def test_the_example_for_numpy(disk):
+    ended = subprocess.run([sys.executable, "-B", ROOT / "client/python/examples/numpy_out_of_core.py", "--block", disk,
+                            "--rows", "8192", "--rounds", "2"], capture_output=True, text=True, timeout=LIMIT_SECONDS,
+                           check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("largest singular value of 8192 x 1024: 1")
+    assert not list(disk.iterdir())

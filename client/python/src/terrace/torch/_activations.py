@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import _checks
 from .._client import BYTES_MAX, Client
@@ -19,6 +18,7 @@ from ._default_client import client_for
 from ._kept import Here, InTerrace, Source, View
 from ._managed import is_managed
 from ._shelf import Shelf, class_bytes
+from ._storages import StorageReference, number_of
 
 MIN_BYTES = 16 << 10
 STORAGES_SWEPT_AT = 256
@@ -34,7 +34,7 @@ class _Storage:
     __slots__ = ("here", "parts", "source", "staying", "version", "weak")
 
     def __init__(self, storage: torch.UntypedStorage, version: int):
-        self.weak = StorageWeakRef(storage)
+        self.weak = StorageReference(storage)
         self.version = version
         self.source: weakref.ref[Source] | None = None
         self.staying = False
@@ -55,11 +55,11 @@ class _Keeper:
 
     def of(self, storage: torch.UntypedStorage, version: int) -> _Storage:
         """What became of this version of the storage: the address alone would not tell, the weak reference does."""
-        known = self._storages.get(storage._cdata)
+        known = self._storages.get(number_of(storage))
         if known is None or known.version != version or known.weak.expired():
             if len(self._storages) >= self._sweep_at:
                 self._sweep()
-            known = self._storages[storage._cdata] = _Storage(storage, version)
+            known = self._storages[number_of(storage)] = _Storage(storage, version)
         return known
 
     def begin_step(self) -> None:
@@ -260,8 +260,8 @@ def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, kee
         before showed; None: a sixteenth; 0: nothing.
     recompute_casts: casts of parameters, which autocast makes, are made again in backward instead of being moved.
 
-    Where Terrace has no room the tensor stays in memory, and a RuntimeWarning says, once a client, what number to change.
-    FailedPrecondition for a closed client; Unavailable where no daemon is there.
+    Where Terrace has no room the tensor stays in memory, and a RuntimeWarning says, once a client, what number to
+    change. FailedPrecondition for a closed client; Unavailable where no daemon is there.
     """
     least = max(1, _checks.count(_CALL, "min_bytes", min_bytes, BYTES_MAX))
     kept = None if keep_bytes is None else _checks.count(_CALL, "keep_bytes", keep_bytes, BYTES_MAX)

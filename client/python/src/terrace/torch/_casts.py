@@ -2,7 +2,8 @@
 """Casts of parameters, which autocast makes and autograd saves: cheaper to make again than to move."""
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
+
+from ._storages import StorageReference
 
 _CAST_TYPES = (torch.bfloat16, torch.float16)
 _COPY_NODE = "ToCopyBackward0"
@@ -17,7 +18,7 @@ class Cast:
         self._parameter = parameter
         self._dtype = dtype
         self._version = parameter._version
-        self._shown: StorageWeakRef | None = None
+        self._shown: StorageReference | None = None
 
     def storage(self) -> torch.UntypedStorage:
         """The cast's bytes. RuntimeError if the parameter has changed: the old ones cannot be had again."""
@@ -26,11 +27,11 @@ class Cast:
                 f"terrace.torch.activations: a parameter of shape {tuple(self._parameter.shape)} was changed in place "
                 "between the forward pass that cast it and the backward pass that needs the cast; with "
                 "recompute_casts=False casts are moved instead of being made again")
-        shown = None if self._shown is None else torch.UntypedStorage._new_with_weak_ptr(self._shown.cdata)
+        shown = None if self._shown is None else self._shown.storage()
         if shown is None:
             with torch.no_grad():
                 shown = self._parameter.detach().to(self._dtype).untyped_storage()
-            self._shown = StorageWeakRef(shown)
+            self._shown = StorageReference(shown)
         return shown
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._errors import Error, ResourceExhausted
 from ._backward_order import BackwardOrder, Saved, places_of
 from ._shelf import Shelf, Slot
+from ._storages import StorageReference, over, shown
 
 WINDOW_PARTS = 4  # what is declared as needed soon is this part of the guarantee
 
@@ -31,15 +31,14 @@ class View:
     def __init__(self, tensor: torch.Tensor, source: Source):
         self._source = source
         self._dtype = tensor.dtype
-        self._offset = tensor.storage_offset()
+        self._offset = int(tensor.storage_offset())
         self._size = tensor.size()
         self._stride = tensor.stride()
 
     def unpack(self) -> torch.Tensor:
         """The tensor again."""
         storage = self._source.storage()
-        return torch.empty(0, dtype=self._dtype, device=storage.device).set_(
-            storage, self._offset, self._size, self._stride)
+        return over(storage, self._dtype, self._offset, self._size, self._stride)
 
 
 class Here:
@@ -87,12 +86,12 @@ class InTerrace:
         self._saved = saved
         self._device = storage.device
         self._size = storage.nbytes()
-        self._original = StorageWeakRef(storage)
-        self._shown: StorageWeakRef | None = None
+        self._original = StorageReference(storage)
+        self._shown: StorageReference | None = None
         begin = time.perf_counter()
         self.slot: Slot = shelf.take(self._size)
         with self.slot.tensor.overwrite() as lease:
-            torch.from_dlpack(lease)[:self._size].copy_(_bytes_of(storage))
+            shown(lease)[:self._size].copy_(over(storage, torch.uint8, 0, [self._size], [1]))
         saved.move_seconds += time.perf_counter() - begin
         saved.place = weakref.ref(self)
 
@@ -103,11 +102,11 @@ class InTerrace:
 
     def storage(self) -> torch.UntypedStorage:
         """The bytes: leased, for as long as the storage is there."""
-        shown = None if self._shown is None else torch.UntypedStorage._new_with_weak_ptr(self._shown.cdata)
-        if shown is None:
-            shown = self._fetch()
-            self._shown = StorageWeakRef(shown)
-        return shown
+        storage = None if self._shown is None else self._shown.storage()
+        if storage is None:
+            storage = self._fetch()
+            self._shown = StorageReference(storage)
+        return storage
 
     def _fetch(self) -> torch.UntypedStorage:
         if self._saved.used_at is None:
@@ -129,15 +128,12 @@ class InTerrace:
             self._shelf.prefetch([place.slot for place in places_of(ahead)])
 
     def _said_better(self, error: Error) -> Error:
-        what = f"terrace.torch.activations: a saved tensor of {self._size} bytes could not be leased for backward: {error}"
+        what = (f"terrace.torch.activations: a saved tensor of {self._size} bytes could not be leased for backward: "
+                f"{error}")
         if isinstance(error, ResourceExhausted):
             needed = self._size + self._shelf.leased_bytes()
-            what += (f"; this session may hold {self._shelf.guarantee_bytes} bytes leased at once in host memory: open it "
-                     f'with terrace.Client(guarantees={{"host": {needed}}}) or more')
+            what += (f"; this session may hold {self._shelf.guarantee_bytes} bytes leased at once in host memory: open "
+                     f'it with terrace.Client(guarantees={{"host": {needed}}}) or more')
         better = type(error)(what)
         better.system_error = error.system_error
         return better
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -13,6 +13,7 @@ from .._client import Client
 from .._errors import AlreadyExists, InvalidArgument, ResourceExhausted
 from .._terrace import Tensor
 from ._default_client import client_for
+from ._storages import over, shown
 
 _CALL = "terrace.torch.scratch"
 _numbers = itertools.count()
@@ -24,8 +25,8 @@ def scratch(shape: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dtype =
 
         buffer = terrace.torch.scratch((1024, 1024), torch.bfloat16)
 
-    It is like torch.empty: contiguous, and its content is undefined. It counts as leased against the session's guarantee
-    (client.leased_bytes), and is given back when the tensor and all views of it are gone.
+    It is like torch.empty: contiguous, and its content is undefined. It counts as leased against the session's
+    guarantee (client.leased_bytes), and is given back when the tensor and all views of it are gone.
 
     client: None: one of the process, opened when first needed. place: "host", or "device:N".
     ResourceExhausted, which names the number to change, where the session cannot lease so much at once.
@@ -41,9 +42,9 @@ def scratch(shape: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dtype =
         storage = leased_storage(owner, _CALL, size, place)
     except ResourceExhausted as error:
         raise ResourceExhausted(
-            f"{_CALL}: no {size} bytes that stay leased: {error}; this session holds {owner.leased_bytes} bytes leased: "
-            f'open it with terrace.Client(guarantees={{"{place}": {size + owner.leased_bytes}}}) or more') from error
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, extents, _strides(extents))
+            f"{_CALL}: no {size} bytes that stay leased: {error}; this session holds {owner.leased_bytes} bytes leased "
+            f'already: open it with terrace.Client(guarantees={{"{place}": {size + owner.leased_bytes}}}) or more') from error
+    return over(storage, dtype, 0, extents, _strides(extents))
 
 
 def _extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
@@ -62,7 +63,7 @@ def leased_storage(client: Client, name: str, size: int, place: str = "host") ->
     tensor = _create(client, name, size)
     try:
         with tensor.overwrite(place=place) as lease:
-            return torch.from_dlpack(lease).untyped_storage()
+            return shown(lease).untyped_storage()
     finally:
         client.delete([tensor])  # the name goes now, the bytes with the lease
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors in Terrace that others are laid into: made when first needed, by classes of size, and used again step after
-step, so that a step like the one before creates none."""
+"""The tensors in Terrace that others are laid into: made when first needed, by classes of size, and used again step
+after step, so that a step like the one before creates none."""
 
 import contextlib
 import itertools
@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._client import Client
 from .._errors import AlreadyExists, Error, FailedPrecondition, ResourceExhausted
 from .._terrace import Tensor
+from ._storages import StorageReference, shown
 
 PAGE_BYTES = 4096
 STEPS_UNUSED_MAX = 16
@@ -35,17 +35,17 @@ class Slot:
     def __init__(self, tensor: Tensor, size: int):
         self.tensor = tensor
         self.size = size
-        self.shown: list[StorageWeakRef] = []
+        self.shown: list[StorageReference] = []
         self.used_in_step = 0
 
     def lease(self, device: torch.device, size: int) -> torch.UntypedStorage:
         """A storage with the bytes: on a CPU the leased ones, whose lease it owns; elsewhere a copy of them."""
         with self.tensor.read(writable_view=True) as lease:
-            leased = torch.from_dlpack(lease)
+            leased = shown(lease)
         if device.type != "cpu":
             return leased[:size].to(device).untyped_storage()
         storage = leased.untyped_storage()
-        self.shown.append(StorageWeakRef(storage))
+        self.shown.append(StorageReference(storage))
         return storage
 
     def is_shown(self) -> bool:

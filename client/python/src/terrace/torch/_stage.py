@@ -17,6 +17,7 @@ from .._client import Client
 from .._errors import Error, InvalidArgument
 from ._default_client import client_for
 from ._scratch import leased_storage
+from ._storages import over
 
 ALIGNMENT_BYTES = 64
 DEPTH_MAX = 1024
@@ -96,8 +97,8 @@ class _Stager:
             self._warned = True
             warnings.warn(
                 f"{_CALL}: Terrace did not take a batch of {size} bytes ({error.code}: {error}); it stays in this "
-                "process's memory, and so will others. All batches that wait, and those that the script holds, are leased "
-                f'at once: open the session with terrace.Client(guarantees={{"host": {4 * size}}}) or more',
+                "process's memory, and so will others. All batches that wait, and those that the script holds, are "
+                f'leased at once: open the session with terrace.Client(guarantees={{"host": {4 * size}}}) or more',
                 RuntimeWarning, stacklevel=2)
         return batch
 
@@ -177,9 +178,9 @@ def stage(loader: Iterable[T], depth: int = 2, *, client: Client | None = None) 
     depth: how many batches wait, besides the one at hand.
     client: None: one of the process, opened when first needed.
 
-    Values, types, strides and structure are equal. An exception of the loader is raised where its batch would have come.
-    Leaving an iteration early stops the thread. A dataset that draws from PyTorch's global generator in this process
-    (num_workers=0) does so ahead of time; samplers do not.
+    Values, types, strides and structure are equal. An exception of the loader is raised where its batch would have
+    come. Leaving an iteration early stops the thread. A dataset that draws from PyTorch's global generator in this
+    process (num_workers=0) does so ahead of time; samplers do not.
     """
     count = _checks.count(_CALL, "depth", depth, DEPTH_MAX)
     if count == 0:
@@ -213,6 +214,6 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def _copy(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int) -> torch.Tensor:
     with torch.no_grad():
         strides = torch.empty_like(tensor, device="meta").stride()
-        made = torch.empty(0, dtype=tensor.dtype).set_(storage, offset // tensor.element_size(), tensor.shape, strides)
+        made = over(storage, tensor.dtype, offset // tensor.element_size(), tensor.shape, strides)
         made.copy_(tensor)
     return made.requires_grad_(tensor.requires_grad)
