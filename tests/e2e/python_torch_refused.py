@@ -51,7 +51,7 @@ def test_what_is_no_optimizer_or_no_module(roomy):
         terrace.torch.offload(model, torch.optim.AdamW(model.parameters(), differentiable=True), client=roomy)
     with pytest.raises(TypeError, match="model is AdamW; it is a torch.nn.Module"):
         terrace.torch.offload(optimizer, client=roomy)
-    with pytest.raises(TypeError, match="client is a .*; it is a terrace.Client"):
+    with pytest.raises(TypeError, match="client is .*; it is a terrace.Client"):
         terrace.torch.offload(model, client=terrace.serve("4MiB"))
     with pytest.raises(terrace.InvalidArgument, match="place is 'attic'"):
         terrace.torch.offload(model, client=roomy, place="attic")

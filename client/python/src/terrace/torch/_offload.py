@@ -14,6 +14,7 @@ from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from . import _modules, _optimizers
+from ._default_client import client_for
 from ._gradients import Gradient
 from ._optimizer import ManagedOptimizer, managed_optimizer
 from ._parameters import ManagedParameter
@@ -55,7 +56,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     optimizer steps batch by batch: losses and weights are, bit for bit, those without Terrace. Whatever else uses a
     parameter, a gradient or a state leases it for that operation.
 
-    client: the session to keep them in; None: a terrace.Client() of its own.
+    client: the session to keep them in; None: the process's own, one for all calls that are not given one.
     place: where they are leased.
     step_in_backward: steps each parameter as its gradient comes, so that gradients need no room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
@@ -80,11 +81,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     if place != "host":
         raise InvalidArgument(f"{call}: place is {place!r}; parameters are leased in 'host'")
     names, left = eligible(model, bytes_min)
-    if client is None:
-        client = Client()
-    elif not isinstance(client, Client):
-        raise TypeError(f"{call}: client is a {type(client).__name__}; it is a terrace.Client (terrace.serve() gives "
-                        "one to its `with`)")
+    client = client_for(call, client)
     if step_in_backward and optimizer is None:
         raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     store = Store(client, place, seconds, 4 * sum(parameter.nbytes for parameter in names) + (1 << 20))
