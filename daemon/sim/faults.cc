@@ -239,7 +239,7 @@ void World::ask_again(std::size_t index, Body body) {
     for (const Handle handle : given_up->tensors)
       if (Tensor* tensor = find(trainer, handle)) tensor->may_be_forgotten = true;
   if (!trainer.open()) return;
-  if (const auto* gone = std::get_if<DeleteTensors>(&body)) {
+  if (const auto* gone = std::get_if<DeleteTensors>(&body); gone != nullptr && trainer.writes) {
     for (const Handle handle : gone->tensors) {
       std::erase_if(trainer.content->tensors, [&](const Tensor& tensor) { return tensor.handle == handle; });
       std::erase(trainer.pinned, handle);
