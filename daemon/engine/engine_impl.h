@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, status.cc,
-// invariants.cc, record.cc, restore.cc, settle.cc and former.cc for what outlives the process, shares.cc and words.cc for
-// what several processes see of it, and engine.cc for the entrance.
+// invariants.cc, record.cc, restore.cc, settle.cc and former.cc for what outlives the process, shares.cc and words.cc
+// for what several processes see of it, and engine.cc for the entrance.
 #pragma once
 
 #include <map>
