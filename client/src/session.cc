@@ -58,6 +58,9 @@ Result<shm::Hello> make_hello(const ConnectOptions& options) {
       return fail(ErrorCode::kInvalidArgument, "a share's name of " + std::to_string(share.name.size()) +
                                                    " bytes: it has 1 to " + std::to_string(hello.share.size() - 1));
     }
+    if (share.name.find('\0') != std::string::npos) {
+      return fail(ErrorCode::kInvalidArgument, "a share's name has no zero bytes");
+    }
     std::ranges::copy(share.name, hello.share.begin());
     hello.share_use = static_cast<std::uint32_t>(share.use);
   }

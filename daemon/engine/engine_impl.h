@@ -132,6 +132,8 @@ class EngineImpl final : public Engine {
   Member& join(Session& share, const OpenSession& open);
   void leave(Session& session, SessionId id, const Error& why);
   void bereave(Session& session, Slot slot);
+  bool must_not_wait(Session& session, const Admission& admission) const;
+  bool others_hold(Session& session, const Admission& admission, const std::vector<Slot>& slots) const;
   std::uint64_t leases_of(const Session& session, const Member& member) const;
   Result<Session*> session_to_write(SessionId id);
   Result<void> await_others(Session& session, Admission& admission, Slot slot);
@@ -294,7 +296,7 @@ class EngineImpl final : public Engine {
   void move_below_fence(Session& session, std::size_t tier, Slot slot);
   void give_back_segments(Session& session, std::size_t tier);
   std::uint64_t projected_bytes(const Session& session, std::size_t tier) const;
-  static std::string in_words(const Session& session);
+  static std::string in_words(const Session& session, const Tenant& asks);
   Error open_refusal(const PendingOpen& open) const;
 
   // prefetch.cc

@@ -249,11 +249,13 @@ void EngineImpl::give_back_segments(Session& session, std::size_t tier) {
         {mover::SegmentOrder::Kind::kRemove, session.id, static_cast<TierId>(tier), {offset - segment, segment}});
 }
 
-std::string EngineImpl::in_words(const Session& session) {
+// To whoever asks: names within a tenant are nobody else's to know.
+std::string EngineImpl::in_words(const Session& session, const Tenant& asks) {
   const auto number = static_cast<std::uint32_t>(session.id);
   const Member& first = session.members.front();
   if (session.is_share())
-    return fmt::format("share '{}' ({}, {} sessions, of pid {} first)", session.share, number, session.members.size(),
+    return fmt::format("share {}({}, {} sessions, of pid {} first)",
+                       session.tenant == asks ? "'" + session.share + "' " : "", number, session.members.size(),
                        first.pid);
   return fmt::format("session {} (pid {}{}{})", number, first.pid, first.label.empty() ? "" : ", ", first.label);
 }
@@ -273,8 +275,8 @@ Error EngineImpl::open_refusal(const PendingOpen& open) const {
     for (const auto& [id, session] : sessions_) {
       const Place& place = *session->places[tier];
       if (place.claimed_bytes() == 0) continue;
-      text += fmt::format(" {} is guaranteed {} and has mapped {};", in_words(*session), place.floor_bytes,
-                          place.mapped_bytes());
+      text += fmt::format(" {} is guaranteed {} and has mapped {};", in_words(*session, open.open.tenant),
+                          place.floor_bytes, place.mapped_bytes());
     }
   }
   if (text.back() == ';') text.back() = '.';

@@ -20,7 +20,8 @@ void EngineImpl::on(const Request& request, const Release& body) {
       const shm::Step step = shm::release(table.word(handle.slot), handle.incarnation, body.mode);
       outcome = step.outcome;
       ended |= outcome == shm::Outcome::kDone && step.word.wanted && !step.word.leased();
-      if (outcome == shm::Outcome::kDone && body.torn) tear(session, handle.slot);
+      const bool wrote = !session.is_share() || session.at(handle.slot).holder == request.session;
+      if (outcome == shm::Outcome::kDone && body.torn && wrote) tear(session, handle.slot);
     }
     if (outcome == shm::Outcome::kDone) continue;
     if (!result) continue;  // the rest is released all the same; the first failure is named

@@ -191,6 +191,13 @@ EngineImpl::Room EngineImpl::wait_for_leases(Session& session, Admission& admiss
                                found.pinned_bytes));
     return Room::kRefused;
   }
+  if (others_hold(session, admission, found.leased) && must_not_wait(session, admission)) {
+    refusal = full(session, tier,
+                   fmt::format("{} bytes are leased there, by other sessions of share '{}' too, and this one holds "
+                               "leases in it: release them before waiting, or take what is used together in one set",
+                               found.leased_bytes, session.share));
+    return Room::kRefused;
+  }
   if (place.fence != kNoFence && found.leased_bytes > place.floor_bytes) {
     refusal = full(session, tier,
                    fmt::format("the session holds {} bytes leased, beyond its guarantee of {}", found.leased_bytes,

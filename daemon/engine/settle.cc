@@ -34,7 +34,8 @@ std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::spa
         const auto mode = static_cast<shm::Mode>(grant.mode % 256);
         const bool undone = shm::ungrant(member->table.word(slot), mode, (granted.mark & 1) != 0);
         // Its content was given up with the record, which comes before the word.
-        const bool recorded = index(session->at(slot).published) == grant.mode / 256;
+        const bool its = !session->is_share() || tensor.holder == member->id;  // and not another one's, as before
+        const bool recorded = its && index(session->at(slot).published) == grant.mode / 256;
         if ((undone || recorded) && mode == shm::Mode::kOverwrite && (granted.mark & kFresh) != 0)
           unanswered[session->id].torn.push_back(slot);
       }

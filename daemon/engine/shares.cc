@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "engine/engine_impl.h"
 #include "engine/planted.h"
 
@@ -25,6 +26,9 @@ Result<void> EngineImpl::check_share(const OpenSession& open) {
   if (access.name.empty() || access.name.size() > kShareNameBytesMax)
     return fail(ErrorCode::kInvalidArgument, fmt::format("a share's name has 1 to {} bytes, this one has {}",
                                                          kShareNameBytesMax, access.name.size()));
+  // It is a record's text, ended by a zero, and what people and messages name the share by.
+  if (!is_utf8(access.name) || std::ranges::any_of(access.name, [](unsigned char c) { return c < ' ' || c == 0x7F; }))
+    return fail(ErrorCode::kInvalidArgument, "a share's name is UTF-8 without control characters");
   if (access.create && there)
     return fail(ErrorCode::kAlreadyExists,
                 fmt::format("there is a share '{}' already: open it, or use another name", access.name));
@@ -121,6 +125,23 @@ void EngineImpl::bereave(Session& session, Slot slot) {
     rest(session, slot);
 }
 
+// Who holds leases in a share waits for nobody else's there: they may be waiting for its.
+bool EngineImpl::must_not_wait(Session& session, const Admission& admission) const {
+  if (!session.is_share()) return false;
+  const Member* asks = session.find_member(admission.member);
+  return asks != nullptr && leases_of(session, *asks) != 0;
+}
+
+// Whether somebody else holds a lease on one of these.
+bool EngineImpl::others_hold(Session& session, const Admission& admission, const std::vector<Slot>& slots) const {
+  return std::ranges::any_of(slots, [&](Slot slot) {
+    const Tensor& tensor = session.at(slot);
+    return std::ranges::any_of(session.members, [&](const Member& member) {
+      return member.id != admission.member && Session::shows(member, tensor) && member.table.load(slot).leased();
+    });
+  });
+}
+
 std::uint64_t EngineImpl::leases_of(const Session& session, const Member& member) const {
   std::uint64_t leases = 0;
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
@@ -146,10 +167,15 @@ Result<void> EngineImpl::await_others(Session& session, Admission& admission, Sl
   const std::string& place = tiers_[tier_index(tensor, tensor.published)].leases.name;
   const Member* asks = session.find_member(admission.member);
   const bool waits = session.is_share() && admission.is(Admission::Kind::kAcquire);
-  if (!waits || (Session::shows(*asks, tensor) && asks->table.load(slot).leased()))
-    return fail(ErrorCode::kFailedPrecondition, fmt::format("tensor '{}' is leased at {}{}: release it first",
-                                                            tensor.name, place, waits ? ", for reading" : ""));
-  if (leases_of(session, *asks) != 0)
+  const bool own = asks != nullptr && Session::shows(*asks, tensor) && asks->table.load(slot).leased();
+  if (own || !session.is_share())
+    return fail(ErrorCode::kFailedPrecondition,
+                fmt::format("tensor '{}' is leased at {}: release it first", tensor.name, place));
+  if (!waits)
+    return fail(ErrorCode::kFailedPrecondition,
+                fmt::format("tensor '{}' is leased at {} by other sessions of share '{}': ask again when they are done",
+                            tensor.name, place, session.share));
+  if (must_not_wait(session, admission))
     return fail(ErrorCode::kFailedPrecondition,
                 fmt::format("tensor '{}' is leased by other sessions of share '{}', and this one holds leases in it: "
                             "release them before waiting, or take what is used together in one set",

@@ -180,7 +180,7 @@ void EngineImpl::prove_home(Session& session, Slot slot) {
   start(
       session, slot,
       {.session = session.id, .slot = slot, .activity = Activity::kProving, .from = Level::kNone, .to = Level::kBlock},
-      {mover::Class::kCleaning, kNever});
+      {mover::Class::kAwaitedWriteBack, kNever});  // who writes the tensor again waits for it
 }
 
 void EngineImpl::evicted(Session& session, const Flight& flight, const Result<void>& result) {

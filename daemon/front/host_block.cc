@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "front/host.h"
@@ -16,6 +17,7 @@ namespace terrace::front {
 namespace {
 
 constexpr Duration kLookPeriod = std::chrono::milliseconds(20);
+constexpr Duration kPatienceAfresh = std::chrono::seconds(2);
 constexpr Duration kPatience = std::chrono::seconds(60);  // then it is said once more, and waited on
 
 constexpr const char* kServing = "STATUS=serving";
@@ -25,15 +27,25 @@ constexpr const char* kServingWithout =
 }  // namespace
 
 // Before the engine is made. A daemon that goes on for another has sessions to serve, whoever holds the files; one that
-// begins afresh has none, and would wait in vain for somebody who lives and works with them.
+// begins afresh has none, and would wait in vain for somebody who lives and works with them, perhaps where it cannot
+// see that: it ends, and whoever started it may try again.
 Result<void> Host::expect_block(bool goes_on) {
   node_.options.former_at_work = node_.block && !node_.block->owned();
   if (!node_.options.former_at_work) return {};
-  if (!goes_on && node_.block->held_by_the_living())
+  if (!goes_on) {
+    const Time end = now() + kPatienceAfresh;
+    while (!node_.block->held_by_the_living() && now() < end) {
+      const auto taken = node_.block->take();
+      if (!taken) return std::unexpected(taken.error());
+      node_.options.former_at_work = !*taken;
+      if (*taken) return {};
+      std::this_thread::sleep_for(kLookPeriod);
+    }
     return fail(ErrorCode::kFailedPrecondition,
                 fmt::format("the block tier: {} holds its files; stop that daemon or give this one another path",
                             node_.block->holder()),
                 EWOULDBLOCK);
+  }
   block_awaited_.emplace(now());
   spdlog::info("the block tier is not served yet, everything else is: {} holds its files", node_.block->holder());
   return {};

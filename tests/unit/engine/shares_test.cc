@@ -10,6 +10,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
+struct KillNow {};
+constexpr KillNow kill_now;
+
 class Shares : public ::testing::Test {
  protected:
   Shares() : harness_(three_tiers(), true) {}
@@ -162,8 +165,11 @@ TEST_F(Shares, AreFoundByNameWithinTheirTenantAlone) {
   EXPECT_NE(open("weights", true, true, {.socket = 0, .uid = 7}), nullptr) << "and its name is free there";
   EXPECT_EQ(open("", true), nullptr);
   EXPECT_EQ(harness_.refusal.code, ErrorCode::kInvalidArgument);
-  EXPECT_EQ(open(std::string(64, 'n'), true), nullptr);
-  EXPECT_EQ(harness_.refusal.code, ErrorCode::kInvalidArgument);
+  for (const std::string& name :
+       {std::string(64, 'n'), std::string("a\0b", 3), std::string("a\nb"), std::string("\xFF")}) {
+    EXPECT_EQ(open(name, true), nullptr);
+    EXPECT_EQ(harness_.refusal.code, ErrorCode::kInvalidArgument);
+  }
   OpenSession with_guarantees;
   with_guarantees.share = ShareAccess{"weights", false, false};
   with_guarantees.guarantees = {{kHost, kSegment}};
@@ -187,6 +193,78 @@ TEST_F(Shares, RefuseToHoldOneLeaseAndWaitForOthers) {
   EXPECT_THAT(own.error().message, HasSubstr("'second' is leased at host"));
   harness_.release(*writer_, tensor_, shm::Mode::kWrite);
   harness_.release(*other, second, shm::Mode::kWrite);
+}
+
+TEST_F(Shares, RefuseToWaitForOthersRoomWhileHoldingLeases) {
+  Harness::Client& one = *open("weights", true);
+  Harness::Client& two = *open("weights", false);
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 10; ++i) {  // the share may have all 8 MiB of memory
+    tensors.push_back(harness_.create(one, std::to_string(i), kMiB));
+    harness_.write(one, tensors.back(), 1000, kHost);
+  }
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(harness_.acquire(one, kHost, shm::Mode::kRead, {tensors[static_cast<std::size_t>(i)]}));
+    ASSERT_TRUE(harness_.acquire(two, kHost, shm::Mode::kRead, {tensors[static_cast<std::size_t>(4 + i)]}));
+  }
+  const auto refused = harness_.acquire(one, kHost, shm::Mode::kRead, {tensors[8]});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message, HasSubstr("by other sessions of share 'weights' too"));
+}
+
+TEST_F(Shares, LetWhoHoldsALeaseReadPastWhoeverWaitsForIt) {
+  begin();
+  ASSERT_TRUE(harness_.acquire(*reader_, kHost, shm::Mode::kRead, {tensor_}));
+  const RequestId writes = ask(*writer_, shm::Mode::kOverwrite, {tensor_});
+  EXPECT_FALSE(harness_.answered(writes));
+  EXPECT_TRUE(harness_.acquire(*reader_, kHost, shm::Mode::kRead, {tensor_})) << "once more, within the first";
+  harness_.release(*reader_, tensor_, shm::Mode::kRead);
+  EXPECT_FALSE(harness_.answered(writes));
+  harness_.release(*reader_, tensor_, shm::Mode::kRead);
+  EXPECT_TRUE(harness_.reply(writes).has_value());
+  harness_.release(*writer_, tensor_, shm::Mode::kOverwrite);
+}
+
+TEST_F(Shares, LetReadersPastAWriterThatWaitsForBothOfThem) {
+  begin();
+  const Handle second = harness_.create(*writer_, "second", kMiB);
+  harness_.write(*writer_, second, 2000, kHost);
+  Harness::Client& other = *open("weights", false);
+  ASSERT_TRUE(harness_.acquire(*reader_, kHost, shm::Mode::kRead, {tensor_}));
+  ASSERT_TRUE(harness_.acquire(other, kHost, shm::Mode::kRead, {second}));
+  const RequestId writes = ask(*writer_, shm::Mode::kOverwrite, {tensor_, second});
+  EXPECT_TRUE(harness_.acquire(*reader_, kHost, shm::Mode::kRead, {second}));
+  EXPECT_TRUE(harness_.acquire(other, kHost, shm::Mode::kRead, {tensor_}));
+  for (const Harness::Client* client : {reader_, &other})
+    for (const Handle tensor : {tensor_, second}) harness_.release(*client, tensor, shm::Mode::kRead);
+  EXPECT_TRUE(harness_.reply(writes).has_value());
+}
+
+TEST_F(Shares, KeepWhatOneReleasedIfAnothersOverwriteNeverTookEffect) {
+  for (std::uint64_t kill = 0; kill < 20; ++kill) {
+    Harness harness(three_tiers(), true);
+    OpenSession open;
+    open.share = ShareAccess{"weights", true, true};
+    open.maps_segments = true;
+    Harness::Client& one = *harness.open(open);
+    open.share->create = false;
+    Harness::Client& two = *harness.open(open);
+    const Handle tensor = harness.create(one, "layer", kMiB);
+    harness.write(one, tensor, 1000, kHost);
+    harness.catalog->between_stores = [left = kill]() mutable {
+      if (left-- == 0) throw kill_now;
+    };
+    bool killed = false;
+    try {
+      harness.send(two.id, Acquire{kHost, shm::Mode::kOverwrite, {tensor}});
+    } catch (const KillNow&) {
+      killed = true;
+    }
+    if (!killed) break;
+    harness.restart([] { return true; });
+    EXPECT_EQ(harness.read(one, tensor, kHost), 1000u) << "killed at store " << kill;
+  }
 }
 
 TEST_F(Shares, TellWhoWaitsTooLongForWhom) {
