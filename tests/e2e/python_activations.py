@@ -169,7 +169,7 @@ def test_parts_that_add_up_go_as_a_whole(roomy):
 
 
 def test_casts_of_parameters_are_made_again(roomy):
-    context = activations(roomy, keep_bytes=0)
+    context = activations(roomy, keep_bytes=0, recompute_casts=True)
     layer, source = torch.nn.Linear(300, 300), torch.randn(4, 300)
     with context, torch.autocast("cpu", torch.bfloat16):
         # The cast and its transposed view are saved by different layers; neither travels.
@@ -186,6 +186,24 @@ def test_casts_of_parameters_are_made_again(roomy):
         layer.weight.add_(1)
     with pytest.raises(RuntimeError, match=r"changed in place .*recompute_casts=False"):
         result.backward()
+
+
+def test_casts_that_autocast_kept_over_a_step_are_what_they_were(roomy):
+    """One region around several steps: autocast casts a weight once, and its cast outlives the weight's value."""
+    def weights(context):
+        torch.manual_seed(1)
+        layer = torch.nn.Linear(256, 256)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(3):
+                source = torch.randn(64, 256, requires_grad=True)
+                with context:
+                    layer(layer(source)).float().square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return layer.weight
+
+    assert torch.equal(weights(contextlib.nullcontext()), weights(activations(roomy, min_bytes=1024)))
 
 
 def test_a_tensor_that_stayed_and_changed_is_an_error_as_without(roomy):

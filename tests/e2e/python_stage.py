@@ -47,6 +47,12 @@ def test_the_loaders_own_batches(roomy, workers):
         assert leaves_nothing(roomy)
 
 
+def test_batches_of_nothing_come_in_their_places(roomy):
+    """A collate function that drops every sample of a batch gives None."""
+    got = list(stage([None, torch.ones(2), None], client=roomy))
+    assert got[0] is None and got[2] is None and torch.equal(got[1], torch.ones(2)) and len(got) == 3
+
+
 def test_structures_types_and_strides(roomy):
     image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     sparse, wanted = torch.eye(3).to_sparse(), torch.randn(3).requires_grad_()

@@ -215,13 +215,15 @@ def test_a_fork_is_named(roomy):
     child = os.fork()
     if not child:
         said = 0
-        for call in (lambda: loss_of(model, 1), lambda: model.head.weight.sum(), optimizer.step,
-                     lambda: model.norm.weight.grad.sum()):
-            try:
-                call()
-            except terrace.FailedPrecondition as error:
-                said += "fork" in str(error)
-        os._exit(said)
+        try:
+            for call in (lambda: loss_of(model, 1), lambda: model.head.weight.sum(), optimizer.step,
+                         lambda: model.norm.weight.grad.sum()):
+                try:
+                    call()
+                except terrace.FailedPrecondition as error:
+                    said += "fork" in str(error)
+        finally:
+            os._exit(said)  # whatever happens, the child runs no tests
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
     optimizer.step()
     loss_of(model, 1).backward()

@@ -243,7 +243,7 @@ def _refusal(error: Error, size: int, shelf: Shelf) -> str:
 
 
 def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, keep_bytes: int | None = None,
-                recompute_casts: bool = True) -> Activations:
+                recompute_casts: bool = False) -> Activations:
     """What autograd saves within the `with` waits in Terrace for the backward pass, which leases it.
 
         with terrace.torch.activations():
@@ -258,7 +258,9 @@ def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, kee
     min_bytes: storages below it stay in memory; moving one takes about as long as copying this much.
     keep_bytes: how much of a step's saved tensors may stay in memory because moving them does not pay, as the steps
         before showed; None: a sixteenth; 0: nothing.
-    recompute_casts: casts of parameters, which autocast makes, are made again in backward instead of being moved.
+    recompute_casts: casts of parameters, which autocast makes, are made again in backward instead of being moved. Right
+        only if no parameter changes between the forward pass that made the cast and the backward pass: autocast keeps
+        casts until its region ends, and fused optimizers and writes through `.data` cannot be noticed.
 
     Where Terrace has no room the tensor stays in memory, and a RuntimeWarning says, once a client, what number to
     change. FailedPrecondition for a closed client; Unavailable where no daemon is there.

@@ -24,6 +24,7 @@ DEPTH_MAX = 1024
 JOIN_SECONDS = 10.0
 _CALL = "terrace.torch.stage"
 _END = object()
+_TAKEN = object()  # the first batch, once it was handed out
 T = TypeVar("T")
 
 
@@ -139,8 +140,8 @@ class StagedBatches(Iterator[T]):
             thread.start()
 
     def __next__(self) -> T:
-        batch, self._first = self._first, None
-        if batch is None:
+        batch, self._first = self._first, _TAKEN
+        if batch is _TAKEN:
             batch = self._line.take()
         if batch is _END or isinstance(batch, _Failed):
             self.close()
