@@ -170,7 +170,7 @@ Result<void> EngineImpl::restore_members(const CatalogMemory& catalog, std::span
     member.pid = was.pid;
     member.token = was.token;
     member.maps_segments = was.maps_segments != 0;
-    member.writes = was.writes != 0;
+    member.writes = was.share == 0 || was.writes != 0;
     ++restored_.sessions;
     restored_.unanswered_requests += survivor->unanswered;
   }

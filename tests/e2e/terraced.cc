@@ -128,8 +128,8 @@ pid_t Terraced::daemon() const {
 std::string Terraced::log() const { return contents(folder_ / "log"); }
 
 bool Terraced::replace(int signal) const {
-  const pid_t before = daemon();
-  if (before == 0 || ::kill(before, signal) != 0) return false;
+  pid_t before = 0;  // the kernel's list of children may miss one while another one ends
+  if (!eventually([&] { return (before = daemon()) != 0; }) || ::kill(before, signal) != 0) return false;
   return eventually([&] { return daemon() != 0 && daemon() != before; });
 }
 

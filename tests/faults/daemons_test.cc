@@ -15,12 +15,7 @@ using e2e::first_difference;
 using e2e::kMiB;
 using e2e::Terraced;
 
-void kill_daemon(const Terraced& terraced) {
-  const pid_t before = terraced.daemon();
-  ASSERT_NE(before, 0);
-  ASSERT_EQ(::kill(before, SIGKILL), 0);
-  ASSERT_TRUE(eventually([&] { return terraced.daemon() != 0 && terraced.daemon() != before; }));
-}
+void kill_daemon(const Terraced& terraced) { ASSERT_TRUE(terraced.replace(SIGKILL)); }
 
 std::vector<Tensor> create_mebibytes(Client& client, std::uint64_t count) {
   std::vector<TensorSpec> specs;

@@ -69,7 +69,8 @@ void look_at(const front::DataConnection::Incoming& message) {
   const auto* hello = std::get_if<shm::Hello>(&message);
   if (hello == nullptr) return;
   const auto open = front::to_open(*hello);
-  TERRACE_CHECK(open.has_value() == (hello->guarantee_count <= shm::kPlacesMax));
+  const bool known = hello->share_use <= static_cast<std::uint32_t>(shm::ShareUse::kCreate);
+  TERRACE_CHECK(open.has_value() == (known && hello->guarantee_count <= shm::kPlacesMax));
   if (open) TERRACE_CHECK(is_utf8(open->label) && open->guarantees.size() == hello->guarantee_count);
 }
 
