@@ -67,6 +67,8 @@ class OffloadedTensor(torch.Tensor):
         if parameter is None:
             slot.lazies += 1
             weakref.finalize(made, _gone, slot, store).atexit = False
+        else:
+            parameter.taken[id(made)] = made
         return made
 
     @classmethod
@@ -180,6 +182,8 @@ class LeasedParameter(nn.Parameter):
         if terrace is not None:
             terrace.written()
         found: torch.Tensor = _get_data(self)
+        if terrace is not None:
+            terrace.taken[id(found)] = found
         return found
 
     @data.setter

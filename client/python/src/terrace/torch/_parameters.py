@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from .._errors import Error, FailedPrecondition
-from ._lazy import LeasedParameter, OffloadedParameter
-from ._saved import hooked
+from ._lazy import LeasedParameter, OffloadedParameter, OffloadedTensor
+from ._saved import hooked, parameter_of
 
 if TYPE_CHECKING:
     from ._slot import Slot
@@ -38,6 +38,7 @@ class ManagedParameter:
         self.compiled = False  # used by compiled code, which knows ordinary parameters
         self.cast: Any = None  # see _saved.py
         self.gradient: Any = None  # its Gradient, where it has one
+        self.taken: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by id: from .data
         slot.reference = weakref.ref(self)
 
     @property
@@ -102,12 +103,26 @@ class ManagedParameter:
     def replace_data(self, value: torch.Tensor) -> None:
         """`parameter.data = value`: the same bytes from then on, in the same place."""
         found = self.parameter
-        if value is found:
+        if value is found or value is self.taken.get(id(value)):
             return
+        self._check_alone(value)
         self.check_like(value)
         with torch.no_grad(), entered(self.store, [self], []):
             torch.Tensor.copy_(found.detach(), value)
             self.written()
+
+    def _check_alone(self, value: torch.Tensor) -> None:
+        """Raises where other tensors are of this memory, or would be: an ordinary assignment leaves those as they were,
+        or joins them, and neither is so here."""
+        source = shown_parameter(value)
+        if source is not None and source is not self:
+            raise FailedPrecondition(
+                f"the parameter '{self.name}' was given the memory of '{source.name}' as its data, and would share it: "
+                "clone() the value, or tie the parameters instead, before terrace.torch.offload()")
+        if self.taken or (not self.uses and self.slot.shown):
+            raise FailedPrecondition(
+                f"the parameter '{self.name}' was given new data while a tensor that was taken from it before "
+                "(.data, .detach(), a view) still stands for it: clone() that one first, or write with copy_()")
 
     def check_like(self, value: torch.Tensor) -> None:
         """Raises for what the parameter cannot become."""
@@ -124,6 +139,16 @@ class ManagedParameter:
             wanted = self.parameter.requires_grad
         if wanted and self.gradient is not None:
             self.gradient.watch()
+
+
+def shown_parameter(tensor: torch.Tensor) -> ManagedParameter | None:
+    """The parameter whose bytes a tensor shows or stands for."""
+    if isinstance(tensor, OffloadedTensor):
+        return tensor.terrace_parameter
+    if isinstance(tensor, nn.Parameter) and "terrace" in tensor.__dict__:
+        found: ManagedParameter = tensor.__dict__["terrace"]
+        return found
+    return parameter_of(tensor)
 
 
 def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[Slot] = (),

@@ -50,7 +50,7 @@ class _Below(NamedTuple):
 
 
 def _pack(tensor: torch.Tensor) -> Any:
-    managed = _parameter_of(tensor)
+    managed = parameter_of(tensor)
     if managed is None and tensor.grad_fn is not None:
         managed = _cast_of(tensor)
     if managed is not None:
@@ -61,7 +61,7 @@ def _pack(tensor: torch.Tensor) -> Any:
     return tensor if tensor.grad_fn is None else tensor.detach()
 
 
-def _parameter_of(tensor: torch.Tensor) -> ManagedParameter | None:
+def parameter_of(tensor: torch.Tensor) -> ManagedParameter | None:
     """The parameter whose leased memory a tensor shows."""
     owner = _managed.owner_of(tensor)
     slot = owner() if isinstance(owner, weakref.ref) else None
@@ -130,7 +130,7 @@ def _over_recomputation(pack_below: Callable[[Any], Any]) -> Callable[[Any], Any
     withheld; and it keeps a frozen parameter itself, so that it is handed the memory alone."""
 
     def pack(tensor: torch.Tensor) -> Any:
-        managed = _parameter_of(tensor)
+        managed = parameter_of(tensor)
         if managed is not None:
             managed.saved_alias = True
             if not tensor.requires_grad:
