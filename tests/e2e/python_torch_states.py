@@ -29,6 +29,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     train,
     weights,
 )
+from terrace.torch._parameters import enter, leave
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
@@ -283,6 +284,33 @@ def test_threads_share_a_model(roomy):
     for thread in threads:
         thread.join(LIMIT_SECONDS)
     assert got == {number: [loss] * 10 for number, loss in enumerate(wanted)}
+
+
+def test_a_use_that_ends_while_another_waits_for_memory(roomy, monkeypatch):
+    """The one that waits counts from its beginning: what it found shown stays so."""
+    _, (model, _) = both(roomy)
+    shown, hidden = model.norm.weight, model.norm.bias
+    wanted = shown.sum().item()
+    store = shown.terrace.store
+    enter(store, [shown.terrace])
+    lease = store.lease
+
+    def ends_the_other(slots, mode="read"):
+        monkeypatch.undo()
+        other = threading.Thread(target=leave, args=([shown.terrace],))
+        other.start()
+        other.join(LIMIT_SECONDS)
+        return lease(slots, mode)
+
+    monkeypatch.setattr(store, "lease", ends_the_other)
+    enter(store, [shown.terrace, hidden.terrace])
+    assert shown.sum().item() == wanted
+    leave([shown.terrace, hidden.terrace])
+    monkeypatch.setattr(store, "lease", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        enter(store, [shown.terrace])
+    monkeypatch.undo()
+    assert shown.terrace.uses == hidden.terrace.uses == 0
 
 
 def test_the_model_owns_its_tensors(restless):

@@ -65,7 +65,7 @@ def _asked_by_module() -> bool:
 def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs it on leased memory."""
     tensors = {id(leaf): leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OffloadedTensor)}
-    parameters = {id(leaf): leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OffloadedParameter)}
+    parameters = {id(leaf): leaf for leaf in leaves((args, kwargs)) if _is_managed(leaf)}
     if len(tensors) + len(parameters) > 1 and func in _ONE_BY_ONE:
         return _one_by_one(func, args, kwargs)
     return _run_leased(func, args, kwargs, list(tensors.values()), [leaf.terrace for leaf in parameters.values()])
@@ -126,10 +126,15 @@ def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return None if results[0] is None else [result for part in results for result in part]
 
 
+def _is_managed(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter in Terrace. Another thread may be showing it, or have begun to since we were called."""
+    return isinstance(tensor, nn.Parameter) and "terrace" in tensor.__dict__
+
+
 def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
     """`tensor.data = value`."""
-    if isinstance(self, OffloadedParameter):
-        self.terrace.replace_data(value)
+    if _is_managed(self):
+        self.terrace.replace_data(value)  # type: ignore[attr-defined]
     elif isinstance(self, OffloadedTensor):
         self.copy_(value)
     else:
@@ -139,8 +144,9 @@ def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
 
 def _detached(self: torch.Tensor) -> Any:
     """`tensor.detach()` and `tensor.data`: the same bytes, without a lease."""
-    if isinstance(self, OffloadedParameter):
-        return OffloadedTensor.of(self.terrace.slot, self.terrace.store, self.terrace)
+    if _is_managed(self):
+        managed: ManagedParameter = self.terrace  # type: ignore[attr-defined]
+        return OffloadedTensor.of(managed.slot, managed.store, managed)
     if isinstance(self, OffloadedTensor):
         return OffloadedTensor.of(self.terrace_slot, self.terrace_store, self.terrace_parameter)
     return NotImplemented

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ._slot import Slot
     from ._store import Store
 
+_raw = torch._C.DisableTorchFunctionSubclass
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -64,8 +65,9 @@ class ManagedParameter:
     def show(self, shown: torch.Tensor) -> None:
         """Shows leased memory from now on."""
         found = self.parameter
-        found.__class__ = nn.Parameter if self.compiled else LeasedParameter
-        _set_data(found, shown)
+        with _raw():
+            _set_data(found, shown)
+        found.__class__ = nn.Parameter if self.compiled else LeasedParameter  # once it is right for who comes
         self.aliased = self.saved_alias = False
 
     def hide(self) -> None:
@@ -76,9 +78,9 @@ class ManagedParameter:
         if found._version != self.version:
             self.version = found._version
             self.store.written(self.slot)
-        found.__class__ = LeasedParameter
-        _set_data(found, geometry)
-        found.__class__ = OffloadedParameter
+        found.__class__ = OffloadedParameter  # before its data: who comes meanwhile is to lease
+        with _raw():
+            _set_data(found, geometry)
         if self.slot.shown and not self.saved_alias:
             self.aliased = True
             self.store.written(self.slot)
@@ -154,14 +156,23 @@ def shown_parameter(tensor: torch.Tensor) -> ManagedParameter | None:
 def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[Slot] = (),
           mode: str = "read") -> list[torch.Tensor]:
     """Shows parameters, and leases other slots with them as one set: tensors that show these. One leave() each."""
-    hidden = [managed for managed in parameters if not managed.uses]
-    for managed in hidden:
-        managed.check()
-    shown = store.lease([*(managed.slot for managed in hidden), *slots], mode) if hidden or slots else []
-    for managed, tensor in zip(hidden, shown, strict=False):
-        managed.show(tensor)
-    for managed in parameters:
-        managed.uses += 1
+    with store.showing:
+        hidden = [managed for managed in parameters if not managed.uses]
+        for managed in hidden:
+            managed.check()
+        used = [managed for managed in parameters if managed.uses]
+        for managed in used:
+            managed.uses += 1
+    try:
+        shown = store.lease([*(managed.slot for managed in hidden), *slots], mode) if hidden or slots else []
+    except BaseException:
+        leave(used)
+        raise
+    with store.showing:
+        for managed, tensor in zip(hidden, shown, strict=False):
+            if not managed.uses:  # else another thread has shown it meanwhile
+                managed.show(tensor)
+            managed.uses += 1
     return shown[len(hidden):]
 
 
@@ -169,8 +180,10 @@ def leave(parameters: Sequence[ManagedParameter]) -> None:
     """Ends a use of each."""
     wrong = None
     for managed in parameters:
-        managed.uses -= 1
-        if not managed.uses and managed.reference() is not None:
+        with managed.store.showing:
+            managed.uses -= 1
+            if managed.uses or managed.reference() is None:
+                continue
             try:
                 managed.hide()
             except Error as error:  # the others are to be hidden in any case

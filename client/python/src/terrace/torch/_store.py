@@ -34,6 +34,7 @@ class Store:
         self.space = PlaceholderSpace(bytes_expected)
         self.slots: list[Slot] = []
         self._lock = threading.RLock()  # between taking a lease and showing it; other threads may want the same one
+        self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
         self.unneeded: set[Slot] = set()
         self.order = Order(client, place)
         offer = next(offer for offer in client.places() if offer.name == place)
