@@ -40,6 +40,7 @@ class Gradient:
         self._fresh = False  # there was none before this accumulation
         self._attached: tuple[OffloadedTensor, torch.Tensor] | None = None  # what .grad was, and what it is meanwhile
         self._watched = False
+        self._handles: list[Any] = []
         self._zeroed = False  # it was used up, and then set to zero
 
     @property
@@ -55,8 +56,15 @@ class Gradient:
         self._watched = True
         parameter: Any = self._managed.parameter
         with _raw():
-            parameter.register_hook(self._before)
-            parameter.register_post_accumulate_grad_hook(self._after)
+            self._handles = [parameter.register_hook(self._before),
+                             parameter.register_post_accumulate_grad_hook(self._after)]
+
+    def unwatch(self) -> None:
+        """Undoes watch()."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._watched = False
 
     def slot_of_step(self) -> Slot:
         """A place for a new gradient: the script may have kept the one before."""

@@ -12,7 +12,7 @@ from torch import nn, optim
 
 from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
-from .._errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from .._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
 from . import _modules, _optimizers
 from ._default_client import client_for
 from ._gradients import Gradient
@@ -153,15 +153,20 @@ def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> 
         if stepped is not None:
             for group in stepped.optimizer.param_groups:
                 stepped.adopt(group["params"])
-    except BaseException:
+    except BaseException as failed:
         for one in moved:
-            restore(one)
+            try:
+                restore(one)
+            except Error as error:  # the others are to be restored in any case
+                failed.add_note(f"the parameter '{one.name}' could not be brought back: {error}")
         raise
 
 
 def restore(one: ManagedParameter) -> None:
     """Makes a parameter an ordinary one again."""
     found = one.parameter
+    if one.gradient is not None:
+        one.gradient.unwatch()
     (shown,) = one.store.lease([one.slot])
     found.__class__ = nn.Parameter
     torch.Tensor.data.__set__(found, shown.clone(memory_format=torch.preserve_format))  # type: ignore[attr-defined]
