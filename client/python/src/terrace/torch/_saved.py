@@ -155,9 +155,10 @@ def push() -> bool:
     pack_below = below[0]
     if hasattr(pack_below, "terrace"):
         return False
-    if "_checkpoint_hook" in pack_below.__qualname__:
+    name = getattr(pack_below, "__qualname__", "")  # a partial has none
+    if "_checkpoint_hook" in name:
         return False
-    if "_recomputation_hook" in pack_below.__qualname__:
+    if "_recomputation_hook" in name:
         _push(_over_recomputation(pack_below), below[1])
     else:
         _push(*_over(below))
