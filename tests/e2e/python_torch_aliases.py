@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that tensors which share a parameter's memory give what they give without Terrace, or are refused by name."""
 
+import functools
+
 import pytest
 import terrace.torch
 import torch
@@ -58,3 +60,36 @@ def test_parameters_do_not_come_to_share_memory(roomy):
     assert torch.equal(model[1].weight, before)
     model[1].weight.data = model[0].weight.data.clone()
     assert torch.equal(model[1].weight, model[0].weight)
+
+
+def test_hooks_without_a_name(roomy):
+    model = offloaded(roomy)
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(functools.partial(lambda seen, one: seen.append(1) or one, seen),
+                                                  lambda one: one):
+        loss = model(torch.ones(2, 8)).sum()
+    loss.backward()
+    assert seen and model[0].weight.grad.shape == (8, 8)
+
+
+def test_a_write_under_what_autograd_saved_of_a_detached_weight(roomy):
+    weight = offloaded(roomy)[0].weight
+    x = torch.ones(2, 8, requires_grad=True)
+    loss = (x @ weight.detach()).sum()
+    with torch.no_grad():
+        weight.mul_(0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_move_that_fails_half_way_leaves_a_model_that_trains(roomy, monkeypatch):
+    def fails(*_):
+        raise terrace.Unavailable("no more")
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(terrace.torch._optimizer.ManagedOptimizer, "adopt", fails)
+    with pytest.raises(terrace.Unavailable, match="no more"):
+        terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
+    model(torch.ones(2, 8)).sum().backward()
+    assert all(type(one) is nn.Parameter and type(one.grad) is torch.Tensor for one in model.parameters())

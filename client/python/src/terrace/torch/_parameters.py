@@ -199,7 +199,7 @@ def entered(store: Store, parameters: Sequence[ManagedParameter],
     store.drop_unneeded()
     shown = enter(store, parameters, slots)
     try:
-        with hooked(bool(parameters)):
+        with hooked(bool(parameters) or any(slot.parameter is not None for slot in slots)):
             yield shown
     finally:
         leave(parameters)
