@@ -154,6 +154,10 @@ def _detached(self: torch.Tensor) -> Any:
 
 def _requires(self: torch.Tensor, requires_grad: bool = True) -> Any:
     """`tensor.requires_grad_()`."""
+    if requires_grad and isinstance(self, OffloadedTensor) and self.terrace_parameter is not None:
+        raise FailedPrecondition(
+            f"a tensor that was taken from the parameter '{self.terrace_parameter.name}' (.data, .detach()) was to "
+            "require a gradient, and would get none: clone() it first")
     with _raw():
         self.requires_grad_(requires_grad)
     if isinstance(self, OffloadedParameter):
