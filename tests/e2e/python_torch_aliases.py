@@ -93,3 +93,34 @@ def test_a_move_that_fails_half_way_leaves_a_model_that_trains(roomy, monkeypatc
         terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
     model(torch.ones(2, 8)).sum().backward()
     assert all(type(one) is nn.Parameter and type(one.grad) is torch.Tensor for one in model.parameters())
+
+
+@pytest.mark.parametrize("make", [lambda one: one.detach().requires_grad_(), lambda one: nn.Parameter(one.data)],
+                         ids=["requires_grad_", "Parameter"])
+def test_a_leaf_of_a_parameters_memory_is_refused(roomy, make):
+    model = offloaded(roomy)
+    with pytest.raises(terrace.FailedPrecondition, match=r"'0.weight'.*clone\(\) it first"):
+        make(model[0].weight)
+    leaf = make(model[0].weight.detach().clone())
+    (leaf * 2).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((8, 8), 2.0))
+
+
+def test_what_shares_its_memory_stays_where_it_is(roomy):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    model[0].register_buffer("same", model[0].weight.data)
+    model[1].share_memory()
+    offloaded(roomy, model)
+    assert [type(one.weight) is nn.Parameter for one in model] == [True, True, False]
+    with torch.no_grad():
+        model[0].weight.fill_(3)
+    assert torch.equal(model[0].same, model[0].weight) and model[1].weight.is_shared()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_and_traced_modules_are_refused(roomy):
+    with pytest.raises(terrace.InvalidArgument, match="the module '0' is a .*torch.jit"):
+        offloaded(roomy, nn.Sequential(torch.jit.script(nn.Linear(8, 8))))
+    model = offloaded(roomy)
+    with pytest.raises(terrace.FailedPrecondition, match="was traced after"):
+        torch.jit.trace(model, torch.ones(1, 8))

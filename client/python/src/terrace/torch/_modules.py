@@ -54,6 +54,9 @@ def _before(module: nn.Module, _inputs: Any) -> None:
     uses = _uses.get(module)
     if uses is None:
         return
+    if torch.jit.is_tracing():
+        raise FailedPrecondition("a module was traced after terrace.torch.offload(), and the trace would not lease: "
+                                 "trace a copy.deepcopy() of the model")
     uses.store.drop_unneeded()
     enter(uses.store, uses.parameters)
     uses.runs().append(push())

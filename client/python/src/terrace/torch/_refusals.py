@@ -16,6 +16,10 @@ def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{call}: model is {type(model).__name__}; it is a torch.nn.Module")
     for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise InvalidArgument(
+                f"{call}: the module '{name}' is a {type(part).__name__} of torch.jit, whose code would not lease; "
+                "offload the module that it was made from")
         if isinstance(part, nn.parallel.DistributedDataParallel) and part.gradient_as_bucket_view:
             raise InvalidArgument(
                 f"{call}: DistributedDataParallel with gradient_as_bucket_view=True makes every gradient a view of its "
@@ -47,6 +51,7 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
     chosen: dict[nn.Parameter, tuple[str, str]] = {}
     left: list[tuple[str, str]] = []
     storages: dict[int, int] = {}
+    buffered = {buffer.untyped_storage().data_ptr() for buffer in model.buffers() if buffer.layout == torch.strided}
     parameters = list(model.named_parameters())
     for _, parameter in parameters:
         address = parameter.untyped_storage().data_ptr()
@@ -59,6 +64,10 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
             reason = "its elements overlap or have gaps"
         elif storages[parameter.untyped_storage().data_ptr()] > 1:
             reason = "shares its memory with another parameter"
+        elif parameter.untyped_storage().data_ptr() in buffered:
+            reason = "shares its memory with a buffer"
+        elif parameter.is_shared():
+            reason = "is in memory that processes share"
         if reason:
             left.append((name, reason))
         else:
