@@ -72,6 +72,7 @@ def test_accumulation_is_refused(roomy):
     loss_of(model, 0).backward()
     with pytest.raises(terrace.FailedPrecondition, match="a second gradient.*accumulation.*without step_in_backward"):
         loss_of(model, 1).backward()
+    optimizer.step()
     optimizer.zero_grad(set_to_none=False)
     optimizer.zero_grad()
     loss_of(model, 1).backward()
@@ -83,6 +84,24 @@ def test_a_gradient_scaler_is_refused(roomy):
     scaler.scale(loss_of(model, 0)).backward()
     with pytest.raises(terrace.FailedPrecondition, match="a GradScaler has stepped with what it scaled"):
         scaler.step(optimizer)
+
+
+def test_options_that_change_before_the_step_are_refused(roomy):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 0).backward()
+    optimizer.param_groups[0]["lr"] *= 2
+    with pytest.raises(terrace.FailedPrecondition, match="lr changed after the backward pass"):
+        optimizer.step()
+    optimizer.step()
+
+
+def test_a_step_that_is_left_out_is_refused(roomy):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 0).backward()
+    optimizer.zero_grad()
+    with pytest.raises(terrace.FailedPrecondition, match=r"optimizer.step\(\) was left out"):
+        loss_of(model, 1).backward()
+    optimizer.step()
 
 
 def test_it_needs_an_optimizer(roomy):

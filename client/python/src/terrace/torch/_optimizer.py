@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn, optim
 
+from .._errors import FailedPrecondition
 from . import _optimizers
 from ._lazy import LeasedParameter, OffloadedTensor
 from ._parameters import ManagedParameter, enter, leave
@@ -24,10 +25,17 @@ if TYPE_CHECKING:
     from ._store import Store
 
 BATCH_BYTES_MAX = 256 << 20
+_IN_BACKWARD = "terrace.torch.offload(step_in_backward=True)"
 _raw = torch._C.DisableTorchFunctionSubclass
 
 
 _managed: weakref.WeakKeyDictionary[optim.Optimizer, ManagedOptimizer] = weakref.WeakKeyDictionary()
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's hyperparameters, as they are now."""
+    return {name: value.tolist() if isinstance(value, torch.Tensor) else value
+            for name, value in group.items() if name != "params"}
 
 
 def managed_optimizer(optimizer: optim.Optimizer) -> ManagedOptimizer | None:
@@ -109,6 +117,8 @@ class ManagedOptimizer:
         self.store = store
         self._bytes_min = bytes_min
         self._stepped: Callable[[], None] = lambda: None
+        self._stepped_now: set[int] = set()  # parameters, by id, that were stepped in backward since the last step()
+        self._options_used: dict[int, dict[str, Any]] = {}  # by group: what they were stepped with
         self._reserved: dict[tuple[int, str], Slot] = {}
         self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
         self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
@@ -191,8 +201,16 @@ class ManagedOptimizer:
 
     def step_now(self, parameter: nn.Parameter) -> bool:
         """Steps one parameter, whose gradient is there. Whether it is one of the optimizer's."""
-        if not any(parameter is one for group in self.optimizer.param_groups for one in group["params"]):
+        groups = self.optimizer.param_groups
+        index = next((index for index, group in enumerate(groups) if any(parameter is one for one in group["params"])),
+                     None)
+        if index is None:
             return False
+        if id(parameter) in self._stepped_now:
+            raise FailedPrecondition(f"{_IN_BACKWARD}: optimizer.step() was left out after a backward pass, which has "
+                                     "stepped already; offload without step_in_backward to leave steps out")
+        self._stepped_now.add(id(parameter))
+        self._options_used.setdefault(index, _options(groups[index]))
         proxy = self._proxy(parameter)
         step = type(self.optimizer).step
         getattr(step, "__wrapped__", step)(proxy)  # without the hooks, which are for the script's own step
@@ -236,6 +254,14 @@ class ManagedOptimizer:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
+        used, self._options_used = self._options_used, {}
+        for index, before in used.items():
+            now = _options(self.optimizer.param_groups[index])
+            changed = [name for name in now if name in before and now[name] != before[name]]
+            if changed:
+                raise FailedPrecondition(
+                    f"{_IN_BACKWARD}: {', '.join(changed)} changed after the backward pass, which has stepped with "
+                    "what was there before it: change it before the backward pass, or offload without step_in_backward")
         return (self._proxy(None), *args[1:]), kwargs
 
     def _proxy(self, only: nn.Parameter | None) -> optim.Optimizer:
@@ -248,6 +274,7 @@ class ManagedOptimizer:
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if hasattr(type(optimizer), "terrace_proxy"):
             return
+        self._stepped_now.clear()
         self.store.order.step()
         self.store.client.mark_step()
         self._stepped()
