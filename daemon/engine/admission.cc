@@ -148,9 +148,9 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
     }
     const bool busy = !tensor.idle() && !(there && tensor.activity == Activity::kCleaning);
     // Whoever waits for this one's leases in a share is not waited for: what is there is leased past it.
-    const bool queues = tensor.wanted != 0 || waits_behind(admission, tensor);
-    const bool passes = there && admission.is(Admission::Kind::kAcquire) && must_not_wait(session, admission);
-    if (busy || tensor.admission != 0 || (queues && !passes)) {
+    const bool queues = (tensor.wanted != 0 || waits_behind(admission, tensor)) &&
+                        !(there && admission.is(Admission::Kind::kAcquire) && must_not_wait(session, admission));
+    if (busy || tensor.admission != 0 || queues) {
       if (tensor.admission != 0 && !admission.is(Admission::Kind::kPrefetch)) note_late(session, tensor);
       ready = false;
       continue;

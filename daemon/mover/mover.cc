@@ -242,7 +242,8 @@ Flow& ChunkMover::free_flow() {
 
 void ChunkMover::start(const Transfer& transfer) {
   const Path path = route(transfer, block_);
-  TERRACE_CHECK((path != Path::kToBlock && path != Path::kFromBlock) || tiers_.block->owned());
+  const bool with_block = path == Path::kToBlock || path == Path::kFromBlock || path == Path::kProve;
+  TERRACE_CHECK(!with_block || tiers_.block->owned());
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   if (path == Path::kToBlock || path == Path::kProve) {
