@@ -30,13 +30,19 @@ Result<engine::TensorSpec> to_spec(const shm::CreateRecord& record) {
   return spec;
 }
 
+// One of the records that a block consists of.
+template <typename Record>
+Record record_at(std::span<const std::byte> block, std::size_t at) {
+  Record record;
+  std::memcpy(&record, block.data() + at * sizeof record, sizeof record);
+  return record;
+}
+
 Result<engine::Body> to_create(const shm::Submission& submission, std::span<const std::byte> block) {
   engine::CreateTensors create;
   create.tensors.reserve(submission.count);
   for (std::uint32_t i = 0; i < submission.count; ++i) {
-    shm::CreateRecord record;
-    std::memcpy(&record, block.data() + i * sizeof record, sizeof record);
-    auto spec = to_spec(record);
+    auto spec = to_spec(record_at<shm::CreateRecord>(block, i));
     if (!spec) return std::unexpected(spec.error());
     create.tensors.push_back(std::move(*spec));
   }
@@ -47,8 +53,7 @@ Result<engine::Body> to_find(const shm::Submission& submission, std::span<const 
   engine::FindTensors find;
   find.names.reserve(submission.count);
   for (std::uint32_t i = 0; i < submission.count; ++i) {
-    shm::CreateRecord record;
-    std::memcpy(&record, block.data() + i * sizeof record, sizeof record);
+    const auto record = record_at<shm::CreateRecord>(block, i);
     find.names.emplace_back(record.name.begin(), std::ranges::find(record.name, '\0'));
   }
   return find;
@@ -74,11 +79,8 @@ void append(std::vector<std::byte>& bytes, const T& value) {
 std::vector<Handle> to_handles(const shm::Submission& submission, std::span<const std::byte> block) {
   std::vector<Handle> handles;
   handles.reserve(submission.count);
-  for (std::uint32_t i = 0; i < submission.count; ++i) {
-    std::uint64_t packed = 0;
-    std::memcpy(&packed, block.data() + i * sizeof packed, sizeof packed);
-    handles.push_back(Handle::unpack(packed));
-  }
+  for (std::uint32_t i = 0; i < submission.count; ++i)
+    handles.push_back(Handle::unpack(record_at<std::uint64_t>(block, i)));
   return handles;
 }
 
