@@ -38,7 +38,10 @@ Result<void> Host::expect_block(bool goes_on) {
       const auto taken = node_.block->take();
       if (!taken) return std::unexpected(taken.error());
       node_.options.former_at_work = !*taken;
-      if (*taken) return {};
+      if (*taken && node_.block->in_place()) return {};
+      if (*taken)
+        return fail(ErrorCode::kUnavailable,
+                    "the block tier: the daemon that held its files removed them as it ended; start this one again");
       std::this_thread::sleep_for(kLookPeriod);
     }
     return fail(ErrorCode::kFailedPrecondition,

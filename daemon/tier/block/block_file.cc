@@ -244,6 +244,10 @@ Result<bool> BlockFile::take() {
   return true;
 }
 
+bool BlockFile::in_place() const {
+  return std::ranges::all_of(files_, [](const File& file) { return is_same_file(file.path, file.fd.get()); });
+}
+
 bool BlockFile::held_by_the_living() const {
   const File* file = missing();
   const auto held = file == nullptr ? std::nullopt : lock_holder(file->fd.get());
@@ -299,10 +303,11 @@ void BlockFile::keep() {
 BlockFile::~BlockFile() {
   for (const File& file : files_) {
     if (!file.locked) continue;
-    if (kept_ ? remove_on_close_ : file.made)
-      unlink(file.path.c_str());
-    else if (!kept_ && file.owned)
+    if (kept_ ? remove_on_close_ : file.made) {
+      if (is_same_file(file.path, file.fd.get())) unlink(file.path.c_str());
+    } else if (!kept_ && file.owned) {
       (void)!ftruncate(file.fd.get(), static_cast<off_t>(file.size_found));
+    }
   }
 }
 

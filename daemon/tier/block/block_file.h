@@ -56,6 +56,9 @@ class BlockFile {
   // Whether that is a process that lives, as far as this one can see.
   bool held_by_the_living() const;
 
+  // Whether every path still leads to its file: not where a former owner removed it as it ended.
+  bool in_place() const;
+
   std::uint64_t capacity_bytes() const { return stripes_ * kStripeBytes; }
   // The tier is taken into use: its files stay from now on, unless they are to go. A tier that ends without, of a start
   // that was refused, takes the files with it that it made, and leaves those that it found as large as they were.

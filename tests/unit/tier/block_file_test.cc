@@ -140,6 +140,26 @@ TEST_F(BlockFileTest, WhatAnotherStillHoldsCanBeWaitedFor) {
   EXPECT_FALSE(BlockFile::open(options()));
 }
 
+TEST_F(BlockFileTest, AFileThatItsOwnerRemovedIsNotInPlace) {
+  BlockOptions removing = options();
+  removing.remove_on_close = true;
+  auto former = BlockFile::open(removing);
+  ASSERT_TRUE(former);
+  (*former)->keep();
+  removing.may_wait = true;
+  auto file = BlockFile::open(removing);
+  ASSERT_TRUE(file) << file.error().message;
+  EXPECT_TRUE((*file)->in_place());
+  former->reset();
+  EXPECT_EQ((*file)->take(), true);
+  EXPECT_FALSE((*file)->in_place());
+  (*file)->keep();
+  std::ofstream(path()) << "another's";
+  EXPECT_FALSE((*file)->in_place());
+  file->reset();
+  EXPECT_TRUE(std::filesystem::exists(path())) << "it removes no file but its own";
+}
+
 TEST_F(BlockFileTest, ItIsOwnedOnceEveryFileIs) {
   BlockOptions both = options(8 * kMiB);
   both.paths.push_back(path("second"));
