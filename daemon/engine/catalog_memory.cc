@@ -51,33 +51,47 @@ std::uint64_t tensors_of(const CatalogShape& shape) {
   return std::uint64_t{shape.sessions_max} * shape.tensors_per_session_max;
 }
 
-std::uint64_t sessions_bytes(const CatalogShape& shape) {
-  return align_up(shape.sessions_max * sizeof(SessionRecord), kPageBytes);
+template <typename Record>
+std::uint64_t column_bytes(std::uint64_t count) {
+  return align_up(count * sizeof(Record), kPageBytes);
 }
 
-std::uint64_t tensors_bytes(const CatalogShape& shape) {
-  return align_up(tensors_of(shape) * sizeof(TensorRecord), kPageBytes);
-}
+const TensorRarities kNoRarities{};
+const TensorFactsRest kNoRest{};
 
-// Room for every record at once, each changed once (of a tensor state and facts): address space, of which a change
-// takes what it needs.
-std::uint64_t journal_bytes(const CatalogShape& shape) {
-  const std::uint64_t entries = 2 * (tensors_of(shape) + shape.sessions_max);
-  return align_up(kHeaderBytes + sessions_bytes(shape) + tensors_bytes(shape) + entries * sizeof(Former), kPageBytes);
+bool has_rest(const TensorFacts& facts) {
+  return facts.dimension_count > TensorFacts::kDimensionsMax || facts.name_bytes > TensorFacts::kNameBytesMax;
 }
 
 }  // namespace
 
-std::uint64_t CatalogMemory::bytes_needed(const CatalogShape& shape) {
-  return kHeaderBytes + kNotesBytes + journal_bytes(shape) + sessions_bytes(shape) + tensors_bytes(shape);
+// The journal has room for every record at once, each changed once: address space, of which a change takes what it
+// needs.
+CatalogLayout::CatalogLayout(const CatalogShape& shape) : notes(kHeaderBytes), journal(notes + kNotesBytes) {
+  const std::uint64_t tensors = tensors_of(shape);
+  const std::uint64_t session_bytes = column_bytes<SessionRecord>(shape.sessions_max);
+  const std::uint64_t state_bytes = column_bytes<TensorState>(tensors);
+  const std::uint64_t facts_bytes = column_bytes<TensorFacts>(tensors);
+  const std::uint64_t rarities_bytes = column_bytes<TensorRarities>(tensors);
+  const std::uint64_t rest_bytes = column_bytes<TensorFactsRest>(tensors);
+  const std::uint64_t records = session_bytes + state_bytes + facts_bytes + rarities_bytes + rest_bytes;
+  const std::uint64_t entries = 4 * tensors + shape.sessions_max;
+  sessions = journal + align_up(kHeaderBytes + records + entries * sizeof(Former), kPageBytes);
+  states = sessions + session_bytes;
+  facts = states + state_bytes;
+  rarities = facts + facts_bytes;
+  facts_rests = rarities + rarities_bytes;
+  end = facts_rests + rest_bytes;
 }
+
+std::uint64_t CatalogMemory::bytes_needed(const CatalogShape& shape) { return CatalogLayout(shape).end; }
 
 CatalogMemory::CatalogMemory(std::span<std::byte> memory, const CatalogShape& shape)
     : memory_(memory),
       shape_(shape),
-      notes_(memory.subspan(kHeaderBytes, kNotesBytes)),
-      journal_(memory.subspan(kHeaderBytes + kNotesBytes, journal_bytes(shape))),
-      records_(memory.subspan(kHeaderBytes + kNotesBytes + journal_bytes(shape))) {
+      layout_(shape),
+      notes_(memory.subspan(layout_.notes, layout_.journal - layout_.notes)),
+      journal_(memory.subspan(layout_.journal, layout_.sessions - layout_.journal)) {
   static_assert(sizeof(Header) <= kHeaderBytes);
 }
 
@@ -113,14 +127,15 @@ Result<CatalogMemory::View> CatalogMemory::check(std::span<const std::byte> memo
         header.sessions_max, header.tensors_per_session_max, shape.sessions_max, shape.tensors_per_session_max));
   if (memory.size() < bytes_needed(shape))
     return bad(fmt::format("it has {} bytes, and its shape needs {}", memory.size(), bytes_needed(shape)));
-  const std::byte* sessions = memory.data() + kHeaderBytes + kNotesBytes + journal_bytes(shape);
+  const std::byte* sessions = memory.data() + CatalogLayout(shape).sessions;
   return View{header.tiers, {reinterpret_cast<const SessionRecord*>(sessions), shape.sessions_max}};
 }
 
 Result<CatalogMemory> CatalogMemory::open(std::span<std::byte> memory, const CatalogShape& shape) {
   if (const auto fits = check(memory, shape); !fits) return std::unexpected(fits.error());
   const Header& header = *reinterpret_cast<const Header*>(memory.data());
-  if (header.journal_used > journal_bytes(shape) || header.notes_used > kNotesBytes ||
+  const CatalogLayout layout(shape);
+  if (header.journal_used > layout.sessions - layout.journal || header.notes_used > kNotesBytes ||
       header.node.retired_count > kRetiredMax)
     return bad("it is damaged: its journal, notes or retired regions are more than there is room for");
   CatalogMemory catalog(memory, shape);
@@ -138,18 +153,26 @@ std::span<const tier::Extent, kRetiredMax> CatalogMemory::retired() const { retu
 
 SessionRecord& CatalogMemory::session_at(std::size_t index) const {
   TERRACE_CHECK(index < shape_.sessions_max);
-  return reinterpret_cast<SessionRecord*>(records_.data())[index];
+  return reinterpret_cast<SessionRecord*>(memory_.data() + layout_.sessions)[index];
 }
 
-TensorRecord& CatalogMemory::tensor_at(std::size_t session, std::size_t slot) const {
+template <typename Record>
+Record& CatalogMemory::tensor_at(std::uint64_t column, std::size_t session, std::size_t slot) const {
   TERRACE_CHECK(session < shape_.sessions_max && slot < shape_.tensors_per_session_max);
-  std::byte* first = records_.data() + sessions_bytes(shape_);
-  return reinterpret_cast<TensorRecord*>(first)[session * shape_.tensors_per_session_max + slot];
+  auto* first = reinterpret_cast<Record*>(memory_.data() + column);
+  return first[session * shape_.tensors_per_session_max + slot];
 }
 
 const SessionRecord& CatalogMemory::session(std::size_t index) const { return session_at(index); }
-const TensorRecord& CatalogMemory::tensor(std::size_t session, std::size_t slot) const {
-  return tensor_at(session, slot);
+
+TensorRecord CatalogMemory::tensor(std::size_t session, std::size_t slot) const {
+  const auto& state = tensor_at<TensorState>(layout_.states, session, slot);
+  const auto& facts = tensor_at<TensorFacts>(layout_.facts, session, slot);
+  const bool rare = (state.flags & kRare) != 0;
+  return {.state = state,
+          .facts = facts,
+          .rarities = rare ? tensor_at<TensorRarities>(layout_.rarities, session, slot) : kNoRarities,
+          .facts_rest = has_rest(facts) ? tensor_at<TensorFactsRest>(layout_.facts_rests, session, slot) : kNoRest};
 }
 
 void CatalogMemory::put(const NodeRecord& node) { change(&header().node, &node, sizeof node); }
@@ -170,12 +193,17 @@ void CatalogMemory::put(std::size_t index, const SessionRecord& session) {
   change(&session_at(index), &session, sizeof session);
 }
 
-void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorState& state) {
-  change(&tensor_at(session, slot).state, &state, sizeof state);
+void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorState& state,
+                        const TensorRarities& rarities) {
+  change(&tensor_at<TensorState>(layout_.states, session, slot), &state, sizeof state);
+  if ((state.flags & kRare) == 0) return;
+  change(&tensor_at<TensorRarities>(layout_.rarities, session, slot), &rarities, sizeof rarities);
 }
 
-void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorFacts& facts) {
-  change(&tensor_at(session, slot).facts, &facts, sizeof facts);
+void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorFacts& facts, const TensorFactsRest& rest) {
+  change(&tensor_at<TensorFacts>(layout_.facts, session, slot), &facts, sizeof facts);
+  if (!has_rest(facts)) return;
+  change(&tensor_at<TensorFactsRest>(layout_.facts_rests, session, slot), &rest, sizeof rest);
 }
 
 // The former bytes first, then the length that makes them count, then the new bytes.
@@ -217,18 +245,18 @@ void CatalogMemory::commit() {
 
 // Whether change() has such a target: one whole record, and nothing of what the catalog itself goes by.
 bool CatalogMemory::is_record(std::uint64_t offset, std::uint64_t bytes) const {
-  const auto is_one_of = [&](std::uint64_t first, std::uint64_t stride, std::uint64_t count, std::uint64_t size) {
-    return bytes == size && offset >= first && (offset - first) % stride == 0 && (offset - first) / stride < count;
+  const auto is_one_of = [&](std::uint64_t first, std::uint64_t size, std::uint64_t count) {
+    return bytes == size && offset >= first && (offset - first) % size == 0 && (offset - first) / size < count;
   };
-  const auto sessions = static_cast<std::uint64_t>(records_.data() - memory_.data());
-  const std::uint64_t tensors = sessions + sessions_bytes(shape_);
-  constexpr std::uint64_t kTensor = sizeof(TensorRecord);
-  return is_one_of(offsetof(Header, node), 1, 1, sizeof(NodeRecord)) ||
-         is_one_of(offsetof(Header, tiers), 1, 1, sizeof(Header::tiers)) ||
-         is_one_of(offsetof(Header, retired), sizeof(tier::Extent), kRetiredMax, sizeof(tier::Extent)) ||
-         is_one_of(sessions, sizeof(SessionRecord), shape_.sessions_max, sizeof(SessionRecord)) ||
-         is_one_of(tensors + offsetof(TensorRecord, state), kTensor, tensors_of(shape_), sizeof(TensorState)) ||
-         is_one_of(tensors + offsetof(TensorRecord, facts), kTensor, tensors_of(shape_), sizeof(TensorFacts));
+  const std::uint64_t tensors = tensors_of(shape_);
+  return is_one_of(offsetof(Header, node), sizeof(NodeRecord), 1) ||
+         is_one_of(offsetof(Header, tiers), sizeof(Header::tiers), 1) ||
+         is_one_of(offsetof(Header, retired), sizeof(tier::Extent), kRetiredMax) ||
+         is_one_of(layout_.sessions, sizeof(SessionRecord), shape_.sessions_max) ||
+         is_one_of(layout_.states, sizeof(TensorState), tensors) ||
+         is_one_of(layout_.facts, sizeof(TensorFacts), tensors) ||
+         is_one_of(layout_.rarities, sizeof(TensorRarities), tensors) ||
+         is_one_of(layout_.facts_rests, sizeof(TensorFactsRest), tensors);
 }
 
 // Where each of its entries begins.

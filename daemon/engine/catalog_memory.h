@@ -24,6 +24,28 @@ struct CatalogShape {
   bool operator==(const CatalogShape&) const = default;
 };
 
+// Where the records lie: an array of each kind, by session and then by slot, so that what few tensors need costs the
+// others no page. Offsets in bytes from the catalog's begin, each on a page boundary.
+struct CatalogLayout {
+  explicit CatalogLayout(const CatalogShape& shape);
+  std::uint64_t notes;
+  std::uint64_t journal;
+  std::uint64_t sessions;
+  std::uint64_t states;
+  std::uint64_t facts;
+  std::uint64_t rarities;
+  std::uint64_t facts_rests;
+  std::uint64_t end;
+};
+
+// All of one tensor's record. What its state and its facts do not speak of is not read: as it is in a new one.
+struct TensorRecord {
+  const TensorState& state;
+  const TensorFacts& facts;
+  const TensorRarities& rarities;
+  const TensorFactsRest& facts_rest;
+};
+
 class CatalogMemory {
  public:
   // Address space that a catalog of this shape needs; pages that were never touched cost nothing.
@@ -51,7 +73,7 @@ class CatalogMemory {
   std::span<const TierRecord, kTiersMax> tiers() const;
   std::span<const tier::Extent, kRetiredMax> retired() const;
   const SessionRecord& session(std::size_t index) const;
-  const TensorRecord& tensor(std::size_t session, std::size_t slot) const;
+  TensorRecord tensor(std::size_t session, std::size_t slot) const;
 
   // Changes, in effect at once and undone at open() unless commit() came after them. What is equal already costs a
   // comparison.
@@ -59,8 +81,9 @@ class CatalogMemory {
   void put(std::span<const TierRecord> tiers);
   void put_retired(std::size_t index, tier::Extent extent);
   void put(std::size_t index, const SessionRecord& session);
-  void put(std::size_t session, std::size_t slot, const TensorState& state);
-  void put(std::size_t session, std::size_t slot, const TensorFacts& facts);
+  // The rarities count if the state says so, and are not looked at otherwise; the rest of the facts likewise.
+  void put(std::size_t session, std::size_t slot, const TensorState& state, const TensorRarities& rarities);
+  void put(std::size_t session, std::size_t slot, const TensorFacts& facts, const TensorFactsRest& rest);
   void commit();
 
   // Whether a note of so many slots finds room. Notes go when requests are answered.
@@ -83,7 +106,8 @@ class CatalogMemory {
   CatalogMemory(std::span<std::byte> memory, const CatalogShape& shape);
   Header& header() const;
   SessionRecord& session_at(std::size_t index) const;
-  TensorRecord& tensor_at(std::size_t session, std::size_t slot) const;
+  template <typename Record>
+  Record& tensor_at(std::uint64_t column, std::size_t session, std::size_t slot) const;
   void change(void* target, const void* value, std::size_t bytes);
   void store(void* target, const void* value, std::size_t bytes);
   // Damage is named; nothing is changed.
@@ -94,9 +118,9 @@ class CatalogMemory {
 
   std::span<std::byte> memory_;
   CatalogShape shape_;
+  CatalogLayout layout_;
   std::span<std::byte> notes_;
   std::span<std::byte> journal_;
-  std::span<std::byte> records_;  // of sessions, then of tensors
 };
 
 }  // namespace terrace::engine

@@ -14,17 +14,18 @@ namespace terrace::engine {
 
 inline constexpr std::uint64_t kCatalogMagic = 0x31474C54'43525254;  // "TRRCTLG1", little-endian
 // Goes up with the records, and with shm::kProtocolVersion: trainers of the former protocol could not resume.
-inline constexpr std::uint32_t kCatalogVersion = 4;
+inline constexpr std::uint32_t kCatalogVersion = 5;
 inline constexpr std::size_t kTiersMax = shm::kPlacesMax + 1;  // devices, memory, block
 inline constexpr std::size_t kNameBytesMax = 175;
 inline constexpr std::size_t kRankMax = 8;
 inline constexpr std::size_t kRetiredMax = 1024;  // extents of the block tier
 
-// What changes of a tensor. Of a free slot all but the incarnation is zero; one of another session is a free one.
+// What changes of a tensor, of every one. Of a free slot all but the incarnation is zero; one of another session is a
+// free one.
 struct TensorState {
   std::uint64_t number = 0;
   std::uint64_t version = 0;
-  std::array<std::uint64_t, 3> offset{};
+  std::array<std::uint64_t, 3> offset{};  // of each copy that there is; of a home in pieces, of the first
   std::uint64_t first_checksum = 0;
   std::uint32_t incarnation = 0;
   std::uint32_t session = 0;
@@ -34,13 +35,7 @@ struct TensorState {
   std::uint8_t published = 0;  // engine::Level
   std::uint8_t pinned = 0;     // engine::Level
   std::uint8_t flags = 0;
-  std::uint8_t piece_count = 0;
-  std::uint8_t sliding = 3;  // engine::Level; the next two are of this copy
-  std::uint64_t slide_offset = 0;
-  std::uint64_t slid_bytes = 0;
-  std::uint32_t holder = 0;  // of a share's: the session that it is published to alone; 0: to all
-  std::uint32_t pinner = 0;  // of a share's, pinned: by whom
-  std::array<tier::Extent, tier::kPiecesMax> pieces{};
+  std::array<std::uint8_t, 2> zero{};
 };
 
 // TensorState::flags
@@ -51,20 +46,37 @@ inline constexpr std::uint8_t kDeleted = 8;
 inline constexpr std::uint8_t kForget = 16;
 inline constexpr std::uint8_t kHomeBad = 32;
 inline constexpr std::uint8_t kUnderWay = 64;  // a transfer of it: queued, running, or a former daemon's
+inline constexpr std::uint8_t kRare = 128;     // its TensorRarities count; otherwise they are what they begin with
 
-// What does not.
-struct TensorFacts {
-  std::uint64_t bytes = 0;
-  std::uint32_t dtype = 0;
-  std::uint16_t rank = 0;
-  std::uint16_t dimension_count = 0;  // shape, then strides if stated
-  std::array<std::int64_t, 2 * kRankMax> dimensions{};
-  std::array<char, kNameBytesMax + 1> name{};
+// What changes of a tensor, of few: what lies apart costs the others no memory.
+struct TensorRarities {
+  std::uint64_t slide_offset = 0;  // of the copy that slides
+  std::uint64_t slid_bytes = 0;
+  std::uint32_t holder = 0;      // of a share's: the session that it is published to alone; 0: to all
+  std::uint32_t pinner = 0;      // of a share's, pinned: by whom
+  std::uint8_t sliding = 3;      // engine::Level
+  std::uint8_t piece_count = 0;  // of its home on the block tier; 0: at most one, as its state says
+  std::array<std::uint8_t, 6> zero{};
+  std::array<tier::Extent, tier::kPiecesMax> pieces{};
 };
 
-struct TensorRecord {
-  TensorState state;
-  TensorFacts facts;
+// What does not change.
+struct TensorFacts {
+  static constexpr std::size_t kDimensionsMax = 4;
+  static constexpr std::size_t kNameBytesMax = 80;
+  std::uint64_t bytes = 0;
+  std::uint32_t dtype = 0;
+  std::uint8_t rank = 0;
+  std::uint8_t dimension_count = 0;                       // shape, then strides if stated
+  std::uint16_t name_bytes = 0;                           // of all of its name
+  std::array<std::int64_t, kDimensionsMax> dimensions{};  // the first
+  std::array<char, kNameBytesMax> name{};                 // the first
+};
+
+// What of its facts finds no room there.
+struct TensorFactsRest {
+  std::array<std::int64_t, 2 * kRankMax - TensorFacts::kDimensionsMax> dimensions{};
+  std::array<char, 104> name{};
 };
 
 // An ordinary session has one. A share has one with its tensors and memory, under its own number and without a process
@@ -125,8 +137,10 @@ struct GrantedSlot {
 };
 inline constexpr std::uint32_t kFresh = 2;  // published by the grant: of an overwrite, with no content yet
 
-static_assert(sizeof(TensorState) == 216 && sizeof(TensorFacts) == 320 && sizeof(GrantRecord) == 32);
+static_assert(sizeof(TensorState) == 64 && sizeof(TensorRarities) == 160 && sizeof(GrantRecord) == 32);
+static_assert(sizeof(TensorFacts) == 128 && sizeof(TensorFactsRest) == 200);
+static_assert(TensorFacts::kNameBytesMax + sizeof(TensorFactsRest::name) >= kNameBytesMax);
 static_assert(sizeof(SessionRecord) % 8 == 0 && sizeof(NodeRecord) % 8 == 0 && sizeof(GrantedSlot) == 8);
-static_assert(std::is_trivially_copyable_v<TensorRecord> && std::is_trivially_copyable_v<SessionRecord>);
+static_assert(std::is_trivially_copyable_v<TensorState> && std::is_trivially_copyable_v<SessionRecord>);
 
 }  // namespace terrace::engine

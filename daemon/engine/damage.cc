@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "base/bytes.h"
 #include "shm/word.h"
 #include "terrace/dtype.h"
@@ -13,11 +11,9 @@ namespace terrace::engine {
 namespace {
 
 constexpr std::uint8_t kLevelBits = (1u << kLevels) - 1;
-constexpr std::uint8_t kFlags = kWritten | kLost | kTorn | kDeleted | kForget | kHomeBad | kUnderWay;
-
 std::string damage_of(const TensorFacts& facts, std::uint64_t capacity_bytes) {
-  const auto end = std::ranges::find(facts.name, '\0');
-  if (end == facts.name.begin() || end == facts.name.end()) return "its name has no bytes, or no end";
+  if (facts.name_bytes == 0 || facts.name_bytes > kNameBytesMax)
+    return fmt::format("its name has {} bytes", facts.name_bytes);
   if (facts.bytes == 0 || facts.bytes > capacity_bytes)
     return fmt::format("its size is {} bytes, and its home's tier has {}", facts.bytes, capacity_bytes);
   if (element_bytes(static_cast<DType>(facts.dtype)) == 0) return fmt::format("there is no dtype {}", facts.dtype);
@@ -36,8 +32,6 @@ std::string damage_of_copies(const TensorState& state) {
   const auto has = [&](std::uint8_t flag) { return (state.flags & flag) != 0; };
   const auto valid = static_cast<std::uint8_t>(state.valid & state.extents);
   if (((state.extents | state.valid) & ~kLevelBits) != 0) return "it has copies in tiers that there are not";
-  if ((state.flags & ~kFlags) != 0) return fmt::format("its flags are {}", state.flags);
-  if (state.piece_count > tier::kPiecesMax) return fmt::format("its home is in {} pieces", state.piece_count);
   if (state.published != kNone) {
     if (!is_mapped_copy(state, state.published)) return "a copy is published that there is not";
     if (!has(kWritten) || (valid & bit(static_cast<Level>(state.published))) == 0)
@@ -50,12 +44,13 @@ std::string damage_of_copies(const TensorState& state) {
   return {};
 }
 
-std::string damage_of_slide(const TensorState& state, std::uint64_t extent_bytes) {
-  if (state.sliding == static_cast<std::uint8_t>(Level::kNone)) return {};
-  if (!is_mapped_copy(state, state.sliding) || state.published == state.sliding)
+std::string damage_of_rarities(const TensorState& state, const TensorRarities& rare, std::uint64_t extent_bytes) {
+  if (rare.piece_count > tier::kPiecesMax) return fmt::format("its home is in {} pieces", rare.piece_count);
+  if (rare.sliding == static_cast<std::uint8_t>(Level::kNone)) return {};
+  if (!is_mapped_copy(state, rare.sliding) || state.published == rare.sliding)
     return "a copy is on its way that there is not, or that is published";
-  if (state.slide_offset >= state.offset[state.sliding] || state.slid_bytes >= extent_bytes ||
-      state.slid_bytes % kPageBytes != 0)
+  if (rare.slide_offset >= state.offset[rare.sliding] || rare.slid_bytes >= extent_bytes ||
+      rare.slid_bytes % kPageBytes != 0)
     return "a copy is on its way to where none goes";
   return {};
 }
@@ -68,7 +63,7 @@ std::string damage_of(const TensorRecord& record, const HomeTier& home) {
   if (state.incarnation > shm::kIncarnationMask) return fmt::format("its incarnation is {}", state.incarnation);
   if ((state.extents & bit(home.level)) == 0) return "it has no home";
   if (std::string damage = damage_of_copies(state); !damage.empty()) return damage;
-  return damage_of_slide(state, align_up(record.facts.bytes, kPageBytes));
+  return damage_of_rarities(state, record.rarities, align_up(record.facts.bytes, kPageBytes));
 }
 
 }  // namespace terrace::engine

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "engine/catalog_records.h"
+#include "engine/catalog_memory.h"
 #include "engine/tensor.h"
 
 namespace terrace::engine {

@@ -314,6 +314,7 @@ class EngineImpl final : public Engine {
   Result<void> check_note(Session& session, SessionId member, std::size_t slots) const;
   void note(Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots);
   static TensorState state_of(const Session& session, const Tensor& tensor);
+  static TensorRarities rarities_of(const Tensor& tensor);
   std::uint64_t tenant_record(const Session& session) const;
   SessionRecord record_of(const Session& session) const;
   SessionRecord record_of(const Session& share, const Member& member) const;
@@ -324,7 +325,7 @@ class EngineImpl final : public Engine {
   bool is_in_use(std::size_t record) const;
   Result<void> restore_session(const CatalogMemory& catalog, Session& session);
   Result<void> restore_tensor(Session& session, Slot slot, const TensorRecord& record);
-  Result<void> restore_home(Tensor& tensor, const TensorState& was);
+  Result<void> restore_home(Tensor& tensor, const TensorRecord& record);
   Result<void> check_restored() const;
 
   // former.cc

@@ -63,8 +63,11 @@ void EngineImpl::check_catalog() const {
     }
     if (session->life != Session::Life::kOpen) continue;
     for (std::size_t at = 0; at < session->tensors.size(); ++at) {
+      const TensorRecord recorded = catalog_->tensor(session->record, at);
       const TensorState state = state_of(*session, session->tensors[at]);
-      TERRACE_CHECK(std::memcmp(&state, &catalog_->tensor(session->record, at).state, sizeof state) == 0);
+      TERRACE_CHECK(std::memcmp(&state, &recorded.state, sizeof state) == 0);
+      const TensorRarities rarities = rarities_of(session->tensors[at]);
+      TERRACE_CHECK(!session->tensors[at].live() || std::memcmp(&rarities, &recorded.rarities, sizeof rarities) == 0);
     }
   }
 }

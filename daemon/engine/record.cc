@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine/engine_impl.h"
+#include "engine/facts.h"
 #include "engine/planted.h"
 
 namespace terrace::engine {
@@ -42,8 +43,6 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
   TensorState state;
   state.incarnation = tensor.incarnation;
   state.session = static_cast<std::uint32_t>(session.id);
-  state.holder = static_cast<std::uint32_t>(tensor.holder);
-  state.pinner = static_cast<std::uint32_t>(tensor.pinner);
   if (!tensor.live()) return state;
   state.number = tensor.number;
   state.version = tensor.version;
@@ -54,9 +53,6 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
   state.valid = tensor.valid;
   state.published = static_cast<std::uint8_t>(tensor.published);
   state.pinned = static_cast<std::uint8_t>(tensor.pinned);
-  state.sliding = static_cast<std::uint8_t>(tensor.sliding);
-  state.slide_offset = tensor.slide_offset;
-  state.slid_bytes = tensor.slid_bytes;
   const auto flag = [&](bool set, std::uint8_t value) { state.flags |= set ? value : std::uint8_t{0}; };
   flag(tensor.written, kWritten);
   flag(tensor.lost, kLost);
@@ -65,12 +61,23 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
   flag(tensor.forget, kForget);
   flag(tensor.home_bad, kHomeBad);
   flag(!tensor.idle(), kUnderWay);
-  if (tensor.has(Level::kBlock)) {
-    const tier::Pieces pieces = tensor.pieces != nullptr ? *tensor.pieces : tier::Pieces(tensor.extent(Level::kBlock));
-    state.piece_count = static_cast<std::uint8_t>(pieces.size());
-    std::ranges::copy(pieces.span(), state.pieces.begin());
-  }
+  flag(tensor.pieces != nullptr || tensor.sliding != Level::kNone || tensor.holder != SessionId{} ||
+           tensor.pinner != SessionId{},
+       kRare);
   return state;
+}
+
+TensorRarities EngineImpl::rarities_of(const Tensor& tensor) {
+  TensorRarities rarities;
+  rarities.slide_offset = tensor.slide_offset;
+  rarities.slid_bytes = tensor.slid_bytes;
+  rarities.holder = static_cast<std::uint32_t>(tensor.holder);
+  rarities.pinner = static_cast<std::uint32_t>(tensor.pinner);
+  rarities.sliding = static_cast<std::uint8_t>(tensor.sliding);
+  if (tensor.pieces == nullptr) return rarities;
+  rarities.piece_count = static_cast<std::uint8_t>(tensor.pieces->size());
+  std::ranges::copy(tensor.pieces->span(), rarities.pieces.begin());
+  return rarities;
 }
 
 std::uint64_t EngineImpl::tenant_record(const Session& session) const {
@@ -125,7 +132,8 @@ void EngineImpl::commit() {
     Session* session = find_session(id);
     if (session == nullptr) continue;
     session->at(slot).touched = false;
-    catalog_->put(session->record, index(slot), state_of(*session, session->at(slot)));
+    const Tensor& tensor = session->at(slot);
+    catalog_->put(session->record, index(slot), state_of(*session, tensor), rarities_of(tensor));
   }
   touched_.clear();
   for (const SessionId id : touched_sessions_) {
@@ -150,14 +158,8 @@ void EngineImpl::commit() {
 void EngineImpl::record_facts(const Session& session, Slot slot) {
   if (catalog_ == nullptr) return;
   const Tensor& tensor = session.at(slot);
-  TensorFacts facts;
-  facts.bytes = tensor.bytes;
-  facts.dtype = tensor.dtype;
-  facts.rank = tensor.rank;
-  facts.dimension_count = static_cast<std::uint16_t>(tensor.dimensions.size());
-  std::ranges::copy(tensor.dimensions, facts.dimensions.begin());
-  std::ranges::copy(tensor.name, facts.name.begin());
-  catalog_->put(session.record, index(slot), facts);
+  const auto [facts, rest] = packed(tensor);
+  catalog_->put(session.record, index(slot), facts, rest);
 }
 
 Result<void> EngineImpl::check_note(Session& session, SessionId member, std::size_t slots) const {

@@ -8,6 +8,7 @@
 
 #include "engine/damage.h"
 #include "engine/engine_impl.h"
+#include "engine/facts.h"
 
 namespace terrace::engine {
 namespace {
@@ -203,7 +204,7 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& 
   }
   for (std::uint32_t at = 0; at < was.slots_used; ++at) {
     session.tensors.emplace_back().incarnation = 1;
-    const TensorRecord& tensor = catalog.tensor(session.record, at);
+    const TensorRecord tensor = catalog.tensor(session.record, at);
     if (tensor.state.session == was.id)
       if (auto restored = restore_tensor(session, Slot{at}, tensor); !restored) return restored;
     if (!session.tensors.back().live()) session.free_slots.push_back(Slot{at});
@@ -214,6 +215,7 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& 
 
 Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const TensorRecord& record) {
   const TensorState& was = record.state;
+  const TensorRarities& rare = record.rarities;
   Tensor& tensor = session.at(slot);
   const auto bad = [&](const std::string& what) {
     return damaged(
@@ -226,12 +228,11 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
   if ((was.flags & kUnderWay) != 0) ++restored_.transfers;
   const HomeTier home{home_level_, tiers_.back().options.capacity_bytes};
   if (const std::string damage = damage_of(record, home); !damage.empty()) return bad(damage);
-  tensor.name.assign(record.facts.name.begin(), std::ranges::find(record.facts.name, '\0'));
+  tensor.name = name_of(record);
   tensor.bytes = record.facts.bytes;
   tensor.dtype = record.facts.dtype;
-  tensor.rank = static_cast<std::uint8_t>(record.facts.rank);
-  tensor.dimensions.assign(record.facts.dimensions.begin(),
-                           record.facts.dimensions.begin() + record.facts.dimension_count);
+  tensor.rank = record.facts.rank;
+  tensor.dimensions = dimensions_of(record);
   tensor.number = was.number;
   tensor.version = was.version;
   tensor.offset = was.offset;
@@ -241,13 +242,13 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
   tensor.published = static_cast<Level>(was.published);
   tensor.pinned = static_cast<Level>(was.pinned);
   const bool by_one = session.is_share() && tensor.pinned != Level::kNone;
-  if ((was.pinner != 0) != by_one) return bad("it is pinned by one session of a share, and is in none, or not pinned");
-  if (by_one && session.find_member(SessionId{was.pinner}) == nullptr)
+  if ((rare.pinner != 0) != by_one) return bad("it is pinned by one session of a share, and is in none, or not pinned");
+  if (by_one && session.find_member(SessionId{rare.pinner}) == nullptr)
     tensor.pinned = Level::kNone;  // it did not survive
   else
-    tensor.pinner = SessionId{was.pinner};
-  tensor.holder = SessionId{was.holder};
-  if (was.holder != 0 && (!session.is_share() || tensor.published == Level::kNone))
+    tensor.pinner = SessionId{rare.pinner};
+  tensor.holder = SessionId{rare.holder};
+  if (rare.holder != 0 && (!session.is_share() || tensor.published == Level::kNone))
     return bad("it is held by one session of a share, and is in none, or is not published");
   tensor.written = (was.flags & kWritten) != 0;
   tensor.lost = (was.flags & kLost) != 0;
@@ -265,17 +266,17 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
     place.policy->arrived(slot, now_);
     tiers_[tier].used_bytes += tensor.extent_bytes();
     tensor.extents |= bit(level);
-    if (was.sliding != static_cast<std::uint8_t>(level)) continue;
-    const std::uint64_t apart = tensor.offset[index(level)] - was.slide_offset;
-    const tier::Extent fresh{was.slide_offset, std::min(tensor.extent_bytes(), apart)};
+    if (rare.sliding != static_cast<std::uint8_t>(level)) continue;
+    const std::uint64_t apart = tensor.offset[index(level)] - rare.slide_offset;
+    const tier::Extent fresh{rare.slide_offset, std::min(tensor.extent_bytes(), apart)};
     if (!place.space.is_free(fresh)) return bad("its extent slid into another's");
     place.space.take(fresh);
     tensor.sliding = level;
-    tensor.slide_offset = was.slide_offset;
-    tensor.slid_bytes = was.slid_bytes;
+    tensor.slide_offset = rare.slide_offset;
+    tensor.slid_bytes = rare.slid_bytes;
   }
   if ((was.extents & bit(Level::kBlock)) != 0)
-    if (auto restored = restore_home(tensor, was); !restored) return bad(restored.error().message);
+    if (auto restored = restore_home(tensor, record); !restored) return bad(restored.error().message);
   if (may_still_land(tensor, was)) tensor.activity = Activity::kLanding;
   if (!tensor.deleted) {
     if (!session.names.emplace(tensor.name, slot).second) return bad("another has its name");
@@ -285,16 +286,19 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
   return {};
 }
 
-Result<void> EngineImpl::restore_home(Tensor& tensor, const TensorState& was) {
+Result<void> EngineImpl::restore_home(Tensor& tensor, const TensorRecord& record) {
+  const TensorRarities& rare = record.rarities;
   const auto bad = [](const char* what) { return fail(ErrorCode::kFailedPrecondition, what); };
   if (block_tier_ == SIZE_MAX) return bad("its home is on a block tier, and there is none");
+  const tier::Extent whole = tensor.extent(Level::kBlock);
+  const auto recorded = rare.piece_count == 0 ? std::span(&whole, 1) : std::span(rare.pieces).first(rare.piece_count);
   tier::Pieces pieces;
-  for (const tier::Extent& piece : std::span(was.pieces).first(was.piece_count)) {
+  for (const tier::Extent& piece : recorded) {
     if (!block_space_.is_free(piece)) return bad("its home overlaps another, or lies outside the block tier");
     block_space_.take(piece);
     pieces.push(piece);
   }
-  const tier::Extent sums{was.first_checksum, tier::chunk_count(tensor.bytes)};
+  const tier::Extent sums{record.state.first_checksum, tier::chunk_count(tensor.bytes)};
   if (pieces.bytes() != tensor.extent_bytes()) return bad("its home is not as large as it");
   if (pieces[0].offset != tensor.offset[index(Level::kBlock)]) return bad("its home is in two places");
   if (!checksum_space_.is_free(sums)) return bad("its checksums are another's, or lie outside their table");

@@ -63,13 +63,6 @@ class Catalog {
       for (std::size_t i = 0; i < slots.size(); ++i)
         std::memcpy(static_cast<void*>(&slots[i]), table.slots[i].data(), sizeof slots[i]);
     }
-    // Where the records lie follows from the shape alone: an untouched catalog says it.
-    if (auto whole = engine::CatalogMemory::open(file_.bytes(), image.shape); whole) {
-      first_session_ = offset_of(&whole->session(0));
-      first_tensor_ = offset_of(&whole->tensor(0, 0));
-    }
-    TERRACE_CHECK(first_tensor_ != 0);
-    file_.load(image);
   }
 
   void change(Input& input) {
@@ -120,35 +113,31 @@ class Catalog {
 
  private:
   static void keep(std::uint64_t value) { asm volatile("" : : "r"(value)); }
-  std::uint64_t offset_of(const void* record) {
-    return static_cast<std::uint64_t>(static_cast<const std::byte*>(record) - file_.bytes().data());
-  }
   void refused(const Error& error) {
     TERRACE_CHECK(error.code == ErrorCode::kFailedPrecondition && !error.message.empty());
     TERRACE_CHECK(file_.is_as_remembered());
   }
 
-  // An offset in the catalog: in its header, its notes, its journal, a session, a tensor's state or facts.
+  // An offset in the catalog: in its header, its notes, its journal, a session, one of a tensor's records.
   std::uint64_t pick(std::size_t where, Input& input) {
-    constexpr std::uint64_t kNotes = 64 * kKiB;
-    constexpr std::uint64_t kJournal = kNotes + 64 * kMiB;
+    const engine::CatalogLayout layout(image_.shape);
     const std::uint64_t session = input.below(5);
     const std::uint64_t tensor = session * image_.shape.tensors_per_session_max + input.below(32);
     switch (where) {
       case 1:
         return input.below(kPageBytes);
       case 2:
-        return kNotes + input.below(kPageBytes);
+        return layout.notes + input.below(kPageBytes);
       case 3:
-        return kJournal + input.below(kPageBytes);
+        return layout.journal + input.below(kPageBytes);
       case 4:
-        return first_session_ + session * sizeof(engine::SessionRecord) + input.below(sizeof(engine::SessionRecord));
+        return layout.sessions + session * sizeof(engine::SessionRecord) + input.below(sizeof(engine::SessionRecord));
       case 5:
+        return layout.states + tensor * sizeof(engine::TensorState) + input.below(sizeof(engine::TensorState));
       case 6:
-        return first_tensor_ + tensor * sizeof(engine::TensorRecord) + input.below(sizeof(engine::TensorState));
+        return layout.rarities + tensor * sizeof(engine::TensorRarities) + input.below(sizeof(engine::TensorRarities));
       default:
-        return first_tensor_ + tensor * sizeof(engine::TensorRecord) + sizeof(engine::TensorState) +
-               input.below(sizeof(engine::TensorFacts));
+        return layout.facts + tensor * sizeof(engine::TensorFacts) + input.below(sizeof(engine::TensorFacts));
     }
   }
   void write(std::uint64_t offset, std::span<const std::byte> bytes) {
@@ -166,8 +155,6 @@ class Catalog {
 
   const CatalogImage& image_;
   CatalogFile& file_;
-  std::uint64_t first_session_ = 0;
-  std::uint64_t first_tensor_ = 0;
   std::vector<std::vector<shm::TableSlot>> tables_;
 };
 

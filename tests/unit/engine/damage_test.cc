@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr std::uint64_t kNotes = 64 * kKiB;
-constexpr std::uint64_t kJournal = kNotes + 64 * kMiB;
+const std::uint64_t kNotes = CatalogLayout(Harness::shape()).notes;
+const std::uint64_t kJournal = CatalogLayout(Harness::shape()).journal;
 
 // Two sessions of three tensors each, in all tiers, one note, and nothing under way.
 class Damage : public ::testing::Test {
@@ -33,11 +33,17 @@ class Damage : public ::testing::Test {
 
   NodeRecord& node() { return const_cast<NodeRecord&>(harness_.catalog->node()); }
   SessionRecord& session(std::size_t i) { return const_cast<SessionRecord&>(harness_.catalog->session(i)); }
-  TensorRecord& tensor(std::size_t i, std::size_t slot) {
-    return const_cast<TensorRecord&>(harness_.catalog->tensor(i, slot));
+  TensorState& state(std::size_t i, std::size_t slot) {
+    return const_cast<TensorState&>(harness_.catalog->tensor(i, slot).state);
   }
-  TensorState& state() { return tensor(0, 1).state; }
-  TensorFacts& facts() { return tensor(0, 1).facts; }
+  TensorState& state() { return state(0, 1); }
+  TensorFacts& facts() { return const_cast<TensorFacts&>(harness_.catalog->tensor(0, 1).facts); }
+  // Which count from now on.
+  TensorRarities& rarities(std::size_t slot) {
+    state(0, slot).flags |= kRare;
+    auto& rare = const_cast<TensorRarities&>(harness_.catalog->tensor(0, slot).rarities);
+    return rare = TensorRarities{};
+  }
   template <typename T>
   T& at(std::uint64_t offset) {
     return *reinterpret_cast<T*>(harness_.catalog_bytes().data() + offset);
@@ -54,8 +60,9 @@ class Damage : public ::testing::Test {
     for (std::size_t i = 0; i < 2; ++i) {
       const auto record = std::as_bytes(std::span(&session(i), 1));
       seen.insert(seen.end(), record.begin(), record.end());
-      const auto tensors = std::as_bytes(std::span(&tensor(i, 0), 3));
-      seen.insert(seen.end(), tensors.begin(), tensors.end());
+      const TensorRecord first = harness_.catalog->tensor(i, 0);
+      for (const auto column : {std::as_bytes(std::span(&first.state, 3)), std::as_bytes(std::span(&first.facts, 3))})
+        seen.insert(seen.end(), column.begin(), column.end());
     }
     return seen;
   }
@@ -131,47 +138,64 @@ TEST_F(Damage, OfFacts) {
   refuses(facts().dimension_count, 17, "17 numbers");
   refuses(facts().bytes, 0, "its size is 0");
   refuses(facts().bytes, UINT64_MAX, "its size is 18446744073709551615");
-  refuses(facts().bytes, kMiB, "not as large");
+  refuses(facts().bytes, kMiB, "overlaps another");
   refuses(facts().dtype, 99, "dtype 99");
-  refuses(facts().name[0], '\0', "its name");
+  refuses(facts().name_bytes, 0, "its name has 0 bytes");
+  refuses(facts().name_bytes, kNameBytesMax + 1, "its name has 176 bytes");
+  refuses(facts().name_bytes, UINT16_MAX, "its name has 65535 bytes");
   refuses(facts().name[0], 'a', "another has its name");
-  const auto name = facts().name;
-  auto endless = name;
-  endless.fill('x');
-  refuses(facts().name, endless, "no end");
 }
 
 TEST_F(Damage, OfPlaces) {
-  ASSERT_EQ(state().piece_count, 1);
-  const tier::Extent home = state().pieces[0];
-  refuses(state().piece_count, 9, "9 pieces");
-  refuses(state().piece_count, 0, "not as large");
-  refuses(state().piece_count, 2, "home");                             // the second has no bytes
-  refuses(state().pieces[0].offset, home.offset + 1, "lies outside");  // not a whole page: take() would abort
-  refuses(state().pieces[0].offset, UINT64_MAX - kPageBytes + 1, "lies outside");
-  refuses(state().pieces[0].offset, tensor(1, 0).state.pieces[0].offset, "home");
-  refuses(state().pieces[0].bytes, home.bytes + 1, "lies outside");
-  refuses(state().offset[index(Level::kBlock)], home.offset + kPageBytes, "two places");
+  std::uint64_t& home = state().offset[index(Level::kBlock)];
+  refuses(home, home + 1, "lies outside");  // not a whole page: take() would abort
+  refuses(home, UINT64_MAX - kPageBytes + 1, "lies outside");
+  refuses(home, state(1, 0).offset[index(Level::kBlock)], "home");
   refuses(state().first_checksum, UINT64_MAX, "checksums");
-  refuses(state().first_checksum, tensor(0, 0).state.first_checksum, "checksums");
+  refuses(state().first_checksum, state(0, 0).first_checksum, "checksums");
   const auto level = static_cast<std::size_t>(state().published);
   ASSERT_LT(level, index(Level::kBlock));
   refuses(state().offset[level], 1, "extent");
   refuses(state().offset[level], 1ull << 62, "extent");
-  refuses(state().offset[level], tensor(0, 0).state.offset[level], "overlaps");
+  refuses(state().offset[level], state(0, 0).offset[level], "overlaps");
   refuses(state().device, 1, "tier that is not there");
   refuses(state().device, 200, "tier that is not there");
   refuses(state().extents, std::uint8_t{0}, "no home");
   refuses(state().extents, std::uint8_t{0xFF}, "tiers that there are not");
 }
 
+TEST_F(Damage, OfHomesInPieces) {
+  TensorRarities& rare = rarities(1);
+  const std::uint64_t home = state().offset[index(Level::kBlock)];
+  rare.piece_count = 2;
+  rare.pieces[0] = {home, kPageBytes};
+  rare.pieces[1] = {home + kPageBytes, 2 * kPageBytes};
+  EXPECT_TRUE(take_over().has_value());
+  refuses(rare.piece_count, 9, "9 pieces");
+  refuses(rare.piece_count, 3, "home");  // the third has no bytes
+  refuses(rare.piece_count, 1, "not as large");
+  refuses(rare.pieces[0].offset, home + 1, "lies outside");
+  refuses(rare.pieces[0].offset, UINT64_MAX - kPageBytes + 1, "lies outside");
+  refuses(rare.pieces[0].offset, state(1, 0).offset[index(Level::kBlock)], "home");
+  refuses(rare.pieces[1].offset, home, "home");
+  refuses(rare.pieces[0].bytes, kPageBytes + 1, "lies outside");
+  std::swap(rare.pieces[0], rare.pieces[1]);
+  refuses(rare.piece_count, 2, "two places");
+  state().offset[index(Level::kBlock)] = home + kPageBytes;
+  EXPECT_TRUE(take_over().has_value());
+}
+
 TEST_F(Damage, OfStates) {
   refuses(state().incarnation, UINT32_MAX, "incarnation");
-  TensorRecord other = tensor(0, 1);
-  other.state.incarnation = UINT32_MAX;
-  EXPECT_THAT(damage_of(other, {Level::kBlock, 64 * kMiB}), HasSubstr("its incarnation is 4294967295"));
-  refuses(tensor(0, 2).state.number, state().number, "one number");
-  refuses(state().flags, std::uint8_t{0xFF}, "flags");
+  TensorState other = state();
+  other.incarnation = UINT32_MAX;
+  const TensorRecord sound = harness_.catalog->tensor(0, 1);
+  EXPECT_THAT(damage_of({other, sound.facts, sound.rarities, sound.facts_rest}, {Level::kBlock, 64 * kMiB}),
+              HasSubstr("its incarnation is 4294967295"));
+  refuses(state(0, 2).number, state().number, "one number");
+  rarities(1).piece_count = 9;
+  state().flags &= static_cast<std::uint8_t>(~kRare);
+  EXPECT_TRUE(take_over().has_value()) << "what does not count may be anything";
   refuses(state().flags, std::uint8_t{0}, "without content");
   refuses(state().flags, std::uint8_t{kWritten | kForget}, "given up is published");
   refuses(state().flags, std::uint8_t{kWritten | kLost}, "lost");
@@ -181,26 +205,29 @@ TEST_F(Damage, OfStates) {
   refuses(state().published, std::uint8_t{77}, "published");
   refuses(state().pinned, std::uint8_t{1}, "pinned");
   refuses(state().pinned, std::uint8_t{77}, "pinned");
-  refuses(state().sliding, std::uint8_t{1}, "on its way");
-  refuses(state().sliding, state().published, "on its way");
+  TensorRarities& rare = rarities(1);
+  refuses(rare.sliding, std::uint8_t{1}, "on its way");
+  refuses(rare.sliding, state().published, "on its way");
   state().published = 3;
+  refuses(rare.sliding, std::uint8_t{77}, "on its way");
   state().valid = 0;
-  refuses(state().sliding, std::uint8_t{77}, "content");
+  refuses(rare.sliding, std::uint8_t{77}, "content");
 }
 
 TEST_F(Damage, OfSlides) {
-  TensorState& last = tensor(0, 2).state;
+  TensorState& last = state(0, 2);
+  TensorRarities& rare = rarities(2);
   const auto level = last.published;
   last.published = 3;
-  refuses(last.sliding, level, "slid into another's");  // to offset 0, where another tensor begins
-  last.sliding = level;
+  refuses(rare.sliding, level, "slid into another's");  // to offset 0, where another tensor begins
+  rare.sliding = level;
   last.offset[level] += kPageBytes;
-  last.slide_offset = last.offset[level] - kPageBytes;
-  EXPECT_TRUE(damage_of(tensor(0, 2), {Level::kBlock, 64 * kMiB}).empty());
-  refuses(last.slide_offset, last.offset[level], "goes");
-  refuses(last.slide_offset, 0, "slid into another's");
-  refuses(last.slid_bytes, 3 * kPageBytes, "goes");
-  refuses(last.slid_bytes, 100, "goes");
+  rare.slide_offset = last.offset[level] - kPageBytes;
+  EXPECT_TRUE(damage_of(harness_.catalog->tensor(0, 2), {Level::kBlock, 64 * kMiB}).empty());
+  refuses(rare.slide_offset, last.offset[level], "goes");
+  refuses(rare.slide_offset, 0, "slid into another's");
+  refuses(rare.slid_bytes, 3 * kPageBytes, "goes");
+  refuses(rare.slid_bytes, 100, "goes");
   EXPECT_TRUE(take_over().has_value());
 }
 
@@ -306,8 +333,8 @@ TEST_F(Damage, OfAHomeInATierThatThereIsNot) {
   Harness harness(options, true);
   const auto& client = *harness.open();
   harness.create(client, "a", kPageBytes);
-  auto& record = const_cast<TensorRecord&>(harness.catalog->tensor(0, 0));
-  record.state.extents |= bit(Level::kBlock);
+  auto& state = const_cast<TensorState&>(harness.catalog->tensor(0, 0).state);
+  state.extents |= bit(Level::kBlock);
   const auto taken = Engine::restore(options, *harness.catalog, harness.survivors());
   ASSERT_FALSE(taken.has_value());
   EXPECT_EQ(taken.error().code, ErrorCode::kFailedPrecondition);
@@ -319,9 +346,27 @@ TEST_F(Damage, NoneAreStrides) {
   spec.shape = {2, 3};
   spec.strides = {3, 1};
   ASSERT_TRUE(harness_.ask(harness_.clients[0]->id, CreateTensors{{spec}}));
-  ASSERT_EQ(tensor(0, 3).facts.dimension_count, 4);
+  auto& strided = const_cast<TensorFacts&>(harness_.catalog->tensor(0, 3).facts);
+  ASSERT_EQ(strided.dimension_count, 4);
   EXPECT_TRUE(take_over().has_value());
-  refuses(tensor(0, 3).facts.dimension_count, 3, "3 numbers do not make a shape of 2 dimensions");
+  refuses(strided.dimension_count, 3, "3 numbers do not make a shape of 2 dimensions");
+}
+
+// The longest that there are lie in two parts.
+TEST_F(Damage, NoneAreLongNamesAndManyDimensions) {
+  TensorSpec spec = spec_of(std::string(kNameBytesMax - 1, 'n') + "!", kPageBytes);
+  spec.shape = {1, 1, 1, 1, 1, 1, 2, 3};
+  spec.strides = {8, 7, 6, 5, 4, 3, 3, 1};
+  const auto& client = *harness_.clients[0];
+  ASSERT_TRUE(harness_.ask(client.id, CreateTensors{{spec}}));
+  harness_.restart([] { return true; });
+  const auto listed = harness_.ask(client.id, ListTensors{.prefix = "nn"});
+  ASSERT_TRUE(listed) << listed.error().message;
+  const auto& tensors = std::get<TensorList>(*listed).tensors;
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors[0].spec.name, spec.name);
+  EXPECT_EQ(tensors[0].spec.shape, spec.shape);
+  EXPECT_EQ(tensors[0].spec.strides, spec.strides);
 }
 
 }  // namespace
