@@ -83,6 +83,18 @@ struct TenantConfig {
   std::uint32_t door_mode() const { return any_uid || !uids.empty() ? 0666 : 0600; }
 };
 
+// How fast bytes move between the tiers of this node, each direction by itself. 0: not said. The daemon measures its
+// links itself; this is what a planner or a simulator goes by, on whatever machine it runs.
+struct Links {
+  std::uint64_t host_to_device_bytes_per_s = 0;  // for each GPU
+  std::uint64_t device_to_host_bytes_per_s = 0;
+  std::uint32_t device_latency_us = 0;       // of each transfer, beside its bytes
+  std::uint64_t block_read_bytes_per_s = 0;  // of all block files together
+  std::uint64_t block_write_bytes_per_s = 0;
+  std::uint32_t block_latency_us = 0;
+  Origin origin{};
+};
+
 // The bounds of everything that a client can make grow.
 struct Limits {
   std::uint32_t sessions_max = 256;
@@ -99,6 +111,7 @@ struct Config {
   std::string metrics_address = "127.0.0.1:9464";  // host:port of /metrics; empty: off
   std::vector<TierConfig> tiers;                   // at least one after resolve()
   std::vector<TenantConfig> tenants;  // at least one; "default" on `sockets` where none is configured. Listen on these.
+  Links links;
   Limits limits;
   bool strict = false;  // whatever the machine lacks is an error and not a line in the report
   LogLevel log_level = LogLevel::kInfo;

@@ -87,6 +87,7 @@ Result<Draft> read(std::string_view text, std::string_view source, const std::st
   read_tiers(root, problems, config);
   read_tenants(root, problems, config);
   fill_sockets(runtime_dir, problems, config);
+  read_links(root.table("links"), problems, config.links);
   read_limits(root.table("limits"), problems, config.limits);
   config.strict = root.flag("strict").value_or(false);
   if (const auto level = root.one_of("log_level", {"trace", "debug", "info", "warn", "error"})) {

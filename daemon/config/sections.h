@@ -29,6 +29,9 @@ struct ConfiguredSocket {
 // All of them, the administrator's last. They borrow the configuration.
 std::vector<ConfiguredSocket> configured_sockets(const Config& config);
 
+// Reads [links]; `table` may be null.
+void read_links(const toml::table* table, Problems& problems, Links& links);
+
 // Gives each socket without a path the default one in `runtime_dir`, and sees that no two are the same file. After the
 // tenants and [sockets] are read.
 void fill_sockets(const std::string& runtime_dir, Problems& problems, Config& config);

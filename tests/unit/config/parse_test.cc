@@ -126,6 +126,30 @@ uids = "any"
   EXPECT_TRUE(config->tenants[1].any_uid);
 }
 
+TEST(Parse, LinksAreSpeedsAndLatencies) {
+  const Result<Config> config = parse_here(R"([links]
+host_to_device = "55GB/s"
+device_to_host = "15.5 GiB/s"
+device_latency_us = 30
+block_read = "6500MB/s"
+block_write = "3.5GB/s"
+block_latency_us = 20
+)");
+  ASSERT_TRUE(config) << config.error().message;
+  const Links& links = config->links;
+  EXPECT_EQ(links.host_to_device_bytes_per_s, 55'000'000'000u);
+  EXPECT_EQ(links.device_to_host_bytes_per_s, 15 * kGiB + 512 * kMiB);
+  EXPECT_EQ(links.device_latency_us, 30u);
+  EXPECT_EQ(links.block_read_bytes_per_s, 6'500'000'000u);
+  EXPECT_EQ(links.block_write_bytes_per_s, 3'500'000'000u);
+  EXPECT_EQ(links.block_latency_us, 20u);
+  for (const char* wrong : {"\"55GB\"", "\"fast\"", "\"0B/s\"", "\"/s\"", "\"-1GB/s\"", "55"}) {
+    EXPECT_THAT(error_of(std::string("[links]\nblock_read = ") + wrong), StartsWith("t.toml:2: links.block_read: is "));
+  }
+  EXPECT_THAT(error_of("[links]\ndevice_latency_us = -1"), HasSubstr("from 0 to"));
+  EXPECT_THAT(error_of("[links]\nread = \"1GB/s\""), HasSubstr("no such key"));
+}
+
 TEST(Parse, AllProblemsAreNamedInTheOrderOfTheirLines) {
   const std::string message = error_of(R"(strict = "yes"
 log_level = "loud"
