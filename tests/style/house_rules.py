@@ -26,9 +26,10 @@ BELOW = {
     "engine": {"base", "tier", "mover"},
     "config": {"base", "tier", "topology"},
     "topology": {"base"},
+    "workload": {"base", "config", "topology"},
     "metrics": {"base", "tier", "mover", "engine", "front", "config"},
     "front": {"base", "service", "tier", "mover", "engine", "config", "topology"},
-    "sim": {"base", "tier", "mover", "engine", "config", "topology"},
+    "sim": {"base", "tier", "mover", "engine", "config", "topology", "workload"},
 }
 PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node as a workload sees it: how much memory of each kind there is, and how fast it can be reached. Plain values.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/time.h"
+#include "workload/workload.h"
+
+namespace terrace::workload {
+
+// The capacity of a tier that never fills. Not a number to add to.
+inline constexpr std::uint64_t kUnlimited = UINT64_MAX;
+
+// The direction of a move over a link, seen from the GPU: in is towards HBM (host to device, block read).
+enum class Direction : std::uint8_t { kIn, kOut };
+inline constexpr std::array<std::string_view, 2> kDirectionNames = {"in", "out"};
+
+// One link: its two directions do not slow each other down. Every transfer takes `latency` and then its bytes over the
+// bandwidth of its direction.
+struct LinkSpeed {
+  std::uint64_t in_bytes_per_s = 0;
+  std::uint64_t out_bytes_per_s = 0;
+  Duration latency{};
+  std::uint64_t bytes_per_s(Direction direction) const {
+    return direction == Direction::kIn ? in_bytes_per_s : out_bytes_per_s;
+  }
+  bool operator==(const LinkSpeed&) const = default;
+};
+
+// What one GPU has: its own memory, and its share of the host's memory and of the block devices.
+struct Node {
+  std::string name;
+  std::uint64_t hbm_bytes = 0;
+  std::uint64_t host_bytes = 0;   // 0: none; kUnlimited
+  std::uint64_t block_bytes = 0;  // likewise
+  LinkSpeed hbm;                  // between HBM and host
+  LinkSpeed block;                // between host and block; all zero where there is none
+
+  // What may be leased at once in `place`.
+  std::uint64_t capacity_bytes(Place place) const { return place == Place::kHbm ? hbm_bytes : host_bytes; }
+  bool operator==(const Node&) const = default;
+};
+
+// The sum of two capacities, either of which may be kUnlimited.
+constexpr std::uint64_t add_capacity(std::uint64_t a, std::uint64_t b) {
+  return a > kUnlimited - b ? kUnlimited : a + b;
+}
+
+// `node` with the host's memory, the block devices and their link divided by `gpus` (at least 1), for a node whose GPUs
+// run alike ranks at once. Each GPU has a link of its own.
+Node share(const Node& node, std::uint64_t gpus);
+
+// The reference nodes of docs/workloads.md: "g10-2tier", "g10", "dgx-h100" (an eighth of one) and "h200-1gpu".
+inline constexpr std::array<std::string_view, 4> kReferenceNodes = {"g10-2tier", "g10", "dgx-h100", "h200-1gpu"};
+std::optional<Node> reference_node(std::string_view name);
+
+}  // namespace terrace::workload
