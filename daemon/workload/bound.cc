@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "workload/bound.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "workload/fewest.h"
+#include "workload/items.h"
+#include "workload/window.h"
+
+namespace terrace::workload {
+namespace {
+
+Duration time_of(std::uint64_t bytes, std::uint64_t bytes_per_s) {
+  if (bytes == 0) return Duration{};
+  return Duration(static_cast<std::int64_t>(static_cast<double>(bytes) / static_cast<double>(bytes_per_s) * 1e9));
+}
+
+LinkBound link_bound(const Workload& workload, LinkName name, const LinkSpeed& speed, std::uint64_t capacity_bytes) {
+  LinkBound bound;
+  bound.fewest_in_bytes = fewest_bytes(inward(workload, name), capacity_bytes);
+  bound.fewest_out_bytes = fewest_bytes(outward(workload, name), capacity_bytes);
+  bound.in = time_of(bound.fewest_in_bytes, speed.in_bytes_per_s);
+  bound.out = time_of(bound.fewest_out_bytes, speed.out_bytes_per_s);
+  bound.window = longest_window(workload.runs, versions(workload, name), capacity_bytes, speed.out_bytes_per_s);
+  return bound;
+}
+
+Result<void> check_runs(const Workload& workload, const Node& node) {
+  for (std::size_t index = 0; index < workload.runs.size(); ++index) {
+    const Run& run = workload.runs[index];
+    const std::uint64_t needed = leased_bytes(workload, run);
+    const std::uint64_t capacity = node.capacity_bytes(run.place);
+    if (needed <= capacity) continue;
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: run {}, \"{}\", needs {} bytes in {} at once, which has {} on node {}", workload.name,
+                            index, run.name, needed, name(run.place), capacity, node.name));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Bound> lower_bound(const Workload& workload, const Node& node) {
+  if (const Result<void> checked = check_runs(workload, node); !checked) return std::unexpected(checked.error());
+  Bound bound;
+  bound.compute = compute_time(workload.runs);
+  if (node.host_bytes > 0) bound.hbm = link_bound(workload, LinkName::kHbm, node.hbm, node.hbm_bytes);
+  if (node.block_bytes > 0) {
+    bound.block = link_bound(workload, LinkName::kBlock, node.block, add_capacity(node.hbm_bytes, node.host_bytes));
+  }
+  const std::array parts = {bound.compute,  bound.hbm.in,    bound.hbm.out,     bound.hbm.window,
+                            bound.block.in, bound.block.out, bound.block.window};
+  const auto longest = std::ranges::max_element(parts);
+  bound.total = *longest;
+  bound.limit = static_cast<Limit>(longest - parts.begin());
+  return bound;
+}
+
+}  // namespace terrace::workload

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a workload must at least cost on a node, whoever decides what moves when (docs/workloads.md, "The lower bound").
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "terrace/error.h"
+#include "workload/node.h"
+#include "workload/workload.h"
+
+namespace terrace::workload {
+
+// What one link must at least do. For the link between HBM and host, memory is HBM; for the block link it is HBM and
+// host together.
+struct LinkBound {
+  std::uint64_t fewest_in_bytes = 0;  // that any schedule moves, on average over repetitions
+  std::uint64_t fewest_out_bytes = 0;
+  Duration in{};  // how long that takes at the link's bandwidth, latencies left away
+  Duration out{};
+  Duration window{};  // of the whole repetition, by the window in which most must leave: 0 where memory holds all that
+                      // is born
+  std::uint64_t fewest_bytes(Direction direction) const {
+    return direction == Direction::kIn ? fewest_in_bytes : fewest_out_bytes;
+  }
+};
+
+enum class Limit : std::uint8_t { kCompute, kHbmIn, kHbmOut, kHbmWindow, kBlockIn, kBlockOut, kBlockWindow };
+inline constexpr std::array<std::string_view, 7> kLimitNames = {"compute",  "hbm in",    "hbm out",     "hbm window",
+                                                                "block in", "block out", "block window"};
+constexpr std::string_view name(Limit limit) { return kLimitNames[static_cast<std::size_t>(limit)]; }
+
+// Of one repetition of the workload: all of its steps. It holds for the mean of repetitions: one of them alone can be
+// shorter, by what was moved for it before it began.
+struct Bound {
+  Duration total{};  // the largest of the others
+  Limit limit{};     // which one that is
+  Duration compute{};
+  LinkBound hbm;
+  LinkBound block;
+};
+
+// The bound of `workload` (as read() returns it) on `node`. Takes the time of a few dozen minimum-cost flows with a
+// node for each run and an arc for each use of a tensor: milliseconds for thousands of runs. InvalidArgument naming the
+// run where one does not fit its place even alone.
+Result<Bound> lower_bound(const Workload& workload, const Node& node);
+
+}  // namespace terrace::workload

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "workload/items.h"
+
+#include <algorithm>
+
+namespace terrace::workload {
+namespace {
+
+// What one run does with one tensor: it reads, then writes, then frees.
+struct Use {
+  std::size_t run = 0;
+  bool inside = false;
+  bool read = false;
+  bool write = false;
+  bool free = false;
+};
+
+using Uses = std::vector<Use>;
+
+std::vector<Uses> uses_by_tensor(const Workload& workload, LinkName link) {
+  std::vector<Uses> all(workload.tensors.size());
+  for (std::size_t index = 0; index < workload.runs.size(); ++index) {
+    const Run& run = workload.runs[index];
+    const auto use = [&](TensorId id) -> Use& {
+      Uses& uses = all[id];
+      if (uses.empty() || uses.back().run != index) uses.push_back({.run = index, .inside = inside(link, run)});
+      return uses.back();
+    };
+    for (const TensorId id : run.read) use(id).read = true;
+    for (const TensorId id : run.write) use(id).write = true;
+    for (const TensorId id : run.free) use(id).free = true;
+  }
+  return all;
+}
+
+// The runs strictly between two of `count`, the later of which may be in the next repetition, or be the same run.
+std::size_t runs_between(std::size_t from, std::size_t to, std::size_t count) {
+  return (to + count - from - 1) % count;
+}
+
+void add_item(Choices& choices, std::size_t from, std::size_t to, std::uint64_t bytes) {
+  const std::size_t count = choices.taken_bytes.size();
+  const std::size_t runs = runs_between(from, to, count);
+  if (runs > 0) choices.items.push_back({.first = (from + 1) % count, .runs = runs, .bytes = bytes});
+}
+
+Choices nothing_chosen(const Workload& workload, LinkName link) {
+  Choices choices;
+  choices.taken_bytes.reserve(workload.runs.size());
+  for (const Run& run : workload.runs) {
+    choices.taken_bytes.push_back(inside(link, run) ? leased_bytes(workload, run) : 0);
+  }
+  return choices;
+}
+
+// Where the bytes that use `at` reads in memory were last: they can have been kept from there, or must come in.
+void choose_inward(const Uses& uses, std::size_t at, std::uint64_t bytes, Choices& choices) {
+  for (std::size_t back = 1; back <= uses.size(); ++back) {
+    const Use& before = uses[(at + uses.size() - back) % uses.size()];
+    if (before.inside && (before.read || before.write)) return add_item(choices, before.run, uses[at].run, bytes);
+    if (before.write) break;
+  }
+  choices.always_bytes += bytes;
+}
+
+// What becomes of the version that use `at` writes.
+struct Fate {
+  std::size_t reads = 0;      // uses from `at` to the one that reads it last; 0: none does
+  bool read_outside = false;  // by any of them
+};
+
+Fate fate(const Uses& uses, std::size_t at) {
+  Fate fate;
+  if (uses[at].free) return fate;
+  for (std::size_t ahead = 1; ahead <= uses.size(); ++ahead) {
+    const Use& after = uses[(at + ahead) % uses.size()];
+    if (after.read) fate.reads = ahead;
+    if (after.read && !after.inside) fate.read_outside = true;
+    if (after.write || after.free) break;
+  }
+  return fate;
+}
+
+void choose_outward(const Uses& uses, std::size_t at, std::uint64_t bytes, Choices& choices) {
+  const Fate fate_of = fate(uses, at);
+  if (fate_of.reads == 0) return;
+  if (fate_of.read_outside) {
+    choices.always_bytes += bytes;
+    return;
+  }
+  add_item(choices, uses[at].run, uses[(at + fate_of.reads) % uses.size()].run, bytes);
+  for (std::size_t ahead = 1; ahead < fate_of.reads; ++ahead) {
+    const Use& past = uses[(at + ahead) % uses.size()];
+    if (past.inside && (past.read || past.write)) choices.taken_bytes[past.run] -= bytes;
+  }
+}
+
+template <typename Choose>
+Choices choices_of(const Workload& workload, LinkName link, bool Use::* which, Choose choose) {
+  Choices choices = nothing_chosen(workload, link);
+  const std::vector<Uses> all = uses_by_tensor(workload, link);
+  for (std::size_t id = 0; id < all.size(); ++id) {
+    for (std::size_t at = 0; at < all[id].size(); ++at) {
+      const Use& use = all[id][at];
+      if (use.inside && use.*which) choose(all[id], at, workload.tensors[id].bytes, choices);
+    }
+  }
+  return choices;
+}
+
+}  // namespace
+
+Choices inward(const Workload& workload, LinkName link) {
+  return choices_of(workload, link, &Use::read, choose_inward);
+}
+
+Choices outward(const Workload& workload, LinkName link) {
+  return choices_of(workload, link, &Use::write, choose_outward);
+}
+
+std::vector<Version> versions(const Workload& workload, LinkName link) {
+  std::vector<Version> born;
+  const std::vector<Uses> all = uses_by_tensor(workload, link);
+  for (std::size_t id = 0; id < all.size(); ++id) {
+    const Uses& uses = all[id];
+    for (std::size_t at = 0; at < uses.size(); ++at) {
+      if (!uses[at].inside || !uses[at].write) continue;
+      const Fate fate_of = fate(uses, at);
+      if (fate_of.reads == 0) continue;
+      const std::size_t last = uses[(at + fate_of.reads) % uses.size()].run;
+      const std::size_t runs = runs_between(uses[at].run, last, workload.runs.size()) + 1;
+      born.push_back({.born = uses[at].run, .runs = runs, .bytes = workload.tensors[id].bytes});
+    }
+  }
+  std::ranges::stable_sort(born, {}, &Version::born);
+  return born;
+}
+
+}  // namespace terrace::workload
