@@ -10,11 +10,12 @@
 from . import _operations as _operations
 from ._activations import Activations, activations
 from ._checkpoint import load, save
+from ._init import init
 from ._managed import is_managed
 from ._offload import offload
 from ._scratch import scratch
 from ._stage import Stage, StagedBatches, stage
 from ._summary import ModuleSummary, Summary, summary
 
-__all__ = ["Activations", "ModuleSummary", "Stage", "StagedBatches", "Summary", "activations", "is_managed", "load",
-           "offload", "save", "scratch", "stage", "summary"]
+__all__ = ["Activations", "ModuleSummary", "Stage", "StagedBatches", "Summary", "activations", "init", "is_managed",
+           "load", "offload", "save", "scratch", "stage", "summary"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saving and loading a job a tensor at a time, as safetensors files."""
 
+import contextlib
 import functools
 import json
 import os
@@ -73,27 +74,64 @@ def _plain(value: Any) -> Any:
 def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None) -> None:
     """Reads what save(), or another writer of safetensors, has written, into the memory of the model and optimizer.
 
-    InvalidArgument, before anything is changed, for names that are missing or too many, and for other shapes.
+    path: a file, or an index of several ("model.safetensors.index.json", as save_pretrained() writes it).
+    A tied weight may have any one of its names. InvalidArgument, before anything is changed, for names that are missing
+    or too many, and for other shapes.
     """
-    with open(path, "rb", buffering=0) as file:
-        entries, _ = _safetensors.read_header(file, path)
+    with contextlib.ExitStack() as opened:
+        entries = _entries(path, opened)
         tensors = _tensors(model)
-        _check(path, entries, tensors)
+        found = _check(path, entries, tensors)
         with torch.no_grad():
-            for name, tensor in tensors.items():
-                _fill(file, entries[name], tensor)
+            for name, tensor in found.items():
+                file, entry = entries[name]
+                _fill(file, entry, tensor)
     if optimizer is not None:
         _load_optimizer(optimizer_path(path), optimizer)
 
 
-def _check(path: Path, entries: dict[str, Entry], tensors: dict[str, torch.Tensor]) -> None:
-    missing, others = sorted(set(tensors) - set(entries)), sorted(set(entries) - set(tensors))
+def _entries(path: Path, opened: contextlib.ExitStack) -> dict[str, tuple[Any, Entry]]:
+    """The tensors of a file, or of those that an index names, each with the open file that it is in."""
+    whole = pathlib.Path(path)
+    if whole.suffix != ".json":
+        file = opened.enter_context(open(whole, "rb", buffering=0))
+        return {name: (file, entry) for name, entry in _safetensors.read_header(file, path)[0].items()}
+    try:
+        places: dict[str, str] = dict(json.loads(whole.read_text())["weight_map"])
+        parts = {name: whole.with_name(name) for name in dict.fromkeys(places.values())}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"{whole} is no index of safetensors files ({error!r})") from None
+    entries: dict[str, tuple[Any, Entry]] = {}
+    for part in parts.values():
+        entries |= _entries(part, opened)
+    missing = [name for name in places if name not in entries]
+    if missing:
+        raise InvalidArgument(f"{whole} is no index of safetensors files: none of them has {missing[:8]}")
+    return entries
+
+
+def _check(path: Path, entries: dict[str, tuple[Any, Entry]],
+           tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors to be read, by their names in the file: of tied ones those that it has."""
+    found = {name: tensor for name, tensor in tensors.items() if name in entries}
+    read = {_memory(tensor) for tensor in found.values()}
+    missing = sorted(name for name, tensor in tensors.items() if name not in entries and _memory(tensor) not in read)
+    others = sorted(set(entries) - set(tensors))
     if missing or others:
         raise InvalidArgument(f"{os.fspath(path)} is not of this model: it lacks {missing[:8]} and has {others[:8]}")
-    for name, tensor in tensors.items():
-        if entries[name].shape != tuple(tensor.shape):
-            raise InvalidArgument(f"{os.fspath(path)}: '{name}' has the shape {entries[name].shape}, and the model's "
-                                  f"has {tuple(tensor.shape)}")
+    for name, tensor in found.items():
+        shape = entries[name][1].shape
+        if shape != tuple(tensor.shape):
+            raise InvalidArgument(f"{os.fspath(path)}: '{name}' has the shape {shape}, and the model's has "
+                                  f"{tuple(tensor.shape)}")
+    return found
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """What tells the tensors of a model apart that are not the same elements of the same memory."""
+    if isinstance(tensor, OffloadedTensor):
+        return tensor.terrace_slot
+    return (tensor.data_ptr() if tensor.numel() else id(tensor), tensor.shape, tensor.stride())
 
 
 def _fill(file: Any, entry: Entry, tensor: torch.Tensor) -> None:

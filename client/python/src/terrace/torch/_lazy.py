@@ -38,6 +38,15 @@ def run_with(run: Operation, lease_for: Operation) -> None:
     _run, _lease_for = run, lease_for
 
 
+def tell_of_copies(tell: Callable[[nn.Parameter], None] | None) -> None:
+    """Says who is told of the ordinary parameters that copies of ours are."""
+    global _tell
+    _tell = tell
+
+
+_tell: Callable[[nn.Parameter], None] | None = None
+
+
 def leaves(value: Any) -> Iterable[torch.Tensor]:
     """The tensors in an argument, or in the lists and dictionaries of one."""
     if isinstance(value, torch.Tensor):
@@ -111,7 +120,7 @@ def _for_pickling(slot: Slot, store: Store) -> torch.Tensor:
         _pickled[slot] = StorageWeakRef(shown.untyped_storage())  # type: ignore[no-untyped-call]
         return shown
     geometry = slot.placeholder
-    return torch.empty(0, dtype=slot.dtype).set_(storage, 0, geometry.shape, geometry.stride())
+    return torch.empty(0, dtype=slot.dtype, device="cpu").set_(storage, 0, geometry.shape, geometry.stride())
 
 
 def _gone(slot: Slot, store: Store) -> None:
@@ -208,5 +217,8 @@ def _copied_plain(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter
         with torch.no_grad():
             copied = parameter.clone(memory_format=torch.preserve_format)
         memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
+        del copied
+        if _tell is not None:
+            _tell(memo[id(parameter)])
     made: nn.Parameter = memo[id(parameter)]
     return made

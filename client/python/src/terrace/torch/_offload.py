@@ -14,8 +14,9 @@ from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
 from . import _modules, _optimizers
-from ._default_client import client_for
 from ._gradients import Gradient
+from ._init import Building, built, client_of
+from ._lazy import OffloadedParameter
 from ._optimizer import ManagedOptimizer, managed_optimizer
 from ._parameters import ManagedParameter
 from ._refusals import check_model, eligible
@@ -81,12 +82,15 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     if place != "host":
         raise InvalidArgument(f"{call}: place is {place!r}; parameters are leased in 'host'")
     names, left = eligible(model, bytes_min)
-    client = client_for(call, client)
+    adopted = built(list(names))
+    client = client_of(call, client, adopted, model)
     if step_in_backward and optimizer is None:
         raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     store = Store(client, place, seconds, 4 * sum(parameter.nbytes for parameter in names) + (1 << 20))
     store.left_alone = left
+    buildings = {one: one.building for one in adopted}
     try:
+        _take_over(buildings, store, names)
         stepped = None if optimizer is None else ManagedOptimizer(optimizer, store, bytes_min, step_in_backward)
         managed = _make(store, names, stepped)
         _modules.attach(model, store, {id(one.parameter): one for one in managed})
@@ -95,7 +99,9 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     except BaseException:
         _modules.detach(model)
         for parameter in names:
-            parameter.__dict__.pop("terrace", None)
+            if not isinstance(parameter, OffloadedParameter):
+                parameter.__dict__.pop("terrace", None)
+        _give_back(buildings, store)
         store.destroy()
         raise
     if stepped is not None:
@@ -116,14 +122,40 @@ def _name_replaced(model: weakref.ref[nn.Module], named: set[str]) -> None:
                           "one is not in Terrace, and not the optimizer's unless it was added", stacklevel=2)
 
 
+def _of_each(buildings: dict[ManagedParameter, Building]) -> dict[Building, list[ManagedParameter]]:
+    return {building: [one for one, its in buildings.items() if its is building]
+            for building in dict.fromkeys(buildings.values())}
+
+
+def _take_over(buildings: dict[ManagedParameter, Building], store: Store,
+               names: dict[nn.Parameter, tuple[str, str]]) -> None:
+    """Takes what init() built into the job's store."""
+    for building, parameters in _of_each(buildings).items():
+        building.store.hand_over([one.slot for one in parameters], store)
+        for one in parameters:
+            one.building = None
+            one.join(store, *names[one.parameter])
+
+
+def _give_back(buildings: dict[ManagedParameter, Building], store: Store) -> None:
+    """Leaves what init() built as it was."""
+    for building, parameters in _of_each(buildings).items():
+        taken = [one for one in parameters if one.building is None]
+        store.hand_over([one.slot for one in taken], building.store)
+        for one in taken:
+            one.building = building
+            one.gradient = None
+            one.join(building.store, one.name, one.slot.owner)
+
+
 def _make(store: Store, names: dict[nn.Parameter, tuple[str, str]],
           stepped: ManagedOptimizer | None) -> list[ManagedParameter]:
     """Makes room for parameters and gradients."""
-    slots = store.create([(name, owner, parameter.detach()) for parameter, (name, owner) in names.items()])
-    managed = [ManagedParameter(name, parameter, slot, store)
-               for (parameter, (name, _)), slot in zip(names.items(), slots, strict=True)]
-    for one in managed:
-        one.parameter.terrace = one  # type: ignore[attr-defined]
+    ordinary = [parameter for parameter in names if not isinstance(parameter, OffloadedParameter)]
+    slots = store.create([(*names[parameter], parameter.detach()) for parameter in ordinary])
+    for parameter, slot in zip(ordinary, slots, strict=True):
+        parameter.terrace = ManagedParameter(names[parameter][0], parameter, slot, store)  # type: ignore[attr-defined]
+    managed: list[ManagedParameter] = [parameter.terrace for parameter in names]  # type: ignore[attr-defined]
     if stepped is not None and stepped.in_backward:
         for one in managed:
             one.gradient = Gradient(one, [], stepped.step_now)
@@ -144,16 +176,17 @@ def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> 
         if stepped is not None:
             stepped.reserve()
         for one in managed:
-            (shown,) = one.store.lease([one.slot], "overwrite")
-            shown.copy_(one.parameter.detach())
-            del shown
-            one.hide()
-            moved.append(one)
+            if not isinstance(one.parameter, OffloadedParameter):
+                one.move_in()
+                moved.append(one)
             one.watch()
         if stepped is not None:
             for group in stepped.optimizer.param_groups:
                 stepped.adopt(group["params"])
     except BaseException as failed:
+        for one in managed:
+            if one.gradient is not None:
+                one.gradient.unwatch()
         for one in moved:
             try:
                 restore(one)
@@ -165,8 +198,6 @@ def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> 
 def restore(one: ManagedParameter) -> None:
     """Makes a parameter an ordinary one again."""
     found = one.parameter
-    if one.gradient is not None:
-        one.gradient.unwatch()
     (shown,) = one.store.lease([one.slot])
     found.__class__ = nn.Parameter
     torch.Tensor.data.__set__(found, shown.clone(memory_format=torch.preserve_format))  # type: ignore[attr-defined]

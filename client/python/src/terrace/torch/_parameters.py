@@ -39,6 +39,7 @@ class ManagedParameter:
         self.compiled = False  # used by compiled code, which knows ordinary parameters
         self.cast: Any = None  # see _saved.py
         self.gradient: Any = None  # its Gradient, where it has one
+        self.building: Any = None  # the Building that it is part of, until it is offloaded: see _init.py
         self.taken: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by id: from .data
         slot.reference = weakref.ref(self)
 
@@ -61,6 +62,22 @@ class ManagedParameter:
                     f"the parameter '{self.name}' was written to while it was not leased, through a view that autograd "
                     "kept: what was written is lost. Write to the parameter itself, under torch.no_grad()")
             self.version = found._version
+
+    def move_in(self) -> None:
+        """Moves the bytes of an ordinary parameter to Terrace."""
+        (shown,) = self.store.lease([self.slot], "overwrite")
+        with torch.no_grad():
+            shown.copy_(self.parameter.detach())
+        del shown
+        self.hide()
+
+    def join(self, store: Store, name: str, owner: str) -> None:
+        """Is part of another job from now on, which has its slot, and under another name."""
+        self.store = store
+        self.name = self.slot.name = name
+        self.slot.owner = owner
+        for tensor in self.taken.values():
+            tensor.terrace_store = store  # type: ignore[attr-defined]
 
     def show(self, shown: torch.Tensor) -> None:
         """Shows leased memory from now on."""
@@ -107,6 +124,9 @@ class ManagedParameter:
         found = self.parameter
         if value is found or value is self.taken.get(id(value)):
             return
+        if self.being_built and not self._like(value):
+            self.building.take_back(self, value)
+            return
         self._check_alone(value)
         self.check_like(value)
         with torch.no_grad(), entered(self.store, [self], []):
@@ -126,10 +146,20 @@ class ManagedParameter:
                 f"the parameter '{self.name}' was given new data while a tensor that was taken from it before "
                 "(.data, .detach(), a view) still stands for it: clone() that one first, or write with copy_()")
 
+    @property
+    def being_built(self) -> bool:
+        """Whether the `with` of the init() that made it is not over: it may yet become another one."""
+        return self.building is not None and self.building.open
+
+    def _like(self, value: torch.Tensor) -> bool:
+        geometry = self.slot.placeholder
+        return bool(value.shape == geometry.shape and value.dtype == geometry.dtype
+                    and value.device == geometry.device)
+
     def check_like(self, value: torch.Tensor) -> None:
         """Raises for what the parameter cannot become."""
         geometry = self.slot.placeholder
-        if value.shape != geometry.shape or value.dtype != geometry.dtype or value.device != geometry.device:
+        if not self._like(value) and not self.being_built:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' lives in Terrace as {tuple(geometry.shape)} of {geometry.dtype} on "
                 f"{geometry.device}, and cannot become {tuple(value.shape)} of {value.dtype} on {value.device}: move, "

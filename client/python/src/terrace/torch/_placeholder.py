@@ -32,7 +32,7 @@ class PlaceholderSpace:
         memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._region.part(self._used, wanted))
         self._used += -(-wanted // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._used = min(self._used, self._region.nbytes)
-        return torch.empty(0, dtype=dtype).set_(memory.untyped_storage(), 0, list(size), list(stride))
+        return torch.empty(0, dtype=dtype, device="cpu").set_(memory.untyped_storage(), 0, list(size), list(stride))
 
 
 def elements_spanned(size: Sequence[int], stride: Sequence[int]) -> int:

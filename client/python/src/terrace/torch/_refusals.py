@@ -37,6 +37,8 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if nn.parameter.is_lazy(parameter):
         raise InvalidArgument(f"{call}: the parameter '{name}' has no shape yet; run the model once, then offload it")
     if isinstance(parameter, OffloadedParameter):
+        if parameter.terrace.building is not None:
+            return
         raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model")
     if type(parameter) is not nn.Parameter:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
@@ -54,26 +56,34 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
     buffered = {buffer.untyped_storage().data_ptr() for buffer in model.buffers() if buffer.layout == torch.strided}
     parameters = list(model.named_parameters())
     for _, parameter in parameters:
-        address = parameter.untyped_storage().data_ptr()
-        storages[address] = storages.get(address, 0) + 1
+        if not isinstance(parameter, OffloadedParameter):
+            address = parameter.untyped_storage().data_ptr()
+            storages[address] = storages.get(address, 0) + 1
     for name, parameter in parameters:
         reason = ""
-        if parameter.nbytes < bytes_min:
-            reason = f"smaller than {bytes_min} bytes"
-        elif parameter.layout != torch.strided or not _dense(parameter):
-            reason = "its elements overlap or have gaps"
-        elif storages[parameter.untyped_storage().data_ptr()] > 1:
-            reason = "shares its memory with another parameter"
-        elif parameter.untyped_storage().data_ptr() in buffered:
-            reason = "shares its memory with a buffer"
-        elif parameter.is_shared():
-            reason = "is in memory that processes share"
+        if not isinstance(parameter, OffloadedParameter):  # of init(): it is in Terrace already
+            reason = alone(parameter, bytes_min)
+            if not reason and storages[parameter.untyped_storage().data_ptr()] > 1:
+                reason = "shares its memory with another parameter"
+            elif not reason and parameter.untyped_storage().data_ptr() in buffered:
+                reason = "shares its memory with a buffer"
         if reason:
             left.append((name, reason))
         else:
             number_of(parameter.dtype)
             chosen[parameter] = (name, name.rpartition(".")[0])
     return chosen, left
+
+
+def alone(parameter: nn.Parameter, bytes_min: int) -> str:
+    """Why a parameter stays in memory whatever else there is; empty where it need not."""
+    if parameter.nbytes < bytes_min:
+        return f"smaller than {bytes_min} bytes"
+    if parameter.layout != torch.strided or not _dense(parameter):
+        return "its elements overlap or have gaps"
+    if parameter.is_shared():
+        return "is in memory that processes share"
+    return ""
 
 
 def _dense(parameter: torch.Tensor) -> bool:

@@ -83,7 +83,7 @@ class Slot:
         shown: torch.Tensor = _from_capsule(lease.__dlpack__())
         if not self.plain:
             geometry = self.placeholder
-            shown = torch.empty(0, dtype=self.dtype).set_(shown.untyped_storage(), 0, geometry.shape,
+            shown = torch.empty(0, dtype=self.dtype, device="cpu").set_(shown.untyped_storage(), 0, geometry.shape,
                                                           geometry.stride())
         _managed.remember(lease.address, lease, weakref.ref(self))
         lease.release()

@@ -60,6 +60,29 @@ class Store:
         self.bytes += sum(slot.nbytes for slot in made)
         return made
 
+    def hand_over(self, slots: Iterable[Slot], to: "Store") -> None:
+        """Slots belong to another store of the same client from now on."""
+        leaving = list(slots)
+        to.slots += leaving
+        to._tensors += [slot.tensor for slot in leaving]
+        to.bytes += sum(slot.nbytes for slot in leaving)
+        self._remove(leaving)
+
+    def forget(self, slots: Iterable[Slot]) -> None:
+        """Deletes slots; what still shows one keeps its bytes."""
+        gone = list(slots)
+        if gone:
+            self._remove(gone)
+            _delete(self.client, [slot.tensor for slot in gone])
+
+    def _remove(self, slots: list[Slot]) -> None:
+        removed = set(slots)
+        handles = {slot.tensor.handle for slot in slots}
+        self.unneeded -= removed
+        self.slots = [slot for slot in self.slots if slot not in removed]
+        self._tensors[:] = [tensor for tensor in self._tensors if tensor.handle not in handles]
+        self.bytes -= sum(slot.nbytes for slot in removed)
+
     def plan(self) -> None:
         """Fetches ahead from now on, if not everything fits."""
         self.order.ahead_bytes = self.guarantee_bytes // 4 if self.bytes > self.guarantee_bytes else 0
