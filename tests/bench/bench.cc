@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "bench/table.h"
+
+namespace terrace::bench {
+
+Bench::Bench(Settings settings) : settings_(std::move(settings)) {}
+
+void Bench::say(const std::string& what) const {
+  fmt::print(stderr, "[{:6.1f} s] {}\n", seconds_since(begin_), what);
+  std::fflush(stderr);
+}
+
+void Bench::add(Row row) {
+  TERRACE_CHECK(std::ranges::none_of(rows_, [&](const Row& other) { return other.bench == row.bench; }));
+  const auto by = held_by(row);
+  say(fmt::format("{}: {} (bar {}), {}", row.bench, figure(ratio(row)), figure(row.bar),
+                  by ? "holds by " + *by : "missed"));
+  rows_.push_back(std::move(row));
+}
+
+Result<PrivateDaemon> Bench::start_daemon(const DaemonOptions& options) const {
+  if (options.block_bytes > settings_.disk_bytes_max) {
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("a block file of {} is more than the {} that --disk-max allows",
+                            format_bytes(options.block_bytes), format_bytes(settings_.disk_bytes_max)));
+  }
+  return PrivateDaemon::start(settings_.terraced, settings_.disk, options);
+}
+
+Result<std::vector<Round>> Bench::take_turns(const std::string& what, const Measure& value,
+                                             const Measure& reference) const {
+  const int count = rounds();
+  return bench::take_turns(count, value, reference,
+                           [&](int done) { say(fmt::format("{}: round {} of {}", what, done, count)); });
+}
+
+Row with(Row row, const std::vector<Round>& rounds) {
+  const Compared figures = compared(rounds, row.ratio_of);
+  row.value = figures.value;
+  row.reference_value = figures.reference;
+  row.interval = figures.interval;
+  return row;
+}
+
+}  // namespace terrace::bench

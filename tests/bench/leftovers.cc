@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/leftovers.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/fd.h"
+
+namespace terrace::bench {
+namespace {
+
+constexpr std::string_view kPrefix = "terrace-bench-";
+
+struct Made {
+  std::mutex mutex;
+  std::set<pid_t> children;
+  std::set<std::filesystem::path> folders;
+};
+
+Made& made() {
+  static auto* const made = new Made();  // NOLINT: never destroyed, since the thread below outlives main()
+  return *made;
+}
+
+sigset_t ending_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  return set;
+}
+
+[[noreturn]] void take_everything_away(int signal) {
+  const std::lock_guard lock(made().mutex);  // never given back: nothing is made any more
+  for (const pid_t child : made().children) ::kill(child, SIGKILL);
+  for (const pid_t child : made().children) ::waitpid(child, nullptr, 0);
+  std::error_code ignored;
+  for (const auto& folder : made().folders) std::filesystem::remove_all(folder, ignored);
+  ::_exit(128 + signal);
+}
+
+// In a fresh child: what exec() and a shell's Ctrl-C expect.
+void become_child(pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(1);
+  ::setpgid(0, 0);  // Ctrl-C is the parent's, which takes its children away in order
+  const sigset_t set = ending_signals();
+  ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+std::vector<char*> arguments_of(const std::vector<std::string>& command) {
+  std::vector<char*> arguments;
+  for (const std::string& argument : command) arguments.push_back(const_cast<char*>(argument.c_str()));  // exec's type
+  arguments.push_back(nullptr);
+  return arguments;
+}
+
+}  // namespace
+
+void clean_up_at_signals() {
+  const sigset_t set = ending_signals();
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  std::thread([set] {
+    int signal = 0;
+    ::sigwait(&set, &signal);
+    take_everything_away(signal);
+  }).detach();
+}
+
+void remove_stale_folders(const std::filesystem::path& parent) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    const int pid = std::atoi(name.c_str() + kPrefix.size());
+    if (pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH) std::filesystem::remove_all(entry.path(), ignored);
+  }
+}
+
+Result<Folder> Folder::make(const std::filesystem::path& parent) {
+  const std::lock_guard lock(made().mutex);
+  std::string name = (parent / fmt::format("{}{}-XXXXXX", kPrefix, ::getpid())).string();
+  if (::mkdtemp(name.data()) == nullptr) {
+    const int error = errno;
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("no folder can be made in {}: {}", parent.string(), std::strerror(error)), error);
+  }
+  Folder folder;
+  folder.path_ = name;
+  made().folders.insert(folder.path_);
+  return folder;
+}
+
+Folder::Folder(Folder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+
+Folder& Folder::operator=(Folder&& other) noexcept {
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+Folder::~Folder() {
+  if (path_.empty()) return;
+  const std::lock_guard lock(made().mutex);
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+  made().folders.erase(path_);
+}
+
+Child::Child(pid_t pid) : pid_(pid) {}
+
+Result<Child> Child::run(const std::vector<std::string>& command, const std::filesystem::path& log) {
+  const std::vector<char*> arguments = arguments_of(command);
+  return run([&]() -> int {
+    const int out = log.empty() ? -1 : ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (out >= 0) {
+      ::dup2(out, STDOUT_FILENO);
+      ::dup2(out, STDERR_FILENO);
+    }
+    ::execvp(arguments[0], arguments.data());
+    return 127;
+  });
+}
+
+Result<Child> Child::run(const std::function<int()>& body) {
+  const std::lock_guard lock(made().mutex);
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0)
+    return fail(ErrorCode::kUnavailable, fmt::format("no process could be made: {}", std::strerror(errno)), errno);
+  if (pid == 0) {
+    become_child(parent);
+    ::_exit(body());
+  }
+  made().children.insert(pid);
+  return Child(pid);
+}
+
+Child::Child(Child&& other) noexcept : pid_(std::exchange(other.pid_, -1)), status_(other.status_) {}
+
+Child& Child::operator=(Child&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(status_, other.status_);
+  return *this;
+}
+
+Child::~Child() {
+  if (pid_ <= 0) return;
+  signal(SIGKILL);
+  wait();
+}
+
+void Child::signal(int number) const {
+  if (pid_ > 0) ::kill(pid_, number);
+}
+
+bool Child::ended() {
+  if (pid_ <= 0) return true;
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_;
+}
+
+int Child::wait() {
+  if (pid_ <= 0) return status_;
+  siginfo_t info{};
+  while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
+  }
+  const std::lock_guard lock(made().mutex);  // reaped and forgotten at once: its number may be another's next
+  int status = 0;
+  ::waitpid(pid_, &status, 0);
+  made().children.erase(pid_);
+  pid_ = -1;
+  status_ = exit_status(status);
+  return status_;
+}
+
+Result<std::string> output_of(const std::vector<std::string>& command) {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return fail(ErrorCode::kUnavailable, "no pipe", errno);
+  const Fd read_end(ends[0]);
+  Fd write_end(ends[1]);
+  const std::vector<char*> arguments = arguments_of(command);
+  auto child = Child::run([&]() -> int {
+    ::dup2(write_end.get(), STDOUT_FILENO);
+    ::execvp(arguments[0], arguments.data());
+    return 127;
+  });
+  if (!child) return std::unexpected(child.error());
+  write_end.reset();
+  std::string text;
+  std::array<char, 65536> piece{};
+  for (ssize_t read = 0; (read = ::read(read_end.get(), piece.data(), piece.size())) > 0;)
+    text.append(piece.data(), static_cast<std::size_t>(read));
+  const int status = child->wait();
+  if (status == 127) return fail(ErrorCode::kUnavailable, fmt::format("{} cannot be run", command[0]));
+  if (status != 0) return fail(ErrorCode::kUnavailable, fmt::format("{} ended with status {}", command[0], status));
+  return text;
+}
+
+}  // namespace terrace::bench

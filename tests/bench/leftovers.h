@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a benchmark makes and has to take away again: folders and child processes. They go with their objects, and all
+// of them at SIGINT, SIGTERM and SIGHUP; the folders of a benchmark that was killed go when the next one starts.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "terrace/error.h"
+
+namespace terrace::bench {
+
+// Call once in main(), before there are threads: from then on a thread waits for those signals, and at the first kills
+// every child, removes every folder, and ends the program with 128 + the signal.
+void clean_up_at_signals();
+
+// Removes folders in `parent` that benchmarks of this user left which run no more.
+void remove_stale_folders(const std::filesystem::path& parent);
+
+// A new folder, gone with the object and all that is in it.
+class Folder {
+ public:
+  // In `parent`, which must be there.
+  static Result<Folder> make(const std::filesystem::path& parent);
+  Folder() = default;
+  Folder(Folder&& other) noexcept;
+  Folder& operator=(Folder&& other) noexcept;
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder();
+
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;  // empty: none
+};
+
+// A child process, killed and waited for with the object, and by the kernel if this process is killed.
+class Child {
+ public:
+  // Runs a program: its path and arguments. Output and errors go to `log`, or where this process's go if that is empty.
+  static Result<Child> run(const std::vector<std::string>& command, const std::filesystem::path& log = {});
+  // Runs a function in a forked child, which exits with what it returns.
+  static Result<Child> run(const std::function<int()>& body);
+  Child() = default;
+  Child(Child&& other) noexcept;
+  Child& operator=(Child&& other) noexcept;
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child();
+
+  pid_t pid() const { return pid_; }
+  void signal(int number) const;
+  // Whether it has ended; wait() then returns at once.
+  bool ended();
+  // Waits for its end: its exit status, or 128 + the signal that ended it.
+  int wait();
+
+ private:
+  explicit Child(pid_t pid);
+  pid_t pid_ = -1;   // of a child that runs, or has not been waited for
+  int status_ = -1;  // of its exit, once waited for
+};
+
+// The output of a program that is run to its end, errors on this process's. kUnavailable where it cannot be run or ends
+// with another status than 0.
+Result<std::string> output_of(const std::vector<std::string>& command);
+
+}  // namespace terrace::bench

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// terrace-bench: what this node's Terrace delivers of the hardware, each figure beside a reference of the same run.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "bench/bench.h"
+#include "bench/neighbours.h"
+#include "bench/plot.h"
+#include "bench/suite.h"
+#include "bench/table.h"
+
+namespace terrace::bench {
+namespace {
+
+struct Arguments {
+  std::vector<std::string> suites;
+  Settings settings{};
+  std::string disk_max = "16GiB";
+  bool json = false;
+  bool markdown = false;
+  bool force = false;
+  std::string picture;
+};
+
+int refuse(const std::vector<std::string>& reasons) {
+  for (const std::string& reason : reasons) fmt::print(stderr, "terrace-bench: {}\n", reason);
+  return 1;
+}
+
+std::vector<Suite> chosen(const std::vector<std::string>& names) {
+  std::vector<Suite> found;
+  for (const Suite& suite : suites()) {
+    const auto named = [&](const std::string& name) { return name == "all" || name == suite.name; };
+    if (std::ranges::any_of(names, named)) found.push_back(suite);
+  }
+  return found;
+}
+
+// All that is missing, before anything is measured.
+std::vector<std::string> lacks(const Arguments& arguments, const std::vector<Suite>& to_run) {
+  std::vector<std::string> missing;
+  for (const Suite& suite : to_run)
+    if (suite.lacks != nullptr)
+      for (const std::string& lack : suite.lacks(arguments.settings))
+        missing.push_back(fmt::format("{}: {}", suite.name, lack));
+  if (!arguments.picture.empty())
+    if (const std::string lack = cannot_plot(arguments.settings.python); !lack.empty()) missing.push_back(lack);
+  std::error_code error;
+  const auto room = std::filesystem::space(arguments.settings.disk, error).available;
+  if (error)
+    missing.push_back(
+        fmt::format("{} is no folder to measure in: {}", arguments.settings.disk.string(), error.message()));
+  else if (room < arguments.settings.disk_bytes_max)
+    missing.push_back(fmt::format(
+        "{} has room for {}; up to {} are used there: free some, name another folder with "
+        "--dir, or use less with --disk-max",
+        arguments.settings.disk.string(), format_bytes(room), format_bytes(arguments.settings.disk_bytes_max)));
+  return missing;
+}
+
+void print_rows(const std::vector<Row>& rows, const Arguments& arguments) {
+  if (arguments.json) {
+    std::string text;
+    for (const Row& row : rows) text += (text.empty() ? "[\n" : ",\n") + to_json(row).dump();
+    fmt::print("{}\n]\n", text.empty() ? "[" : text);
+  } else if (arguments.markdown) {
+    fmt::print("{}", to_markdown(rows));
+  } else {
+    for (const Row& row : rows) fmt::print("{}", to_text(row));
+    fmt::print("{}\n", summary(rows));
+  }
+  std::fflush(stdout);
+}
+
+// Whether every suite came to its end, with the rows that it says it has.
+bool run_suites(Bench& bench, const std::vector<Suite>& to_run) {
+  bool all = true;
+  for (const Suite& suite : to_run) {
+    bench.say(fmt::format("suite {}", suite.name));
+    const std::size_t before = bench.rows().size();
+    if (const auto ran = suite.run(bench); !ran) {
+      fmt::print(stderr, "terrace-bench: {}: {}: {}\n", suite.name, name(ran.error().code), ran.error().message);
+      all = false;
+      continue;
+    }
+    std::vector<std::string_view> added;
+    for (std::size_t i = before; i < bench.rows().size(); ++i) added.emplace_back(bench.rows()[i].bench);
+    TERRACE_CHECK(added == suite.rows);
+  }
+  return all;
+}
+
+int run(Arguments arguments) {
+  remove_stale_folders(std::filesystem::temp_directory_path());
+  remove_stale_folders(arguments.settings.disk);
+  const auto disk_max = parse_bytes(arguments.disk_max);
+  if (!disk_max) return refuse({"--disk-max: " + disk_max.error().message});
+  arguments.settings.disk_bytes_max = *disk_max;
+  const auto terraced = find_terraced(arguments.settings.terraced);
+  if (!terraced) return refuse({terraced.error().message});
+  arguments.settings.terraced = *terraced;
+  const std::vector<Suite> to_run = chosen(arguments.suites);
+  if (const auto missing = lacks(arguments, to_run); !missing.empty()) return refuse(missing);
+  if (auto seen = neighbours_at_work(); !seen.empty()) {
+    if (!arguments.force) {
+      seen.emplace_back(
+          "what is measured beside that says little: wait, stop it, or measure all the same with --force");
+      return refuse(seen);
+    }
+    for (const std::string& what : seen) fmt::print(stderr, "terrace-bench: measured all the same: {}\n", what);
+  }
+  Bench bench(arguments.settings);
+  const bool all = run_suites(bench, to_run);
+  print_rows(bench.rows(), arguments);
+  if (arguments.picture.empty()) return all ? 0 : 1;
+  const auto drawn = plot(bench.rows(), arguments.picture, arguments.settings.python);
+  return drawn ? (all ? 0 : 1) : refuse({drawn.error().message});
+}
+
+// The Python that was built for this tree, where this is run from a build; else the PATH's.
+std::string python_default(const std::filesystem::path& own_folder) {
+  if (const char* const named = std::getenv("TERRACE_PYTHON"); named != nullptr && *named != '\0') return named;
+  const std::filesystem::path built = own_folder.parent_path() / "venv" / "bin" / "python";
+  return std::filesystem::exists(built) ? built.string() : "python3";
+}
+
+// Installed beside the package's data, or in the tree.
+std::filesystem::path examples_default(const std::filesystem::path& own_folder) {
+  const std::filesystem::path installed = own_folder.parent_path() / "share" / "terrace" / "examples";
+  if (std::filesystem::exists(installed)) return installed;
+  return own_folder.parent_path().parent_path() / "client" / "python" / "examples";
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  const std::filesystem::path own_folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  std::vector<std::string> names{"all"};
+  std::string text = "What to measure: all";
+  for (const Suite& suite : suites()) {
+    names.emplace_back(suite.name);
+    text += fmt::format("; {}: {}", suite.name, suite.what);
+  }
+  Settings& settings = arguments.settings;
+  settings.disk = std::filesystem::current_path();
+  settings.python = python_default(own_folder);
+  settings.examples = examples_default(own_folder);
+  settings.fio = "fio";
+  app.add_option("suites", arguments.suites, text)->required()->check(CLI::IsMember(names));
+  app.add_flag("--quick", settings.quick, "Every row in under three minutes, with figures that say little");
+  auto* const json = app.add_flag("--json", arguments.json, "An array with one object a row");
+  app.add_flag("--markdown", arguments.markdown, "A table as docs/performance.md has it")->excludes(json);
+  app.add_option("--plot", arguments.picture, "Draw the rows into this PNG, by a Python with matplotlib");
+  app.add_option("--dir", settings.disk, "Folder on the disk to be measured; what is made there is removed")
+      ->capture_default_str();
+  app.add_option("--disk-max", arguments.disk_max, "The most that is taken there at a time")->capture_default_str();
+  app.add_option("--terraced", settings.terraced, "The daemon to measure (default: the one beside this program)");
+  app.add_option("--python", settings.python, "Python for --plot and for the suite train, with the terrace package")
+      ->capture_default_str();
+  app.add_option("--examples", settings.examples, "Folder of the Python examples, for the suite train")
+      ->capture_default_str();
+  app.add_option("--fio", settings.fio, "fio, for the suites block and pipeline")->capture_default_str();
+  app.add_flag("--force", arguments.force, "Measure beside a loaded daemon, or on a busy machine");
+}
+
+}  // namespace
+}  // namespace terrace::bench
+
+int main(int argc, char** argv) {
+  terrace::bench::Arguments arguments;
+  CLI::App app(
+      "Measures what Terrace delivers of this node's hardware, each figure beside a reference of the same run.",
+      "terrace-bench");
+  app.set_version_flag("--version", TERRACE_VERSION);
+  terrace::bench::add_options(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  terrace::bench::clean_up_at_signals();
+  return terrace::bench::run(std::move(arguments));
+}

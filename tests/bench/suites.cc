@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/suite.h"
+
+namespace terrace::bench {
+
+std::span<const Suite> suites() {
+  static const std::vector<Suite> all{engine_suite()};
+  return all;
+}
+
+}  // namespace terrace::bench
