@@ -2,9 +2,10 @@
 """Shows that a job is saved and loaded a tensor at a time, to files that are safetensors' own byte for byte as its
 documentation says, and that damaged and foreign files change nothing; and that a summary says where things are."""
 
-import gc
+import copy
 import io
 import json
+import pickle
 import struct
 
 import pytest
@@ -75,16 +76,18 @@ def test_a_file_is_written_a_tensor_at_a_time(disk):
         plain, plain_optimizer = build(recipe)
         model, optimizer = terrace.torch.offload(*build(recipe), client=client, timeout=1)
         assert train(model, optimizer, recipe) == train(plain, plain_optimizer, recipe)
-        with pytest.raises(terrace.ResourceExhausted, match="terrace.torch.save"):
-            torch.save(optimizer.state_dict(), io.BytesIO())
-        gc.collect()  # what torch.save() was at, when it was told
-        assert client.leased_bytes == 0
         largest = max(parameter.nbytes for parameter in model.parameters())
         with client.create("in the way", 4 * MIB - 3 * largest, "uint8").overwrite():
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, disk / "job.pt")
             terrace.torch.save(disk / "model.safetensors", model, optimizer)
             terrace.torch.load(disk / "model.safetensors", model, optimizer)
         found, _ = parse(disk / "model.safetensors")
         assert_same(found, weights(plain))
+        job = torch.load(disk / "job.pt")
+        assert_same(job["model"], weights(plain))
+        assert job["model"]["head.weight"].data_ptr() == job["model"]["embedding.weight"].data_ptr()  # written once
+        for number, state in plain_optimizer.state_dict()["state"].items():
+            assert_same(job["optimizer"]["state"][number], state)
         assert train(model, optimizer, recipe, begin=3) == train(plain, plain_optimizer, recipe, begin=3)
 
 
@@ -135,6 +138,34 @@ def test_foreign_and_damaged_files_change_nothing(roomy, tmp_path):
     with pytest.raises(FileNotFoundError):
         terrace.torch.save(tmp_path / "missing" / "model.safetensors", model)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_pickling_of_other_kinds(roomy):
+    """Python's own, the old format of torch.save(), deep copies, and storages that somebody looks into."""
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.whole = nn.Parameter(torch.arange(64, dtype=torch.int16), requires_grad=False)
+            self.transposed = nn.Parameter(torch.randn(8, 16, dtype=torch.bfloat16).t())
+
+    model = Mixed()
+    wanted = {name: value.clone() for name, value in model.state_dict().items()}
+    terrace.torch.offload(model, client=roomy, tensor_bytes_min=1)
+    state = dict(model.state_dict())
+    old = io.BytesIO()
+    torch.save(state, old, _use_new_zipfile_serialization=False)
+    old.seek(0)
+    for copied in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state), torch.load(old)):
+        assert_same(copied, wanted)
+        assert all(type(value) is torch.Tensor for value in copied.values())
+        assert copied["transposed"].stride() == (1, 16)
+    storage = state["whole"].untyped_storage()
+    assert storage.nbytes() == len(storage) == 128 and storage.data_ptr() != state["transposed"].untyped_storage().data_ptr()
+    assert storage.tolist() == list(wanted["whole"].untyped_storage()) and storage[2] == 1
+    storage[0] = 9
+    assert model.whole[0].item() == 9
+    with pytest.raises(RuntimeError, match="not resizable"):
+        torch.empty(0, dtype=torch.uint8).set_(storage, 0, (128,), (1,))
 
 
 def test_a_summary(roomy):

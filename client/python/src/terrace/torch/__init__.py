@@ -7,6 +7,8 @@
         loss.backward()
 """
 
+from typing import TYPE_CHECKING, Any
+
 from . import _operations as _operations
 from ._activations import Activations, activations
 from ._checkpoint import load, save
@@ -17,5 +19,17 @@ from ._scratch import scratch
 from ._stage import Stage, StagedBatches, stage
 from ._summary import ModuleSummary, Summary, summary
 
+if TYPE_CHECKING:
+    from ._trainer import TerraceCallback as TerraceCallback
+
 __all__ = ["Activations", "ModuleSummary", "Stage", "StagedBatches", "Summary", "activations", "init", "is_managed",
            "load", "offload", "save", "scratch", "stage", "summary"]
+
+
+def __getattr__(name: str) -> Any:
+    """TerraceCallback, which needs `transformers`, is imported when it is asked for."""
+    if name != "TerraceCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._trainer import TerraceCallback
+
+    return TerraceCallback

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._errors import FailedPrecondition, ResourceExhausted
+from .._errors import FailedPrecondition
+from ._lazy_storage import reduced
 from ._metadata import METADATA
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class OffloadedTensor(torch.Tensor):
     terrace_slot: Slot
     terrace_store: Store
     terrace_parameter: ManagedParameter | None  # whose bytes these are, where they are a parameter's
+    terrace_kept: torch.Tensor  # the leased memory, where its address was asked for
 
     @staticmethod
     def of(slot: Slot, store: Store, parameter: ManagedParameter | None = None) -> OffloadedTensor:
@@ -93,34 +94,13 @@ class OffloadedTensor(torch.Tensor):
         return _lease_for(func, tuple(args), dict(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        shown: Any = _for_pickling(self.terrace_slot, self.terrace_store)
-        return shown.__reduce_ex__(protocol)
+        return reduced(self.terrace_slot, self.terrace_store)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
             memo[id(self)] = self.clone(memory_format=torch.preserve_format)
         copied: torch.Tensor = memo[id(self)]
         return copied
-
-
-_pickled: weakref.WeakKeyDictionary[Slot, StorageWeakRef] = weakref.WeakKeyDictionary()
-
-
-def _for_pickling(slot: Slot, store: Store) -> torch.Tensor:
-    """A leased tensor of the same storage as the last one, if that is still there: torch.save() writes a storage once,
-    however many tensors (tied weights) are of it."""
-    last = _pickled.get(slot)
-    storage = None if last is None else torch.UntypedStorage._new_with_weak_ptr(last.cdata)
-    if storage is None:
-        try:
-            (shown,) = store.lease([slot])
-        except ResourceExhausted as error:
-            raise ResourceExhausted(f"{error}. Pickling holds all tensors at once: terrace.torch.save(path, model, "
-                                    "optimizer) writes one at a time") from error
-        _pickled[slot] = StorageWeakRef(shown.untyped_storage())  # type: ignore[no-untyped-call]
-        return shown
-    geometry = slot.placeholder
-    return torch.empty(0, dtype=slot.dtype, device="cpu").set_(storage, 0, geometry.shape, geometry.stride())
 
 
 def _gone(slot: Slot, store: Store) -> None:

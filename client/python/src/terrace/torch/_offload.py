@@ -17,7 +17,7 @@ from . import _modules, _optimizers
 from ._gradients import Gradient
 from ._init import Building, built, client_of
 from ._lazy import OffloadedParameter
-from ._optimizer import ManagedOptimizer, managed_optimizer
+from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
 from ._refusals import check_model, eligible
 from ._store import Store
@@ -38,6 +38,10 @@ class Job:
 
 _jobs: weakref.WeakKeyDictionary[nn.Module, Job] = weakref.WeakKeyDictionary()
 
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether offload() was given this very model."""
+    return model in _jobs
 
 
 def job_of(model: nn.Module) -> Job:
@@ -72,9 +76,10 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     if isinstance(model, nn.Module) and model in _jobs:
         raise FailedPrecondition(f"{call}: this model is offloaded already")
     check_model(model)
-    if optimizer is not None:
-        _optimizers.check(optimizer)
-        if managed_optimizer(optimizer) is not None:
+    steps = None if optimizer is None else unwrapped(optimizer)
+    if steps is not None:
+        _optimizers.check(steps)
+        if managed_optimizer(steps) is not None:
             raise FailedPrecondition(f"{call}: this optimizer is offloaded already; offload models that share one "
                                      "together, as a torch.nn.ModuleList of them")
     bytes_min = max(1, _checks.count(call, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
@@ -91,7 +96,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     buildings = {one: one.building for one in adopted}
     try:
         _take_over(buildings, store, names)
-        stepped = None if optimizer is None else ManagedOptimizer(optimizer, store, bytes_min, step_in_backward)
+        stepped = None if steps is None else ManagedOptimizer(steps, store, bytes_min, step_in_backward)
         managed = _make(store, names, stepped)
         _modules.attach(model, store, {id(one.parameter): one for one in managed})
         _check_room(model, store, stepped)

@@ -13,6 +13,7 @@ from torch import nn
 
 from .._errors import FailedPrecondition
 from ._lazy import OffloadedParameter, OffloadedTensor, leaves, run_with
+from ._lazy_storage import storage_of
 from ._metadata import METADATA
 from ._parameters import ManagedParameter, entered
 
@@ -170,10 +171,24 @@ def _set_requires(self: torch.Tensor, requires_grad: bool) -> None:
 
 
 def _address(self: torch.Tensor) -> Any:
-    """`parameter.data_ptr()`: the placeholder's, which tells parameters apart whatever memory they are leased in."""
+    """`parameter.data_ptr()`: the placeholder's, which tells parameters apart whatever memory they are leased in. Of
+    another tensor: where its bytes are, which stay there for as long as this very tensor is there (safetensors reads
+    and writes by addresses)."""
     if isinstance(self, OffloadedParameter):
         with _raw():
             return self.data_ptr()
+    if isinstance(self, OffloadedTensor):
+        (shown,) = self.terrace_store.lease([self.terrace_slot])
+        self.terrace_store.written(self.terrace_slot)
+        self.terrace_kept = shown
+        return shown.data_ptr()
+    return NotImplemented
+
+
+def _storage(self: torch.Tensor) -> Any:
+    """`tensor.untyped_storage()` of what a state_dict() gives: who saves it asks whose storages are the same."""
+    if isinstance(self, OffloadedTensor):
+        return storage_of(self.terrace_slot, self.terrace_store)
     return NotImplemented
 
 
@@ -199,6 +214,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.requires_grad_: _requires,
     torch.Tensor.requires_grad.__set__: _set_requires,  # type: ignore[attr-defined]
     torch.Tensor.data_ptr: _address,
+    torch.Tensor.untyped_storage: _storage,
     torch.Tensor.zero_: _zeroed,
 }
 

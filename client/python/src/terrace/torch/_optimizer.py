@@ -38,9 +38,16 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
             for name, value in group.items() if name != "params"}
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer that steps: of Accelerate's wrapper what is in it."""
+    while type(optimizer).__name__ == "AcceleratedOptimizer" and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
 def managed_optimizer(optimizer: optim.Optimizer) -> ManagedOptimizer | None:
     """What belongs to an offloaded optimizer; None for another one."""
-    return _managed.get(optimizer)
+    return _managed.get(unwrapped(optimizer))
 
 
 class _Batch:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from .._client import Client
-from .._errors import Error
+from .._errors import Error, ResourceExhausted
 from .._terrace import Lease, Tensor
 from ._modes import ordinary
 from ._order import Order
@@ -124,6 +124,9 @@ class Store:
                            f"{', '.join(slot.name for slot in slots[:4])}{', ...' if len(slots) > 4 else ''}; "
                            f"{self.client.leased_bytes} bytes are leased already, and the session is guaranteed "
                            f"{self.guarantee_bytes} of {self.place}")
+            if isinstance(error, ResourceExhausted):
+                error.add_note("what holds many tensors at once holds them leased: terrace.torch.save() and torch.save() "
+                               "write a model of any size, save_pretrained() with a max_shard_size below the guarantee")
             raise
         waited = (time.perf_counter() - begin) / len(slots)
         for slot in slots:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's Trainer: a callback that offloads what it trains. Imported when it is asked for, as it needs
+`transformers`."""
+
+from typing import Any
+
+from torch import nn, optim
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from .. import _checks
+from .._client import TIMEOUT_SECONDS, Client
+from .._errors import InvalidArgument
+from ._offload import TENSOR_BYTES_MIN, is_offloaded, offload
+from ._optimizer import managed_optimizer
+
+_CALL = "terrace.torch.TerraceCallback"
+
+
+class TerraceCallback(TrainerCallback):  # type: ignore[misc]
+    """Moves what a Trainer trains to Terrace when the training begins, as offload() does.
+
+        Trainer(model, arguments, train_dataset=data, callbacks=[terrace.torch.TerraceCallback()]).train()
+
+    Losses, weights and checkpoints are those without it. The model stays in Terrace afterwards: it is evaluated, saved
+    and trained on as ever. Arguments are offload()'s, but for step_in_backward: a Trainer looks at all gradients for
+    the norm that it logs. InvalidArgument for what offload() refuses, and for torch_compile=True.
+    """
+
+    def __init__(self, *, client: Client | None = None, tensor_bytes_min: int = TENSOR_BYTES_MIN,
+                 timeout: float = TIMEOUT_SECONDS):
+        self.client = client
+        self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
+        self.timeout = _checks.seconds(_CALL, "timeout", timeout)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+                       model: nn.Module | None = None, optimizer: optim.Optimizer | None = None,
+                       **kwargs: Any) -> None:
+        """The Trainer has its model and its optimizer, with what it resumed from, and has not begun."""
+        if model is None or optimizer is None:
+            raise InvalidArgument(f"{_CALL}: there is no model or no optimizer to train; it is a callback of a Trainer")
+        if is_offloaded(model) and managed_optimizer(optimizer) is not None:
+            return  # trained once more
+        if args.torch_compile:
+            raise InvalidArgument(f"{_CALL}: torch_compile=True compiles the whole model; leave it out, and give the "
+                                  "Trainer a model whose blocks are compiled by torch.compile(block)")
+        offload(model, optimizer, client=self.client, tensor_bytes_min=self.tensor_bytes_min, timeout=self.timeout)

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that Hugging Face's Trainer with TerraceCallback, and loops of Accelerate, train small models of real
+architectures, made from configurations, to the losses and weights that they have without Terrace, bit for bit."""
+
+import os
+import re
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1",
+               "DISABLE_SAFETENSORS_CONVERSION": "1"}
+
+import accelerate
+import pytest
+import terrace.torch
+import torch
+import transformers
+from python_fixtures import ROOT
+from python_torch_models import assert_same, nothing_stays_leased, restless, roomy, weights  # noqa: F401 (fixtures)
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
+VOCABULARY = 96
+OPTIONS = {"tensor_bytes_min": 1}
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True, attention_dropout=0.1))
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_positions=32, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1))
+
+
+def mixtral():
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, output_router_logits=True))
+
+
+def vit():
+    return transformers.ViTForImageClassification(transformers.ViTConfig(
+        image_size=16, patch_size=4, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        num_labels=5))
+
+
+MODELS = {make.__name__: make for make in (llama, gpt2, mixtral, vit)}
+
+
+def made(name):
+    torch.manual_seed(1)
+    return MODELS[name]()
+
+
+def data(name, count=24):
+    chance = torch.Generator().manual_seed(2)
+    if name == "vit":
+        return [{"pixel_values": torch.randn(3, 16, 16, generator=chance), "labels": number % 5}
+                for number in range(count)]
+    rows = torch.randint(0, VOCABULARY, (count, 16), generator=chance)
+    return [{"input_ids": row, "labels": row} for row in rows]
+
+
+class Losses(transformers.TrainerCallback):
+    """What the Trainer logged."""
+
+    def __init__(self):
+        self.said = []
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.said.append({key: value for key, value in logs.items() if key in ("loss", "grad_norm", "eval_loss")})
+
+
+def trainer(name, folder, callback=None, model=None, **options):
+    losses = Losses()
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=4, per_device_train_batch_size=2, logging_steps=1,
+        report_to=[], use_cpu=True, disable_tqdm=True, seed=5, learning_rate=1e-3, dataloader_pin_memory=False,
+        **{"save_strategy": "no"} | options)
+    made_trainer = transformers.Trainer(made(name) if model is None else model, arguments, train_dataset=data(name),
+                                        eval_dataset=data(name, 4),
+                                        callbacks=[losses, *([] if callback is None else [callback])])
+    made_trainer.said = losses.said
+    return made_trainer
+
+
+def compare(ours, plain):
+    assert ours.said == plain.said and len(plain.said) >= 4
+    assert_same(weights(ours.model), weights(plain.model))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_trainer(request, tmp_path, name):
+    """Accumulation, clipping (Trainer's default), a schedule, evaluation between steps; then bf16 and checkpointing."""
+    client = request.getfixturevalue("restless" if name == "llama" else "roomy")
+    for options in ({"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2},
+                    {"bf16": True, "activation_checkpointing": True}):
+        plain = trainer(name, tmp_path, **options)
+        plain.train()
+        ours = trainer(name, tmp_path, terrace.torch.TerraceCallback(client=client, **OPTIONS), **options)
+        ours.train()
+        compare(ours, plain)
+        assert len(terrace.torch.summary(ours.model).modules) > 4
+
+
+def test_built_by_init_and_trained_on(restless, tmp_path):
+    def run(callback, model=None):
+        made_trainer = trainer("llama", tmp_path, callback, model)
+        made_trainer.train()
+        made_trainer.evaluate()
+        made_trainer.args.max_steps = 6
+        made_trainer.train()
+        return made_trainer
+
+    plain = run(None)
+    torch.manual_seed(1)
+    with terrace.torch.init(client=restless, **OPTIONS):
+        model = MODELS["llama"]()
+    compare(run(terrace.torch.TerraceCallback(**OPTIONS), model), plain)
+
+
+def test_saving_and_resuming(restless, tmp_path):
+    """What is saved with Terrace is what is saved without it; either goes on from either."""
+    options = {"save_strategy": "steps", "save_steps": 2}
+    callback = terrace.torch.TerraceCallback(client=restless, **OPTIONS)
+
+    def run(folder, callback=None, begin=None):
+        made_trainer = trainer("llama", folder, callback, **options)
+        made_trainer.train(resume_from_checkpoint=begin)
+        return made_trainer
+
+    plain = run(tmp_path / "plain")
+    ours = run(tmp_path / "ours", callback)
+    compare(ours, plain)
+    first = {which: tmp_path / which / "checkpoint-2" for which in ("plain", "ours")}
+    assert (first["plain"] / "model.safetensors").read_bytes() == (first["ours"] / "model.safetensors").read_bytes()
+    states = [torch.load(folder / "optimizer.pt")["state"] for folder in first.values()]
+    assert states[0].keys() == states[1].keys()
+    for number in states[0]:
+        assert_same(states[1][number], states[0][number])
+    crossed = run(tmp_path / "crossed", callback, str(first["plain"]))
+    back = run(tmp_path / "back", None, str(first["ours"]))
+    for resumed in (crossed, back):
+        assert resumed.said == plain.said[2:]
+        assert_same(weights(resumed.model), weights(plain.model))
+
+
+def test_what_a_trainer_cannot_do(restless, tmp_path):
+    callback = terrace.torch.TerraceCallback(client=restless)
+    with pytest.raises(terrace.InvalidArgument, match="Adafactor is not known"):
+        trainer("gpt2", tmp_path, callback, optim="adafactor").train()
+    with pytest.raises(terrace.InvalidArgument, match="torch_compile=True"):
+        callback.on_train_begin(transformers.TrainingArguments(tmp_path, torch_compile=True, use_cpu=True), None, None,
+                                model=torch.nn.Linear(2, 2), optimizer=torch.optim.SGD([torch.zeros(1)]))
+    with pytest.raises(TypeError, match="timeout is None"):
+        terrace.torch.TerraceCallback(timeout=None)
+    with pytest.raises(AttributeError, match="no attribute 'Callback'"):
+        terrace.torch.Callback  # noqa: B018
+
+
+@pytest.mark.parametrize("order", ["before prepare", "after prepare"])
+def test_accelerate(restless, order):
+    """A loop of Accelerate's documentation: accumulation, clipping, a schedule."""
+    def run(client):
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = made("llama")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        loader = torch.utils.data.DataLoader(data("llama"), batch_size=2)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        if client is not None and order == "before prepare":
+            terrace.torch.offload(model, optimizer, client=client, **OPTIONS)
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+        if client is not None and order == "after prepare":
+            model, optimizer = terrace.torch.offload(model, optimizer, client=client, **OPTIONS)
+            assert type(optimizer).__name__ == "AcceleratedOptimizer"
+        said = []
+        torch.manual_seed(3)
+        for batch in loader:
+            with accelerator.accumulate(model):
+                loss = model(**batch).loss
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    said.append(accelerator.clip_grad_norm_(model.parameters(), 1.0).item())
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            said.append(loss.item())
+        return said, model
+
+    wanted, plain = run(None)
+    said, ours = run(restless)
+    assert said == wanted and len(wanted) == 18
+    assert_same(weights(ours), weights(plain))
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_pretrained_weights_go_straight_to_terrace(restless, tmp_path, name):
+    """from_pretrained() within init(), save_pretrained() of what is in Terrace: the same files and values."""
+    first = made(name)
+    first.save_pretrained(tmp_path / "first", max_shard_size="20KB")
+    plain = type(first).from_pretrained(tmp_path / "first")
+    plain.save_pretrained(tmp_path / "plain", max_shard_size="20KB")
+    with terrace.torch.init(client=restless, **OPTIONS):
+        ours = type(plain).from_pretrained(tmp_path / "first")
+    assert all(type(one) is not torch.nn.Parameter for one in ours.parameters())
+    assert_same(weights(ours), weights(plain))
+    terrace.torch.offload(ours)
+    ours.save_pretrained(tmp_path / "ours", max_shard_size="20KB")
+    files = sorted(path.name for path in (tmp_path / "plain").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "ours").iterdir()) and len(files) > 3
+    for file in files:
+        assert (tmp_path / "plain" / file).read_bytes() == (tmp_path / "ours" / file).read_bytes(), file
+    if name == "llama":  # Transformers writes a mixture's experts under other names than they have in the model
+        terrace.torch.load(tmp_path / "ours" / "model.safetensors.index.json", again := made(name))
+        assert_same(weights(again), weights(plain))
+
+
+def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch):
+    page = (ROOT / "docs/huggingface.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == page.count("```") // 2 == 2
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # serve()'s session is one, and the one that the page opens the other
+    names = {}
+    with terrace.serve("64MiB", metrics=False) as served:
+        monkeypatch.setenv("TERRACE_SOCKET", served.socket)
+        try:
+            exec("\n".join(blocks), names)
+            summary = terrace.torch.summary(names["model"])
+            assert summary.leased_bytes == 0 and not summary.kept and len(summary.modules) > 4
+            assert terrace.torch.summary(names["trainer"].model).nbytes == summary.nbytes
+            assert (tmp_path / "out" / "checkpoint-3" / "optimizer.pt").exists()
+            assert (tmp_path / "out" / "accelerated" / "model.safetensors").exists()
+        finally:
+            names.clear()
+            if (opened := terrace.torch._default_client._opened) is not None:
+                opened[1].close()
