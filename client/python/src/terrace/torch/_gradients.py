@@ -96,6 +96,7 @@ class Gradient:
 
     def _after(self, parameter: torch.Tensor) -> None:
         """Autograd has accumulated."""
+        self._managed.store.steps.gradient()
         if self._attached is not None:
             self._detach()
             return

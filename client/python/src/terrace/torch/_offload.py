@@ -13,7 +13,7 @@ from torch import nn, optim
 from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
-from . import _modules, _optimizers
+from . import _modules, _optimizers, _steps
 from ._gradients import Gradient
 from ._init import Building, built, client_of
 from ._lazy import OffloadedParameter
@@ -113,7 +113,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         stepped.attach(functools.partial(_name_replaced, weakref.ref(model), set()))
     _jobs[model] = Job(store, managed, stepped)
     store.plan()
-    client.mark_step()
+    _steps.attach(model, store.steps)
+    store.steps.begin()
     return model, optimizer
 
 

@@ -283,7 +283,7 @@ class ManagedOptimizer:
             return
         self._stepped_now.clear()
         self.store.order.step()
-        self.store.client.mark_step()
+        self.store.steps.stepped()
         self._stepped()
 
     def _after_load(self, optimizer: Any) -> None:

@@ -17,6 +17,7 @@ from ._modes import ordinary
 from ._order import Order
 from ._placeholder import PlaceholderSpace
 from ._slot import Slot, shape_in_terrace
+from ._steps import Steps
 
 NAME_BYTES_MAX = 175
 _numbers = itertools.count()
@@ -37,6 +38,7 @@ class Store:
         self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
         self.unneeded: set[Slot] = set()
         self.order = Order(client, place)
+        self.steps = Steps(client)
         offer = next(offer for offer in client.places() if offer.name == place)
         self.capacity_bytes = offer.capacity_bytes
         self.guarantee_bytes = offer.guarantee_bytes

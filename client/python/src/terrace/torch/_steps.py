@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells Terrace where steps begin, and of what kind each is: training, accumulating gradients, or evaluating.
+
+A step of training ends with the optimizer's step. A forward pass of the whole model after a backward pass, without the
+optimizer's step between them, begins another part of an accumulation: which of its parts is the last one is known from
+the one before it. A forward pass that records no graph, or of a model in evaluation mode, is a step of evaluation.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._client import Client
+
+
+class Steps:
+    """Marks the steps of one job."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._kind = ""  # of the step that goes on
+        self._forwards = 0  # of it
+        self._recorded = False  # the last of them recorded a graph
+        self._gradients = False  # some came since this part began
+        self._part = 0  # of the accumulation: which one this is
+        self._parts = 1  # that the last one had
+        self._trains_in_evaluation_mode = False
+
+    def begin(self) -> None:
+        """The job begins."""
+        self._mark(self._kind_of_part())
+
+    def forward(self, model: nn.Module) -> None:
+        """The whole model is about to run."""
+        self._recorded = torch.is_grad_enabled()
+        if not self._recorded or not (model.training or self._trains_in_evaluation_mode):
+            if self._kind != "eval" or self._forwards:
+                self._mark("eval")
+        elif self._gradients:
+            self._part += 1
+            self._gradients = False
+            self._mark(self._kind_of_part())
+        elif self._kind == "eval":
+            self._mark(self._kind_of_part())
+        self._forwards += 1
+
+    def gradient(self) -> None:
+        """A gradient has come."""
+        if self._kind == "eval" and self._recorded:
+            self._trains_in_evaluation_mode = True
+        self._gradients = True
+
+    def stepped(self) -> None:
+        """The optimizer has stepped."""
+        self._parts = self._part + 1
+        self._part = 0
+        self._gradients = False
+        self._mark(self._kind_of_part())
+
+    def _kind_of_part(self) -> str:
+        return "accumulate" if self._part + 1 < self._parts else "train"
+
+    def _mark(self, kind: str) -> None:
+        self._client.mark_step(kind)
+        self._kind = kind
+        self._forwards = 0
+
+
+_steps: weakref.WeakKeyDictionary[nn.Module, Steps] = weakref.WeakKeyDictionary()
+
+
+def _before(model: nn.Module, _inputs: Any) -> None:
+    steps = _steps.get(model)  # a copy of the model has the hook, and no steps
+    if steps is not None:
+        steps.forward(model)
+
+
+def attach(model: nn.Module, steps: Steps) -> None:
+    """Marks the steps that begin with the model's forward passes."""
+    _steps[model] = steps
+    model.register_forward_pre_hook(_before, prepend=True)
