@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""1.0 billion parameters in a memory cgroup of 2 GiB for trainer and daemon together: training, and saving."""
+
+import dataclasses
+import statistics
+
+from contender import Contender, Ended
+from link import Link, NoLink
+from rounds import AVAILABLE_PART, Measured, available_bytes, take_turns
+from rows import Count, Row, against_itself
+from run import Declared, Run
+from sizes import GIB, MIB
+from suites_offload import add_bound_row
+
+TRAINS = Declared("train.billion", "step time of 1.0 billion parameters within 2 GiB, against the larger of compute "
+                  "and bytes / link speed", 1.3)
+EQUAL = Declared("train.billion.losses", "steps whose loss is not that of an unlimited run", 0)
+CHECKPOINT = [Declared("train.checkpoint", "saving the model of 1.0 billion, streamed, against torch.save from memory",
+                       1.2),
+              Declared("train.checkpoint.memory", "memory that saving takes beside what training had, MiB", 256)]
+SAMPLES = (2, 4)  # blocks of the models whose step times tell what a block computes
+GROWTH_BYTES = GIB  # what a step's activations and gradients at hand take, about
+
+
+def _compute(run: Run) -> tuple[float, tuple[float, float] | None]:
+    """Seconds that a step computes: by the step times of plain models of the same width and fewer blocks, which step in
+    the backward pass as ours does; and how that varies between rounds."""
+    model = run.sizes.billion
+    few = [run.contender(f"plain-{blocks}-blocks", "plain", dataclasses.replace(model, blocks=blocks),
+                         step_in_backward=True) for blocks in SAMPLES]
+    found = take_turns(few, [], 1 if run.sizes.quick else 3, 3, run.say)
+    for measured in found.values():
+        if measured.failed:
+            raise Ended(measured.failed)
+    smaller, larger = (found[one.name].turns for one in few)
+    whole = [a + (b - a) / (SAMPLES[1] - SAMPLES[0]) * (model.blocks - SAMPLES[0])
+             for a, b in zip(smaller, larger, strict=True)]
+    return statistics.median(whole), against_itself(list(zip(whole[::2], whole[1::2])))
+
+
+def _killed(run: Run) -> float:
+    """Whether plain PyTorch is killed under the same limit: 1 or 0."""
+    plain = run.contender("plain-limited", "plain", run.sizes.billion, limit_bytes=run.sizes.billion_limit_bytes)
+    try:
+        with plain:
+            plain.turn(1)
+    except Ended as error:
+        run.say(str(error))
+        return float("killed for want of memory" in str(error))
+    return 0.0
+
+
+def _unlimited(run: Run, steps: int) -> Measured | str:
+    """The losses of plain PyTorch where the machine has room for it; else why not."""
+    model = run.sizes.billion
+    have = AVAILABLE_PART * available_bytes()
+    for options, needed in (({}, model.state_bytes), ({"step_in_backward": True}, model.state_bytes * 3 // 4)):
+        if needed + GROWTH_BYTES <= have:
+            run.say(f"the unlimited run: plain PyTorch {options or ''}")
+            return take_turns([], [run.contender("plain-unlimited", "plain", model, **options)], 1, steps,
+                              run.say)["plain-unlimited"]
+    least = (model.state_bytes * 3 // 4 + GROWTH_BYTES) / GIB
+    return (f"an unlimited run needs {least:.1f} GiB of memory even when it steps in the backward pass; it can have "
+            f"{have / GIB:.1f} GiB here")
+
+
+def _save(run: Run, ours: Contender) -> None:
+    """torch.save and our streamed one in turn, to the same disk."""
+    model = run.sizes.billion
+    plain = run.contender("torch-save", "plain", model, weights_only=True)
+    if 4 * model.parameters + GIB > AVAILABLE_PART * available_bytes():
+        for declared in CHECKPOINT:
+            run.missing(declared, f"torch.save from memory needs {(4 * model.parameters + GIB) / GIB:.1f} GiB")
+        return
+    pairs, taken, extra = [], [], 0
+    with plain:
+        for _ in range(1 if run.sizes.quick else 3):
+            before = _saved(run, plain)
+            resting = ours.room.now_bytes()
+            ours.room.reset_peak()
+            taken.append(_saved(run, ours))
+            extra = max(extra, ours.room.peak_bytes - resting)
+            pairs.append((before, _saved(run, plain)))
+            run.say(f"saved in {taken[-1]:.1f} s; torch.save: {pairs[-1][0]:.1f} and {pairs[-1][1]:.1f} s")
+    run.rows.append(Row(CHECKPOINT[0].bench, CHECKPOINT[0].what, statistics.median(taken), "seconds", CHECKPOINT[0].bar,
+                        "torch.save of the weights in memory, to the same disk",
+                        statistics.median(one for pair in pairs for one in pair), interval=against_itself(pairs),
+                        counts=[Count("memory it takes beside, MiB", extra / MIB, 256)]))
+    run.rows.append(Row(CHECKPOINT[1].bench, CHECKPOINT[1].what, extra / MIB, "MiB", CHECKPOINT[1].bar))
+
+
+def _saved(run: Run, one: Contender) -> float:
+    path = run.place.folder / "checkpoint"
+    try:
+        return float(one.ask(do="save", path=str(path))["seconds"])
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def billion(run: Run, save_too: bool, train_too: bool) -> None:
+    """Trains it; then saves it, while the job is still there."""
+    sizes, model = run.sizes, run.sizes.billion
+    declared = [*([TRAINS, EQUAL] if train_too else []), *(CHECKPOINT if save_too else [])]
+    why = run.short_of_disk(model.state_bytes * 7 // 8 + 4 * model.parameters)
+    if run.place.cgroups[1] is None:
+        why = "needs a memory cgroup, which cannot be made here (as root it can)"
+    if why is not None:
+        for one in declared:
+            run.missing(one, why)
+        return
+    ours = run.contender("terrace-billion", "terrace", model, limit_bytes=sizes.billion_limit_bytes,
+                         memory=sizes.billion_limit_bytes * 7 // 16, block=model.state_bytes * 7 // 8,
+                         all_guaranteed=True, step_in_backward=True, init=True)
+    ours.expected_bytes = sizes.billion_limit_bytes
+    saved = False
+
+    def save(one: Contender) -> None:
+        nonlocal saved
+        if save_too:
+            saved = True
+            _save(run, one)
+
+    found = take_turns([], [ours], 1, sizes.billion_steps if train_too else 1, run.say, at_the_end=save)[ours.name]
+    if found.failed:
+        for one in declared if not saved else declared[:2]:
+            run.missing(one, found.failed)
+        return
+    if train_too:
+        _trained(run, found)
+
+
+def _trained(run: Run, found: Measured) -> None:
+    link, model = Link(run.place.folder), run.sizes.billion
+    try:
+        for _ in range(3):
+            link.measure(found.read_bytes, found.written_bytes)
+        compute, interval = _compute(run)
+        add_bound_row(run, TRAINS, found, compute, interval, link, model)
+        run.rows[-1].counts.append(Count("steps", found.steps))
+        run.rows[-1].counts.append(Count("plain PyTorch under the same limit is killed", _killed(run), 1, "higher"))
+    except (Ended, NoLink) as error:
+        run.missing(TRAINS, str(error))
+    unlimited = _unlimited(run, found.steps)
+    if isinstance(unlimited, str) or unlimited.failed:
+        run.missing(EQUAL, unlimited if isinstance(unlimited, str) else str(unlimited.failed))
+        return
+    run.compare("1.0 billion parameters", found, unlimited)
+    differ = [step for step, loss in found.losses.items() if unlimited.losses.get(step) != loss]
+    run.rows.append(Row(EQUAL.bench, EQUAL.what, len(differ), f"steps of {len(found.losses)}", EQUAL.bar))

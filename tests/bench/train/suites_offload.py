@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters, gradients and optimizer states: in memory and on the block tier, against plain PyTorch and DeepSpeed."""
+
+from link import Link, NoLink
+from rounds import Measured, take_turns
+from rows import Count, Row
+from run import Declared, Run
+from sizes import MIB, Model, room_bytes, tier_bytes
+
+PLAIN, TERRACE, DEEPSPEED = "plain", "terrace", "deepspeed"
+
+# Tried one after the other on the smaller model; the fastest one is DeepSpeed's contender for both.
+SETTINGS: list[dict[str, object]] = [
+    {},
+    {"sub_group_size": 64 << 20},
+    {"sub_group_size": 1_000_000_000},
+    {"pipeline": False, "sub_group_size": 1_000_000_000},
+    {"intra_op_parallelism": 2, "queue_depth": 64},
+    {"pin_memory": True},
+]
+
+FITS = Declared("train.fits_dram", "step time, everything fits DRAM, against plain PyTorch", 1.05)
+DRAM = [Declared("train.dram", "step time, offloaded to DRAM, against DeepSpeed ZeRO-3 CPU offload", 0.8),
+        Declared("train.dram.memory", "peak memory of all processes, the same", 1.0)]
+
+
+def block_rows(size: str) -> list[Declared]:
+    """The rows of one model on the block tier."""
+    return [Declared(f"train.block_{size}", "step time, parameters and states on the block tier, against DeepSpeed "
+                     "ZeRO-3 NVMe offload", 0.5),
+            Declared(f"train.block_{size}.memory", "peak memory of all processes, the same", 1.0),
+            Declared(f"train.block_{size}.bound", "step time, the same, against the larger of compute and bytes / link "
+                     "speed", 1.25)]
+
+
+def _counts(of: Measured, peer: Measured | None) -> list[Count]:
+    """What moved, and the memory, of a step."""
+    steps = max(1, of.steps)
+    found = [Count("MiB read a step", of.read_bytes / steps / MIB),
+             Count("MiB written a step", of.written_bytes / steps / MIB),
+             Count("peak memory, MiB", of.peak_bytes / MIB)]
+    if peer is not None:
+        steps = max(1, peer.steps)
+        found += [Count("the reference: MiB read a step", peer.read_bytes / steps / MIB),
+                  Count("the reference: MiB written a step", peer.written_bytes / steps / MIB),
+                  Count("the reference: peak memory, MiB", peer.peak_bytes / MIB)]
+    return found
+
+
+def _row(run: Run, declared: Declared, ours: Measured, reference: Measured, words: str) -> None:
+    """A row of step times."""
+    if ours.failed or reference.failed:
+        run.missing(declared, str(ours.failed or reference.failed))
+        return
+    run.rows.append(Row(declared.bench, declared.what, ours.seconds, "seconds a step", declared.bar, words,
+                        reference.seconds, interval=reference.interval, counts=_counts(ours, reference)))
+
+
+def _memory_row(run: Run, declared: Declared, ours: Measured, reference: Measured, words: str) -> None:
+    if ours.failed or reference.failed:
+        run.missing(declared, str(ours.failed or reference.failed))
+        return
+    run.rows.append(Row(declared.bench, declared.what, ours.peak_bytes / MIB, "MiB", declared.bar, words,
+                        reference.peak_bytes / MIB))
+
+
+def in_memory(run: Run) -> None:
+    """Everything in DRAM: plain PyTorch, Terrace, DeepSpeed's CPU offload."""
+    model = run.sizes.small
+    references = [run.contender(PLAIN, "plain", model)]
+    without = run.peers.missing.get("deepspeed")
+    if without is None:
+        references.append(run.contender(DEEPSPEED, "deepspeed", model, device="cpu"))
+    subjects = [run.contender(TERRACE, "terrace", model, memory=room_bytes(model), block=0, all_guaranteed=True)]
+    found = take_turns(references, subjects, run.sizes.rounds, run.sizes.turn_steps, run.say)
+    found.setdefault(DEEPSPEED, Measured(failed=f"DeepSpeed cannot be had: {without}"))
+    run.compare("everything in DRAM", found[TERRACE], found[PLAIN])
+    _row(run, FITS, found[TERRACE], found[PLAIN], f"plain PyTorch, {model.words}")
+    _row(run, DRAM[0], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {model.words}")
+    _memory_row(run, DRAM[1], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {model.words}")
+
+
+def _best_settings(run: Run, model: Model) -> dict[str, object]:
+    """DeepSpeed's fastest settings, of those that work."""
+    if run.deepspeed is None:
+        best, seconds = SETTINGS[0], float("inf")
+        for number, settings in enumerate(SETTINGS if run.sizes.tuned else []):
+            name = f"deepspeed-settings-{number}"
+            tried = take_turns([], [run.contender(name, "deepspeed", model, device="nvme", settings=settings)], 1, 3,
+                               run.say)[name]
+            if tried.failed is None and tried.seconds < seconds:
+                best, seconds = settings, tried.seconds
+        run.deepspeed = best
+        run.say(f"DeepSpeed's settings: {best or 'the first ones'}")
+    return run.deepspeed
+
+
+def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
+    """Parameters and states on the block tier: Terrace, DeepSpeed's NVMe offload, and the bound."""
+    against_peer, memory, bound = block_rows(size)
+    needed = 3 * model.state_bytes
+    if (why := run.short_of_disk(needed)) is not None:
+        for declared in (against_peer, memory, bound):
+            run.missing(declared, why)
+        return
+    references = [run.contender(PLAIN, "plain", model)]
+    without = run.peers.missing.get("deepspeed")
+    words = "DeepSpeed cannot be had"
+    if without is None:
+        settings = _best_settings(run, run.sizes.small)
+        words = f"DeepSpeed ZeRO-3 NVMe offload, {model.words}, settings {settings or 'as first tried'}"
+        references.append(run.contender(DEEPSPEED, "deepspeed", model, device="nvme", settings=settings))
+    subject = run.contender(TERRACE, "terrace", model, memory=tier_bytes(model), block=model.state_bytes * 5 // 4,
+                            all_guaranteed=True, step_in_backward=True)
+    link = Link(run.place.folder)
+    found: dict[str, Measured] = {}
+    why_no_link = None
+
+    def say(text: str) -> None:
+        run.say(f"{size}: {text}")
+
+    def measure_link() -> None:
+        nonlocal why_no_link
+        try:
+            link.measure(1, 1)
+        except NoLink as error:
+            why_no_link = str(error)
+
+    found = take_turns(references, [subject], rounds, run.sizes.turn_steps, say, measure_link)
+    found.setdefault(DEEPSPEED, Measured(failed=f"DeepSpeed cannot be had: {without}"))
+    ours, plain = found[TERRACE], found[PLAIN]
+    run.compare(f"on the block tier, {model.words}", ours, plain)
+    _row(run, against_peer, ours, found[DEEPSPEED], words)
+    _memory_row(run, memory, ours, found[DEEPSPEED], words)
+    if ours.failed or plain.failed or why_no_link:
+        run.missing(bound, str(ours.failed or plain.failed or why_no_link))
+        return
+    add_bound_row(run, bound, ours, plain.seconds, plain.interval, link, model)
+
+
+def add_bound_row(run: Run, declared: Declared, ours: Measured, compute: float, interval: tuple[float, float] | None,
+                  link: Link, model: Model) -> None:
+    """A row against the larger of compute and bytes / link speed."""
+    speed = sorted(link.speeds)[len(link.speeds) // 2]
+    moving = (ours.read_bytes + ours.written_bytes) / max(1, ours.steps) / speed
+    larger = f"compute ({compute:.2f} s)" if compute >= moving else f"bytes / link speed ({moving:.2f} s)"
+    run.rows.append(Row(
+        declared.bench, declared.what, ours.seconds, "seconds a step", declared.bar, f"{larger}, {model.words}",
+        max(compute, moving), interval=interval,
+        counts=[*_counts(ours, None), Count("link, MiB/s", speed / MIB, better="higher"),
+                Count("compute, seconds", compute), Count("bytes / link speed, seconds", moving),
+                Count("bytes moved a step, times the state", (ours.read_bytes + ours.written_bytes)
+                      / max(1, ours.steps) / model.state_bytes, limit=2.0)]))

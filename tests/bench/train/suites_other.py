@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The equality matrix, activations, and forward passes of a model that memory does not hold."""
+
+from contender import Ended
+from rounds import Measured, take_turns
+from rows import Count, Losses, Row
+from run import Declared, Run
+from sizes import GIB, MIB
+
+LOSSES = Declared("train.losses", "combinations of what is offloaded, precision, checkpointing and accumulation whose "
+                  "losses are not plain PyTorch's, bit for bit", 0)
+ACTIVATIONS = [
+    Declared("train.activations.memory", "peak memory of activations of a deep narrow model, against without", 0.3),
+    Declared("train.activations.time", "step time, the same", 1.10),
+    Declared("train.activations.save_on_cpu", "the worse of step time and memory of activations, against save_on_cpu",
+             1.0),
+    Declared("train.activations.torchtune", "the worse of step time and memory of activations, against torchtune's "
+             "OffloadActivations", 1.0)]
+FORWARD = Declared("train.forward", "forward passes of a model larger than memory, against Accelerate's disk_offload",
+                   0.5)
+
+
+def matrix(run: Run) -> None:
+    """Each combination in turn; one process does them all."""
+    wrong = []
+    try:
+        with run.contender("matrix", "matrix", run.sizes.matrix, memory=4 * MIB, block=GIB,
+                           steps=run.sizes.matrix_steps) as one:
+            number = int(one.ready["combinations"])
+            for index in range(number):
+                said = one.ask(do="run", index=index)
+                run.say(f"losses {index + 1} of {number}: {said['words']}: "
+                        f"{'equal' if said['differs'] is None else 'DIFFER from step ' + str(said['differs'])}")
+                run.losses.append(Losses(said["words"], said["steps"], said["differs"]))
+                if said["differs"] is not None:
+                    wrong.append(said["words"])
+    except Ended as error:
+        run.missing(LOSSES, str(error))
+        return
+    run.rows.append(Row(LOSSES.bench, LOSSES.what + (f": {'; '.join(wrong)}" if wrong else ""), len(wrong),
+                        f"combinations of {number} that differ", LOSSES.bar,
+                        counts=[Count("steps of each", run.sizes.matrix_steps, run.sizes.matrix_steps, "higher")]))
+
+
+def activations(run: Run) -> None:
+    """What autograd saves: kept, saved on the CPU, offloaded by torchtune, and in Terrace with a small tier."""
+    model, sizes = run.sizes.narrow, run.sizes
+    if (why := run.short_of_disk(8 * GIB)) is not None:
+        for declared in ACTIVATIONS:
+            run.missing(declared, why)
+        return
+    references = [run.contender(where, "activations", model, where=where)
+                  for where in ("here", "save_on_cpu", "torchtune")]
+    subject = run.contender("terrace", "activations", model, where="terrace", memory=sizes.narrow_memory_bytes,
+                            block=6 * GIB, all_guaranteed=True)
+    for one in (*references, subject):
+        one.expected_bytes += 3 * GIB
+    found = take_turns(references[:2], [subject], sizes.rounds, sizes.turn_steps, run.say)
+    found |= take_turns([], references[2:], 1, sizes.turn_steps, run.say)
+    plain, ours = found["here"], found["terrace"]
+    run.compare("activations", ours, plain)
+    if plain.failed or ours.failed:
+        for declared in ACTIVATIONS:
+            run.missing(declared, str(ours.failed or plain.failed))
+        return
+    # What is no activation, of plain PyTorch: the process with its weights, then gradients and moments.
+    with run.contender("resting", "activations", model, where="here") as one:
+        resting_bytes = one.room.now_bytes() + 3 * 4 * int(one.ready["parameters"])
+
+    def of(measured: Measured) -> float:
+        return max(1.0, measured.peak_bytes - resting_bytes) / MIB
+
+    words = f"without, {model.blocks} blocks of width {model.width}"
+    counts = [Count("MiB read a step", ours.read_bytes / ours.steps / MIB),
+              Count("MiB written a step", ours.written_bytes / ours.steps / MIB)]
+    run.rows.append(Row(ACTIVATIONS[0].bench, ACTIVATIONS[0].what, of(ours), "MiB", ACTIVATIONS[0].bar, words,
+                        of(plain), counts=counts))
+    run.rows.append(Row(ACTIVATIONS[1].bench, ACTIVATIONS[1].what, ours.seconds, "seconds a step", ACTIVATIONS[1].bar,
+                        words, plain.seconds, interval=plain.interval,
+                        counts=[*counts, Count("memory, of that without", of(ours) / of(plain), 0.3)]))
+    for declared, name in zip(ACTIVATIONS[2:], ("save_on_cpu", "torchtune"), strict=True):
+        peer = found[name]
+        if peer.failed:
+            run.missing(declared, run.peers.missing.get(name) or peer.failed)
+            continue
+        time, memory = ours.seconds / peer.seconds, of(ours) / of(peer)
+        run.rows.append(Row(declared.bench, declared.what, max(time, memory), "times", declared.bar, name, 1.0,
+                            interval=peer.interval, counts=[Count("step time, of the peer's", time),
+                                                            Count("memory, of the peer's", memory, 1.0)]))
+
+
+def forward(run: Run) -> None:
+    """Both under one limit that the model's weights are larger than."""
+    model, sizes = run.sizes.passes, run.sizes
+    weights = 4 * model.parameters
+    if (why := run.peers.missing.get("accelerate")) is not None:
+        run.missing(FORWARD, f"Accelerate cannot be had: {why}")
+        return
+    if (why := run.short_of_disk(3 * weights)) is not None:
+        run.missing(FORWARD, why)
+        return
+    if run.place.cgroups[1] is None:
+        run.missing(FORWARD, "needs a memory cgroup, which cannot be made here")
+        return
+    limit = sizes.passes_limit_bytes
+    accelerate = run.contender("accelerate", "forward_accelerate", model, limit_bytes=limit)
+    ours = run.contender("terrace", "forward_terrace", model, limit_bytes=limit, memory=sizes.passes_memory_bytes,
+                         block=weights * 5 // 4, all_guaranteed=True)
+    found = take_turns([accelerate], [ours], sizes.rounds, sizes.turn_steps, run.say)
+    plain = take_turns([], [run.contender("plain", "forward_plain", model)], 1, sizes.turn_steps, run.say)["plain"]
+    run.compare("forward passes", found["terrace"], plain)
+    subject, peer = found["terrace"], found["accelerate"]
+    if subject.failed or peer.failed:
+        run.missing(FORWARD, str(subject.failed or peer.failed))
+        return
+    run.rows.append(Row(
+        FORWARD.bench, FORWARD.what, subject.seconds, "seconds a pass", FORWARD.bar,
+        f"Accelerate's disk_offload, {weights / MIB:.0f} MiB of weights, {limit / MIB:.0f} MiB of memory for each",
+        peer.seconds, interval=peer.interval,
+        counts=[Count("MiB read a pass", subject.read_bytes / subject.steps / MIB),
+                Count("peak memory, MiB", subject.peak_bytes / MIB),
+                Count("the reference: peak memory, MiB", peer.peak_bytes / MIB)]))

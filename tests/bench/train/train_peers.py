@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the same models with plain PyTorch, Terrace, DeepSpeed, Accelerate and torchtune, side by side on this
+machine, and says which of Terrace's bars hold.
+
+Contenders take turns, each a process of its own in a memory cgroup of its own (ours with a private terraced in it).
+Peers are installed with pip into build/peers, once. A row that cannot be measured is said by name to be missing, and
+counts as short. Losses are compared with plain PyTorch's bit for bit. The last line is
+
+  train_peers: rows=N short=N losses_equal=true
+
+rows: those that were asked for. short: those whose bar does not hold, or that are missing. The exit status is 1 if
+losses differ, and says nothing of times. In full it takes an hour or two. The model of 1.0 billion parameters, which
+--quick trains too while all others are small then, needs 20 GiB of disk.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import time
+
+import memory_room
+import suites_billion
+import suites_offload
+import suites_other
+from contender import Place
+from peers import Peers, prepare
+from rows import Missing, Row, last_line, to_text
+from run import Declared, Run
+from sizes import FULL, QUICK
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PR_SET_CHILD_SUBREAPER = 36
+FOLDER = "train_peers."
+
+BLOCK_SMALL = suites_offload.block_rows("85m")
+BLOCK_MEDIUM = suites_offload.block_rows("350m")
+SUITES: list[tuple[list[Declared], str]] = [
+    ([suites_other.LOSSES], "losses"),
+    ([suites_offload.FITS, *suites_offload.DRAM], "dram"),
+    (BLOCK_SMALL, "block_85m"),
+    (BLOCK_MEDIUM, "block_350m"),
+    (suites_other.ACTIVATIONS, "activations"),
+    ([suites_other.FORWARD], "forward"),
+    ([suites_billion.TRAINS, suites_billion.EQUAL], "billion"),
+    (suites_billion.CHECKPOINT, "checkpoint"),
+]
+
+
+def row_names() -> list[str]:
+    """All rows, by name."""
+    return [declared.bench for rows, _ in SUITES for declared in rows]
+
+
+def wanted_suites(names: str | None) -> set[str]:
+    """The suites that rows of --rows belong to: names of rows, with or without "train.", or what they begin with."""
+    if names is None:
+        return {suite for _, suite in SUITES}
+    found = set()
+    for name in names.split(","):
+        full = name if name.startswith("train.") else f"train.{name}"
+        of = {suite for rows, suite in SUITES for row in rows if row.bench == full or row.bench.startswith(f"{full}.")}
+        if not of:
+            raise ValueError(f"there is no row '{name}'; there are {', '.join(row_names())}")
+        found |= of
+    return found
+
+
+def run_suites(run: Run, wanted: set[str]) -> None:
+    """Those that are wanted. A suite that fails leaves its rows missing."""
+    sizes = run.sizes
+    ways = {"losses": lambda: suites_other.matrix(run),
+            "dram": lambda: suites_offload.in_memory(run),
+            "block_85m": lambda: suites_offload.on_block(run, "85m", sizes.small, sizes.rounds),
+            "block_350m": lambda: suites_offload.on_block(run, "350m", sizes.medium, sizes.rounds_medium),
+            "activations": lambda: suites_other.activations(run),
+            "forward": lambda: suites_other.forward(run),
+            "billion": lambda: suites_billion.billion(run, "checkpoint" in wanted, True),
+            "checkpoint": lambda: None if "billion" in wanted else suites_billion.billion(run, True, False)}
+    for declared, suite in SUITES:
+        if suite in wanted:
+            run.say(f"=== {suite}")
+            try:
+                ways[suite]()
+            except Exception as error:
+                run.say(f"{suite} failed: {type(error).__name__}: {error}")
+                for row in declared:
+                    if row.bench not in {one.bench for one in run.rows}:
+                        run.missing(row, f"{type(error).__name__}: {error}")
+    order = row_names()
+    run.rows.sort(key=lambda row: order.index(row.bench))
+
+
+def remove_stale(disk: pathlib.Path) -> None:
+    """Removes what runs that were killed have left."""
+    for folder in disk.glob(f"{FOLDER}*"):
+        number = folder.name.removeprefix(FOLDER)
+        if number.isdecimal() and not os.path.exists(f"/proc/{number}"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def report(rows: list[Row | Missing], arguments: argparse.Namespace, out) -> None:
+    """The table, the objects, the picture."""
+    for row in rows:
+        print("\n".join(to_text(row)), file=out)
+        if arguments.json:
+            print(json.dumps(row.to_json()))
+    if arguments.plot:
+        from picture import draw
+
+        draw(arguments.plot, rows)
+        print(f"drawn: {arguments.plot}", file=out)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="train_peers", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small models, few rounds")
+    parser.add_argument("--json", action="store_true", help="an object a row on stdout; the table goes to stderr")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw ratios and bars into this PNG")
+    parser.add_argument("--rows", help="only these, by name or its beginning, separated by commas (all: --list)")
+    parser.add_argument("--list", action="store_true", help="name the rows and their bars, and end")
+    parser.add_argument("--disk", type=pathlib.Path, default=ROOT / "build",
+                        help="folder for block files (%(default)s)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="PyTorch's (%(default)s)")
+    parser.add_argument("--terraced", default=str(ROOT / "build/release/terraced"), help="the daemon (%(default)s)")
+    arguments = parser.parse_args()
+    if arguments.list:
+        for declared in (row for rows, _ in SUITES for row in rows):
+            print(f"{declared.bench:32} <= {declared.bar:<6} {declared.what}")
+        return 0
+    try:
+        wanted = wanted_suites(arguments.rows)
+    except ValueError as error:
+        parser.error(str(error))
+    if not os.access(arguments.terraced, os.X_OK):
+        parser.error(f"{arguments.terraced} is not there: build it, or name one with --terraced")
+    return compare(arguments, wanted)
+
+
+def compare(arguments: argparse.Namespace, wanted: set[str]) -> int:
+    """Runs what is wanted, and cleans up whatever happens."""
+    begun = time.monotonic()
+    out = sys.stderr if arguments.json else sys.stdout
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - begun:6.0f} s] {text}", file=out, flush=True)
+
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whatever a contender leaves behind is ours to end
+    os.environ["TERRACED"] = os.path.abspath(arguments.terraced)
+    remove_stale(arguments.disk)
+    cgroups = memory_room.find()
+    memory_room.remove_stale(cgroups[1])
+    folder = arguments.disk.resolve() / f"{FOLDER}{os.getpid()}"
+    folder.mkdir(parents=True)
+    try:
+        peers: Peers = prepare(ROOT / "build/peers", say)
+        counted = f"cgroups {cgroups[0]}" if cgroups[1] else "PSS, without limits: no memory cgroup can be made here"
+        say(f"memory is counted by {counted}; {shutil.disk_usage(folder).free >> 30} GiB of disk are free; "
+            f"{arguments.threads} threads; load {os.getloadavg()[0]:.1f}")
+        place = Place(peers.python, folder, cgroups, arguments.threads)
+        run = Run(QUICK if arguments.quick else FULL, place, peers, say)
+        run_suites(run, wanted)
+    except KeyboardInterrupt:
+        say("interrupted; everything that was started is ended")
+        return 130
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    report(run.rows, arguments, out)
+    line = last_line(run.rows, run.losses)
+    print(line)
+    return 0 if line.endswith("=true") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that the comparison of trainings says what it found: the rule by which a bar holds, the objects of --json, the
+last line, which rows there are; that a contender that fails, or is interrupted, leaves nothing behind; and that losses
+are compared bit for bit. Contenders are small processes of this file's own: nothing trains, and nothing is timed."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import contender
+import memory_room
+import rounds
+import run
+import sizes
+import train_peers
+from rows import Count, Losses, Missing, Row, against_itself, compare_losses, last_line, to_text
+
+FIELDS = {"bench", "value", "unit", "reference", "reference_value", "ratio", "bar", "better", "interval", "counts",
+          "by"}
+# A contender that answers as worker.py does, and starts a process that outlives it if nobody ends it.
+STANDS_IN = """
+import json, os, subprocess, sys
+answers, spec = int(sys.argv[1]), json.loads(sys.argv[2])
+def say(what): os.write(answers, json.dumps(what).encode() + b"\\n")
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+say({"parameters": 1})
+step = 0
+for line in sys.stdin:
+    if spec["kind"] == "fails":
+        print("out of luck", file=sys.stderr)
+        sys.exit(3)
+    steps = json.loads(line)["steps"]
+    say({"seconds": [spec["seconds"]] * steps, "losses": {step + i: (0.5).hex() for i in range(steps)},
+         "read_bytes": 1, "written_bytes": 2})
+    step += steps
+"""
+
+
+def row(value, **more):
+    return Row("train.some", "some", value, "seconds", 0.5, "others", 2.0, **more)
+
+
+class Rule(unittest.TestCase):
+    """By what a bar holds."""
+
+    def test_the_ratio_is_what_the_bar_bounds(self):
+        self.assertEqual(row(1.0).ratio, 0.5)
+        self.assertEqual(row(1.0).by, "ratio")
+        self.assertIsNone(row(1.01).by)
+        self.assertEqual(Row("train.alone", "", 3.0, "MiB", 3.0).by, "ratio")
+        self.assertIsNone(Row("train.alone", "", 3.1, "MiB", 3.0).by)
+        self.assertEqual(row(1.1, better="higher").by, "ratio")
+
+    def test_the_interval_holds_only_with_counts_within_their_limits(self):
+        inside = {"interval": (0.4, 0.7)}
+        self.assertIsNone(row(1.2, **inside).by)
+        self.assertIsNone(row(1.2, **inside, counts=[Count("shown", 1.0)]).by)
+        self.assertEqual(row(1.2, **inside, counts=[Count("bytes", 1.0, 1.0)]).by, "interval")
+        self.assertIsNone(row(1.2, **inside, counts=[Count("bytes", 1.0, 1.0), Count("more", 2.0, 1.0)]).by)
+        self.assertIsNone(row(1.5, **inside, counts=[Count("bytes", 1.0, 1.0)]).by)
+        self.assertIsNone(row(0.6, **inside, better="higher", counts=[Count("hits", 0.5, 1.0, "higher")]).by)
+
+    def test_a_reference_that_never_varies_has_no_interval_to_speak_of(self):
+        self.assertEqual(against_itself([(2.0, 2.0), (2.0, 2.0)]), (1.0, 1.0))
+        low, high = against_itself([(1.0, 2.0), (1.5, 1.6)])
+        self.assertLess(low, 1.0)
+        self.assertGreater(high, 1.0)
+        self.assertEqual((low, high), against_itself([(1.0, 2.0), (1.5, 1.6)]))
+
+    def test_losses_are_compared_by_their_bits(self):
+        ours = {0: (0.1).hex(), 1: (0.1 + 0.2).hex()}
+        self.assertEqual(compare_losses("us", ours, {0: (0.1).hex(), 1: (0.3).hex()}).first_difference, 1)
+        self.assertTrue(compare_losses("us", ours, ours | {2: (0.0).hex()}).equal)
+        self.assertFalse(compare_losses("us", ours, {7: (0.1).hex()}).equal, "nothing was compared")
+
+
+class Said(unittest.TestCase):
+    """What is printed."""
+
+    def test_an_object_has_the_fields_of_terrace_bench(self):
+        for one in (row(1.0, counts=[Count("bytes", 1.0, 2.0)], interval=(0.9, 1.1)),
+                    Missing("train.none", "", 1.0, "why")):
+            said = json.loads(json.dumps(one.to_json()))
+            self.assertLessEqual(FIELDS, said.keys())
+            self.assertEqual(said["bench"], one.bench)
+        self.assertEqual(said["missing"], "why")
+        self.assertIsNone(said["by"])
+
+    def test_what_is_missing_is_short(self):
+        rows = [row(1.0), row(2.0), Missing("train.none", "", 1.0, "why")]
+        self.assertEqual(last_line(rows, [Losses("us", 3, None)]), "train_peers: rows=3 short=2 losses_equal=true")
+        self.assertTrue(last_line(rows, []).endswith("losses_equal=false"))
+        self.assertTrue(last_line(rows, [Losses("us", 3, None), Losses("us", 3, 1)]).endswith("losses_equal=false"))
+        self.assertIn("why", "\n".join(to_text(rows[2])))
+        self.assertIn("SHORT", to_text(rows[1])[0])
+
+    def test_every_bar_of_the_table_has_its_row(self):
+        bars = {declared.bench: declared.bar for declared in (row for rows, _ in train_peers.SUITES for row in rows)}
+        self.assertEqual(bars, {
+            "train.losses": 0, "train.fits_dram": 1.05, "train.dram": 0.8, "train.dram.memory": 1.0,
+            "train.block_85m": 0.5, "train.block_85m.memory": 1.0, "train.block_85m.bound": 1.25,
+            "train.block_350m": 0.5, "train.block_350m.memory": 1.0, "train.block_350m.bound": 1.25,
+            "train.activations.memory": 0.3, "train.activations.time": 1.10, "train.activations.save_on_cpu": 1.0,
+            "train.activations.torchtune": 1.0, "train.forward": 0.5, "train.billion": 1.3, "train.billion.losses": 0,
+            "train.checkpoint": 1.2, "train.checkpoint.memory": 256})
+
+    def test_rows_are_chosen_by_name_or_its_beginning(self):
+        self.assertEqual(train_peers.wanted_suites("activations,train.forward"), {"activations", "forward"})
+        self.assertEqual(train_peers.wanted_suites("block_85m.bound"), {"block_85m"})
+        self.assertEqual(len(train_peers.wanted_suites(None)), len(train_peers.SUITES))
+        with self.assertRaisesRegex(ValueError, "train.fits_dram"):
+            train_peers.wanted_suites("nothing")
+
+    def test_the_models_are_as_large_as_they_are_called(self):
+        for model, parameters in ((sizes.FULL.small, 85e6), (sizes.FULL.medium, 350e6), (sizes.FULL.billion, 1.0e9)):
+            self.assertAlmostEqual(model.parameters / parameters, 1.0, delta=0.02)
+        self.assertEqual(sizes.QUICK.billion, sizes.FULL.billion)
+        self.assertEqual((sizes.QUICK.billion_steps, sizes.FULL.billion_steps), (2, 20))
+
+
+class Contenders(unittest.TestCase):
+    """Turns, of processes that stand in for trainers."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(dir=os.environ.get("TERRACE_BUILD")))
+        (self.folder / "worker.py").write_text(STANDS_IN)
+        self.here, contender.HERE = contender.HERE, self.folder
+        self.patience, memory_room.END_SECONDS = memory_room.END_SECONDS, 0.2  # what does not end is there on purpose
+        self.place = contender.Place(sys.executable, self.folder, memory_room.find(), 1)
+        self.said = []
+
+    def tearDown(self):
+        contender.HERE, memory_room.END_SECONDS = self.here, self.patience
+        for file in self.folder.iterdir():
+            file.unlink()  # a folder that is left fails
+        self.folder.rmdir()
+
+    def contender(self, name, kind="works", seconds=1.0):
+        return contender.Contender(self.place, name, kind, seconds=seconds)
+
+    def check_nothing_is_left(self, *crew):
+        for one in crew:
+            self.assertEqual(one.room.processes(), [])
+            self.assertFalse((self.folder / one.name).exists())
+        root = self.place.cgroups[1]
+        if root is not None:
+            self.assertEqual(list(root.glob(f"{memory_room.PREFIX}-{os.getpid()}-*")), [])
+
+    def test_a_reference_has_two_turns_a_round(self):
+        crew = [self.contender("reference", seconds=2.0), self.contender("subject")]
+        found = rounds.take_turns(crew[:1], crew[1:], 2, 3, self.said.append)
+        self.assertEqual(found["reference"].turns, [2.0] * 4)
+        self.assertEqual(found["subject"].turns, [1.0] * 2)
+        self.assertEqual(sorted(found["subject"].losses), list(range(6)))
+        self.assertEqual((found["subject"].read_bytes, found["subject"].written_bytes), (2, 4))
+        self.assertEqual(found["reference"].interval, (1.0, 1.0))
+        self.assertGreater(found["subject"].peak_bytes, 0)
+        self.check_nothing_is_left(*crew)
+
+    def test_a_contender_that_fails_says_why_and_the_others_go_on(self):
+        crew = [self.contender("reference"), self.contender("broken", "fails")]
+        found = rounds.take_turns(crew[:1], crew[1:], 2, 1, self.said.append)
+        self.assertIn("out of luck", found["broken"].failed)
+        self.assertEqual(len(found["reference"].turns), 4)
+        self.check_nothing_is_left(*crew)
+
+    def test_an_interrupt_ends_everything(self):
+        crew = [self.contender("reference"), self.contender("subject")]
+
+        def interrupt():
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            rounds.take_turns(crew[:1], crew[1:], 2, 1, self.said.append, interrupt)
+        self.check_nothing_is_left(*crew)
+
+    def test_a_disk_that_is_too_small_is_said(self):
+        one = run.Run(sizes.QUICK, self.place, None, self.said.append)
+        self.assertIn("are free", one.short_of_disk(1 << 60))
+        self.assertIsNone(one.short_of_disk(-run.SPARE_DISK_BYTES))
+
+    def test_memory_is_limited_where_it_can_be(self):
+        if self.place.cgroups[1] is None:
+            self.skipTest("no memory cgroup can be made here")
+        hungry = self.contender("hungry")
+        (self.folder / "worker.py").write_text("import sys; taken = b'x' * (256 << 20)\n")
+        hungry._limit_bytes = 64 << 20
+        with self.assertRaisesRegex(contender.Ended, "for want of memory"):
+            hungry.start()
+        self.check_nothing_is_left(hungry)
+
+
+class Whole(unittest.TestCase):
+    """The script."""
+
+    def test_it_lists_its_rows(self):
+        out = io.StringIO()
+        before, sys.argv = sys.argv, ["train_peers", "--list"]
+        try:
+            with contextlib.redirect_stdout(out):
+                self.assertEqual(train_peers.main(), 0)
+        finally:
+            sys.argv = before
+        self.assertEqual(len(out.getvalue().splitlines()), len(train_peers.row_names()))
+
+
+if __name__ == "__main__":
+    unittest.main()

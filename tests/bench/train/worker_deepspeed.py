@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job that trains with DeepSpeed's ZeRO-3, its states and parameters offloaded to memory or to files."""
+
+import os
+import socket
+
+from worker_training import Job, make_model
+
+ALIGNMENT = 1 << 20  # elements that sizes of buffers are rounded up to
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def configuration(spec, recipe, largest, folder):
+    """What deepspeed.initialize is given. SPEC's device is "cpu" or "nvme"; its settings (all have defaults):
+
+    block_size, queue_depth, intra_op_parallelism: of its asynchronous I/O.
+    parameter_buffers, optimizer_buffers: how many; a parameter's is as large as the largest one.
+    pipeline: the next states are read, and the last ones written, while it computes.
+    sub_group_size: parameters that are stepped together.
+    """
+    settings = spec.get("settings", {})
+    device = {"device": spec["device"], "pin_memory": bool(settings.get("pin_memory", False))}
+    parameters, optimizer = dict(device), dict(device)
+    if spec["device"] == "nvme":
+        parameters |= {"nvme_path": folder, "buffer_count": settings.get("parameter_buffers", 5),
+                       "buffer_size": -(-largest // ALIGNMENT) * ALIGNMENT, "max_in_cpu": 0}
+        pipeline = bool(settings.get("pipeline", True))
+        optimizer |= {"nvme_path": folder, "buffer_count": settings.get("optimizer_buffers", 5),
+                      "pipeline_read": pipeline, "pipeline_write": pipeline}
+    return {
+        "train_micro_batch_size_per_gpu": spec["shape"]["batch"],
+        "gradient_accumulation_steps": 1,
+        "steps_per_print": 1 << 30,
+        "optimizer": {"type": "AdamW", "params": {"lr": recipe.learning_rate, "betas": list(recipe.betas),
+                                                  "eps": recipe.epsilon, "weight_decay": recipe.weight_decay}},
+        "zero_optimization": {
+            "stage": 3, "offload_param": parameters, "offload_optimizer": optimizer,
+            "sub_group_size": settings.get("sub_group_size", 16 << 20),
+            "contiguous_gradients": True, "overlap_comm": bool(settings.get("overlap_comm", False)),
+            "reduce_bucket_size": settings.get("reduce_bucket_size", 16 << 20),
+            "stage3_prefetch_bucket_size": settings.get("prefetch_bucket_size", 2 * largest),
+            "stage3_max_live_parameters": settings.get("live_parameters", 8 * largest),
+            "stage3_max_reuse_distance": settings.get("live_parameters", 8 * largest),
+        },
+        "aio": {"block_size": settings.get("block_size", 1 << 20), "queue_depth": settings.get("queue_depth", 32),
+                "intra_op_parallelism": settings.get("intra_op_parallelism", 1), "single_submit": False,
+                "overlap_events": True},
+    }
+
+
+class DeepSpeed(Job):
+    """See configuration()."""
+
+    def make(self):
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": str(_free_port())}
+        import deepspeed
+
+        model = make_model(self.shape, self.recipe.seed)
+        largest = max(parameter.numel() for parameter in model.parameters())
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), dist_init_required=True,
+            config=configuration(self.spec, self.recipe, largest, self.spec["folder"]))
+
+    def describe(self):
+        return {"parameters": self.parameters}
+
+    def step(self, number):
+        from gpt_model import loss_of
+
+        source, target = self.batch(number)
+        loss = loss_of(self.engine(source), target)
+        self.engine.backward(loss)
+        self.engine.step()
+        return loss.item()

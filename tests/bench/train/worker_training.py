@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs that train: with everything in memory, through terrace.torch, and with what autograd saves elsewhere."""
+
+import contextlib
+import os
+import pathlib
+import time
+
+import torch
+from gpt_model import Recipe, Shape, Text, loss_of, make_layer
+from gpt_report import Metrics
+from torch import nn
+
+OWN_BYTES = 4 << 20  # of the memory tier: what the daemon itself uses of it, at most
+REST_SECONDS = 0.3
+REST_SECONDS_MAX = 60.0
+
+
+def make_model(shape, seed):
+    """The GPT, whose first weights depend on the seed alone."""
+    return nn.Sequential(*(make_layer(shape, index, seed) for index in range(shape.layers)))
+
+
+class Job:
+    """A model, its text, and steps of training; a context manager, whose end ends all that it has started."""
+
+    def __init__(self, spec):
+        self.spec = spec
+        self.shape = Shape(**spec["shape"])
+        self.recipe = Recipe()
+        self.text = Text(4 << 20)
+        self.owned = contextlib.ExitStack()
+
+    def __enter__(self):
+        try:
+            self.make()
+        except BaseException:
+            self.owned.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.owned.close()
+
+    def make(self):
+        """Builds what steps need."""
+        raise NotImplementedError
+
+    def batch(self, number):
+        """What a step learns: bytes, and each one's next byte."""
+        return self.text.batch(self.shape, self.recipe.seed, number)
+
+    def describe(self):
+        """What is said once it is ready."""
+        return {"parameters": sum(parameter.numel() for parameter in self.model.parameters())}
+
+    def moved(self):
+        """Bytes read from and written to the disk so far."""
+        counts = dict(line.split(": ") for line in pathlib.Path("/proc/self/io").read_text().splitlines())
+        return int(counts["read_bytes"]), int(counts["write_bytes"])
+
+    def rest(self):
+        """Waits until nothing is under way any more."""
+
+
+class Plain(Job):
+    """Everything in memory: PyTorch as it comes.
+
+    step_in_backward: AdamW steps each parameter as its gradient comes, so that the gradients need no room.
+    weights_only: no optimizer; for saving.
+    """
+
+    def make(self):
+        self.model = make_model(self.shape, self.recipe.seed)
+        self.optimizer = None
+        if self.spec.get("step_in_backward"):
+            for parameter in self.model.parameters():
+                self._step_alone(parameter)
+        elif not self.spec.get("weights_only"):
+            self.optimizer = self.recipe.optimizer(list(self.model.parameters()))
+
+    def _step_alone(self, parameter):
+        optimizer = self.recipe.optimizer([parameter])
+
+        def step(_):
+            optimizer.step()
+            optimizer.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+
+    def step(self, number):
+        source, target = self.batch(number)
+        loss = loss_of(self.model(source), target)
+        loss.backward()
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss.item()
+
+    def save(self, path):
+        with open(path, "wb") as file:
+            torch.save(self.model.state_dict(), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class Served(Job):
+    """A job with a daemon of its own. memory, block: the sizes of its tiers in bytes (block 0: none)."""
+
+    def serve(self):
+        """Starts the daemon; its client."""
+        import terrace
+
+        memory, block = int(self.spec["memory"]), int(self.spec["block"])
+        return self.owned.enter_context(terrace.serve(
+            memory=memory, block=f"{self.spec['folder']}:{block}" if block else None,
+            guarantees={"host": memory - OWN_BYTES} if self.spec.get("all_guaranteed") else None, label="train_peers"))
+
+    def metrics(self):
+        """The daemon's counters."""
+        return Metrics(self.client.metrics_url)
+
+    def moved(self):
+        now = self.metrics()
+        return (int(now.sum("terrace_transfer_bytes_total", link="block_read*")),
+                int(now.sum("terrace_transfer_bytes_total", link="block_write*")))
+
+    def rest(self):
+        """Until the daemon has moved nothing for a while."""
+        limit = time.monotonic() + REST_SECONDS_MAX
+        before, now = None, self.moved()
+        while now != before and time.monotonic() < limit:
+            time.sleep(REST_SECONDS)
+            before, now = now, self.moved()
+
+
+class Offloaded(Served):
+    """Parameters, gradients and states in Terrace. step_in_backward: as of terrace.torch.offload. init: the model is
+    built straight into Terrace."""
+
+    def make(self):
+        import terrace.torch
+
+        self.client = self.serve()
+        in_backward = bool(self.spec.get("step_in_backward"))
+        if self.spec.get("init"):
+            with terrace.torch.init(client=self.client):
+                model = make_model(self.shape, self.recipe.seed)
+        else:
+            model = make_model(self.shape, self.recipe.seed)
+        self.model, self.optimizer = terrace.torch.offload(
+            model, self.recipe.optimizer(list(model.parameters())), client=self.client, step_in_backward=in_backward)
+
+    def step(self, number):
+        source, target = self.batch(number)
+        loss = loss_of(self.model(source), target)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+    def save(self, path):
+        import terrace.torch
+
+        terrace.torch.save(path, self.model)
+
+    def run(self):
+        """What terrace.torch.summary says, and the daemon's waits."""
+        import terrace.torch
+
+        now = self.metrics()
+        return {"summary": str(terrace.torch.summary(self.model)),
+                "waits": now.sum("terrace_acquires_total", result="wait"),
+                "wait_seconds": now.sum("terrace_acquire_wait_seconds_sum")}
+
+
+class WithActivations(Served):
+    """All in memory but what autograd saves. where: "here", "save_on_cpu", "torchtune", or "terrace"."""
+
+    def make(self):
+        self.client = None
+        self.saving = self._saving(self.spec["where"])
+        self.model = make_model(self.shape, self.recipe.seed)
+        self.optimizer = self.recipe.optimizer(list(self.model.parameters()))
+
+    def _saving(self, where):
+        if where == "here":
+            return contextlib.nullcontext()
+        if where == "save_on_cpu":
+            return torch.autograd.graph.save_on_cpu(pin_memory=False)
+        if where == "torchtune":
+            from torchtune.training import OffloadActivations
+
+            return OffloadActivations(use_pin_memory=False, use_streams=False)
+        import terrace.torch
+
+        self.client = self.serve()
+        return terrace.torch.activations(self.client)
+
+    def step(self, number):
+        source, target = self.batch(number)
+        with self.saving:
+            loss = loss_of(self.model(source), target)
+            loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.item()
+
+    def moved(self):
+        return Job.moved(self) if self.client is None else super().moved()
+
+    def rest(self):
+        if self.client is not None:
+            super().rest()
+
+    def run(self):
+        """What the context counted."""
+        return {} if self.client is None else {"moved_bytes": self.saving.moved_bytes, "stayed": self.saving.stayed,
+                                               "refused": self.saving.refused}
