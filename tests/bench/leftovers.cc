@@ -188,7 +188,7 @@ int Child::wait() {
   return status_;
 }
 
-Result<std::string> output_of(const std::vector<std::string>& command) {
+Result<std::string> output_of(const std::vector<std::string>& command, bool quiet) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return fail(ErrorCode::kUnavailable, "no pipe", errno);
   const Fd read_end(ends[0]);
@@ -196,6 +196,7 @@ Result<std::string> output_of(const std::vector<std::string>& command) {
   const std::vector<char*> arguments = arguments_of(command);
   auto child = Child::run([&]() -> int {
     ::dup2(write_end.get(), STDOUT_FILENO);
+    if (quiet) ::dup2(::open("/dev/null", O_WRONLY | O_CLOEXEC), STDERR_FILENO);
     ::execvp(arguments[0], arguments.data());
     return 127;
   });

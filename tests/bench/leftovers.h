@@ -66,8 +66,8 @@ class Child {
   int status_ = -1;  // of its exit, once waited for
 };
 
-// The output of a program that is run to its end, errors on this process's. kUnavailable where it cannot be run or ends
-// with another status than 0.
-Result<std::string> output_of(const std::vector<std::string>& command);
+// The output of a program that is run to its end; its errors go where this process's go, or nowhere if it is `quiet`.
+// kUnavailable where it cannot be run or ends with another status than 0.
+Result<std::string> output_of(const std::vector<std::string>& command, bool quiet = false);
 
 }  // namespace terrace::bench

@@ -37,7 +37,7 @@ figure.savefig(sys.argv[2], dpi=120)
 }  // namespace
 
 std::string cannot_plot(const std::string& python) {
-  if (output_of({python, "-c", "import matplotlib"})) return "";
+  if (output_of({python, "-c", "import matplotlib"}, true)) return "";
   return fmt::format(
       "--plot needs a Python with matplotlib, and {} has none: install it (python3-matplotlib, or pip "
       "install matplotlib), or name another with --python PATH",

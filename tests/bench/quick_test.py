@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that `terrace-bench all --quick` measures every row with every byte right, draws and prints them, refuses where it
+should, and leaves nothing behind; no figure of it is judged.
+
+TERRACE_BUILD names the build's folder; TERRACE_PYTHON a Python with the terrace package, PyTorch and matplotlib.
+"""
+
+import json
+import math
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BUILD = pathlib.Path(os.environ["TERRACE_BUILD"])
+BENCH = BUILD / "terrace-bench"
+PYTHON = os.environ["TERRACE_PYTHON"]
+LIMIT_SECONDS = 60
+FIELDS = ["bench", "value", "unit", "reference", "reference_value", "ratio", "bar", "better", "interval", "counts", "by"]
+# Every figure of docs/performance.md, with its bar; what is a number by itself is bounded as it is.
+BARS = {
+    "lease.hit": (500, "higher"), "lease.hit_p50": (100, "lower"), "lease.system_calls": (0, "lower"),
+    "lease.all_cores": (0.9, "higher"),
+    "miss.smallest": (1.5, "lower"), "miss.wake_ups": (2, "lower"),
+    "copy.up": (0.95, "higher"), "copy.down": (0.95, "higher"),
+    "scale.create": (2, "lower"), "scale.acquire": (2, "lower"), "scale.evict": (2, "lower"),
+    "scale.bytes_per_tensor": (256, "lower"), "scale.table_bytes_per_tensor": (64, "lower"),
+    "scale.checksum_bytes_per_mib": (8, "lower"),
+    "scale.start": (1.1, "lower"), "scale.restart": (1.2, "lower"),
+    "engine.requests": (1e6, "higher"),
+    "train.in_dram": (1.03, "lower"), "train.in_tiers": (1.15, "lower"),
+}
+ALONE = {"lease.hit_p50", "lease.system_calls", "miss.wake_ups", "scale.bytes_per_tensor",
+         "scale.table_bytes_per_tensor", "scale.checksum_bytes_per_mib", "engine.requests"}
+
+
+def reaches(value, limit, better):
+    return value >= limit if better == "higher" else value <= limit
+
+
+def held_by(row):
+    """By what the row's bar holds, from the row's own figures."""
+    if reaches(row["ratio"], row["bar"], row["better"]):
+        return "ratio"
+    limited = [count for count in row["counts"] if count["limit"] is not None]
+    within = row["interval"] and row["interval"][0] <= row["ratio"] <= row["interval"][1]
+    if within and limited and all(reaches(count["value"], count["limit"], count["better"]) for count in limited):
+        return "interval"
+    return None
+
+
+class Quick(unittest.TestCase):
+    def setUp(self):
+        self.disk = pathlib.Path(tempfile.mkdtemp(prefix="bench-", dir=BUILD))  # has O_DIRECT
+        self.temporary = pathlib.Path(tempfile.mkdtemp(prefix="b-"))  # sockets: a short path
+        self.environment = os.environ | {"TMPDIR": str(self.temporary), "TERRACE_PYTHON": PYTHON}
+        self.addCleanup(shutil.rmtree, self.disk)
+        self.addCleanup(shutil.rmtree, self.temporary)
+
+    def command(self, *arguments):
+        return [BENCH, *arguments, "--dir", self.disk, "--disk-max", "3GiB"]
+
+    def run_bench(self, *arguments):
+        return subprocess.run(self.command(*arguments), env=self.environment, text=True, capture_output=True,
+                              check=False)
+
+    def assert_nothing_left(self):
+        self.assertEqual([], list(self.disk.iterdir()))
+        self.assertEqual([], list(self.temporary.iterdir()))
+
+    def check_row(self, row):
+        self.assertEqual(FIELDS, list(row))
+        self.assertEqual(BARS[row["bench"]], (row["bar"], row["better"]))
+        self.assertTrue(row["unit"])
+        for number in ("value", "ratio"):
+            self.assertTrue(math.isfinite(row[number]) and row[number] >= 0, row)
+        for count in row["counts"]:
+            self.assertEqual(["name", "value", "limit", "better"], list(count))
+            self.assertTrue(math.isfinite(count["value"]))
+        if row["bench"] in ALONE:
+            self.assertEqual((None, None, None), (row["reference"], row["reference_value"], row["interval"]))
+            self.assertEqual(row["value"], row["ratio"])
+        else:
+            self.assertTrue(row["reference"])
+            over = row["value"] / row["reference_value"]
+            self.assertAlmostEqual(1, row["ratio"] / (1 / over if row["bench"] == "lease.hit" else over))
+            low, high = row["interval"]
+            self.assertTrue(0 < low <= 1 <= high < math.inf, row["interval"])
+        self.assertEqual(held_by(row), row["by"])
+
+    def test_every_row_is_measured_and_drawn(self):
+        picture = self.temporary / "rows.png"
+        ran = self.run_bench("all", "--quick", "--json", "--force", "--plot", picture)
+        self.assertEqual(0, ran.returncode, ran.stderr)
+        rows = json.loads(ran.stdout)
+        self.assertEqual(set(BARS), {row["bench"] for row in rows})
+        self.assertEqual(len(BARS), len(rows))
+        for row in rows:
+            with self.subTest(row["bench"]):
+                self.check_row(row)
+        calls = next(row for row in rows if row["bench"] == "lease.system_calls")
+        self.assertEqual(("ratio", 0), (calls["by"], calls["value"]))
+        self.assertEqual(b"\x89PNG", picture.read_bytes()[:4])
+        picture.unlink()
+        self.assert_nothing_left()
+        self.assertIn("round 1 of", ran.stderr)
+
+    def test_tables_for_people(self):
+        for arguments, said in ((["--markdown"], "| `engine.requests` |"), ([], "1 rows: ")):
+            ran = self.run_bench("engine", "--quick", "--force", *arguments)
+            self.assertEqual(0, ran.returncode, ran.stderr)
+            self.assertIn(said, ran.stdout)
+
+    def test_a_signal_takes_everything_away(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            bench = subprocess.Popen(self.command("copy", "--quick", "--force"), env=self.environment,
+                                     stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            self.addCleanup(bench.kill)
+            end = time.monotonic() + LIMIT_SECONDS
+            while not any(self.disk.iterdir()):
+                self.assertLess(time.monotonic(), end)
+                self.assertIsNone(bench.poll())
+                time.sleep(0.01)
+            bench.send_signal(number)
+            self.assertEqual(128 + number, bench.wait(LIMIT_SECONDS))
+            self.assert_nothing_left()
+
+    def test_folders_of_one_that_was_killed_go_at_the_next_start(self):
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        left = self.disk / f"terrace-bench-{gone.pid}-abcdef"
+        left.mkdir()
+        (left / "block").write_bytes(b"x")
+        of_another = self.disk / f"terrace-bench-{os.getpid()}-abcdef"
+        of_another.mkdir()
+        ran = self.run_bench("engine", "--quick", "--force")
+        self.assertEqual(0, ran.returncode, ran.stderr)
+        self.assertEqual([of_another], list(self.disk.iterdir()))
+
+    def test_a_loaded_daemon_is_no_neighbour(self):
+        busy = self.temporary / "terraced"
+        shutil.copy(shutil.which("yes"), busy)
+        with subprocess.Popen([busy], stdout=subprocess.DEVNULL) as neighbour:
+            try:
+                ran = self.run_bench("engine", "--quick")
+                self.assertEqual(1, ran.returncode)
+                self.assertIn(f"another daemon is loaded: terraced (pid {neighbour.pid}", ran.stderr)
+                self.assertEqual("", ran.stdout)
+                self.assertEqual(0, self.run_bench("engine", "--quick", "--force").returncode)
+            finally:
+                neighbour.kill()
+
+    def test_what_is_missing_is_said_before_anything_is_measured(self):
+        for arguments, said in (
+                (["engine", "--terraced", "/no/such/terraced"], "/no/such/terraced is not a program"),
+                (["train", "--python", "/no/such/python"], "name a Python that can with --python"),
+                (["train", "--examples", "/no/such/folder"], "has no train_gpt.py"),
+                (["engine", "--plot", "a.png", "--python", "/no/such/python"], "--plot needs a Python with matplotlib"),
+                (["engine", "--disk-max", "much"], "--disk-max: "),
+                (["engine", "--disk-max", "1000TiB"], "use less with --disk-max"),
+                (["scale", "--quick", "--force", "--disk-max", "1MiB"], "is more than the 1.00 MiB that --disk-max allows"),
+                (["nothing"], "nothing not in")):
+            with self.subTest(said):
+                ran = subprocess.run([BENCH, *arguments, *(() if "--disk-max" in arguments else ("--disk-max", "3GiB")),
+                                      "--dir", self.disk], env=self.environment, text=True, capture_output=True,
+                                     check=False)
+                self.assertNotEqual(0, ran.returncode)
+                self.assertIn(said, ran.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main(verbosity=2))

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/scale_start.h"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <thread>
+
+#include "base/bytes.h"
+#include "bench/contents.h"
+#include "bench/counters.h"
+#include "bench/memcpy_reference.h"
+
+namespace terrace::bench {
+namespace {
+
+constexpr std::uint64_t kTensors = 32;  // that fill the tier
+constexpr std::uint64_t kTier = 8 * kGiB;
+constexpr std::uint64_t kTierQuick = 256 * kMiB;
+constexpr std::chrono::microseconds kBetweenLooks{200};
+constexpr std::chrono::seconds kPatience{60};
+
+std::uint64_t memory_available() {
+  std::ifstream lines("/proc/meminfo");
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("MemAvailable:")) return std::stoull(line.substr(13)) * kKiB;
+  return 0;
+}
+
+DaemonOptions options_of(Bench& bench, bool supervised) {
+  return {.memory_bytes = bench.either(kTier, kTierQuick), .supervised = supervised, .waits = false};
+}
+
+// A session as soon as the daemon gives one.
+Result<Client> connect_soon(const PrivateDaemon& daemon) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (;;) {
+    auto client = daemon.connect({.timeout = kPatience, .reconnect_timeout = kPatience});
+    if (client || seconds_since(begin) > std::chrono::duration<double>(kPatience).count()) return client;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+}
+
+// Tensors that take all of the DRAM tier, and leases to overwrite all of them at once.
+struct Filled {
+  std::vector<Tensor> tensors;
+  std::vector<Lease> leases;
+};
+
+Result<Filled> fill_tier(Bench& bench, Client& client) {
+  std::vector<TensorSpec> specs;
+  for (std::uint64_t i = 0; i < kTensors; ++i)
+    specs.push_back({.name = fmt::format("part {}", i), .bytes = bench.either(kTier, kTierQuick) / kTensors});
+  auto tensors = client.create(specs);
+  if (!tensors) return std::unexpected(tensors.error());
+  auto leases = client.acquire(*tensors, {.mode = Mode::kOverwrite});
+  if (!leases) return std::unexpected(leases.error());
+  return Filled{std::move(*tensors), std::move(*leases)};
+}
+
+// Each tensor's first and last page.
+constexpr std::uint64_t kMarked = kPageBytes;
+Result<void> check_marks(Client& client, std::span<const Tensor> tensors) {
+  for (std::uint64_t i = 0; i < tensors.size(); ++i) {
+    auto lease = client.acquire(tensors[i]);
+    if (!lease) return std::unexpected(lease.error());
+    for (const auto& page : {lease->bytes().first(kMarked), lease->bytes().last(kMarked)})
+      if (const auto right = check(page, i, 1); !right) return right;
+  }
+  return {};
+}
+
+void mark(Filled& filled) {
+  for (std::uint64_t i = 0; i < filled.leases.size(); ++i)
+    for (const auto& page :
+         {filled.leases[i].writable_bytes().first(kMarked), filled.leases[i].writable_bytes().last(kMarked)})
+      fill(page, i, 1);
+}
+
+// Kills the daemon; seconds until another client gets its first answer.
+Result<double> restart(const PrivateDaemon& daemon) {
+  const pid_t before = daemon.pid();
+  const auto begin = std::chrono::steady_clock::now();
+  daemon.kill_inner();
+  while (daemon.pid() == before) std::this_thread::sleep_for(kBetweenLooks);
+  const auto client = connect_soon(daemon);
+  if (!client) return std::unexpected(client.error());
+  return seconds_since(begin);
+}
+
+}  // namespace
+
+std::vector<std::string> lacks_memory(const Settings& settings) {
+  const std::uint64_t needed = settings.quick ? 2 * kGiB : kTier + 2 * kGiB;
+  const std::uint64_t available = memory_available();
+  if (available >= needed) return {};
+  return {fmt::format("{} of memory are available, {} are needed", format_bytes(available), format_bytes(needed))};
+}
+
+Result<void> run_start(Bench& bench) {
+  const std::uint64_t bytes = bench.either(kTier, kTierQuick);
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  std::vector<double> cpu;
+  const Measure value = [&]() -> Result<double> {
+    const auto begin = std::chrono::steady_clock::now();
+    auto daemon = bench.start_daemon(options_of(bench, false));
+    if (!daemon) return std::unexpected(daemon.error());
+    auto client = connect_soon(*daemon);
+    if (!client) return std::unexpected(client.error());
+    auto filled = fill_tier(bench, *client);
+    if (!filled) return std::unexpected(filled.error());
+    const double seconds = seconds_since(begin);
+    cpu.push_back(static_cast<double>(counters_of_process(daemon->pid()).cpu_ns) / 1e9);
+    mark(*filled);
+    filled->leases.clear();
+    if (const auto right = check_marks(*client, filled->tensors); !right) return std::unexpected(right.error());
+    return seconds;
+  };
+  const Measure reference = [&] { return seconds_to_touch(bytes, cores); };
+  if (const auto warmed = reference(); !warmed) return std::unexpected(warmed.error());
+  const auto rounds = bench.take_turns("scale.start", value, reference);
+  if (!rounds) return std::unexpected(rounds.error());
+  bench.add(with({.bench = "scale.start",
+                  .path = fmt::format("from start to serving, {} of DRAM prefaulted and leased", format_bytes(bytes)),
+                  .unit = "s",
+                  .reference = fmt::format("mmap and touch by {} threads", cores),
+                  .bar = 1.1,
+                  .better = Better::kLower,
+                  .counts = {{.name = "s of the daemon's CPU", .value = median(cpu)}}},
+                 *rounds));
+  return {};
+}
+
+Result<void> run_restart(Bench& bench) {
+  auto empty = bench.start_daemon(options_of(bench, true));
+  if (!empty) return std::unexpected(empty.error());
+  auto full = bench.start_daemon(options_of(bench, true));
+  if (!full) return std::unexpected(full.error());
+  auto idle = connect_soon(*empty);
+  if (!idle) return std::unexpected(idle.error());
+  auto client = connect_soon(*full);
+  if (!client) return std::unexpected(client.error());
+  auto filled = fill_tier(bench, *client);
+  if (!filled) return std::unexpected(filled.error());
+  mark(*filled);
+  filled->leases.clear();
+  const auto rounds =
+      bench.take_turns("scale.restart", [&] { return restart(*full); }, [&] { return restart(*empty); });
+  if (!rounds) return std::unexpected(rounds.error());
+  if (const auto right = check_marks(*client, filled->tensors); !right) return right;
+  bench.add(with({.bench = "scale.restart",
+                  .path = fmt::format("from a daemon's death to its successor's first answer, {} of DRAM full",
+                                      format_bytes(bench.either(kTier, kTierQuick))),
+                  .unit = "s",
+                  .reference = "the same, empty",
+                  .bar = 1.2,
+                  .better = Better::kLower},
+                 *rounds));
+  return {};
+}
+
+}  // namespace terrace::bench
