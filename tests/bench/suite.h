@@ -28,7 +28,9 @@ std::span<const Suite> suites();
 Suite engine_suite();
 Suite lease_suite();
 Suite miss_suite();
+Suite block_suite();
 Suite copy_suite();
+Suite pipeline_suite();
 Suite scale_suite();
 Suite train_suite();
 

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/block_clients.h"
+
+#include <algorithm>
+#include <barrier>
+#include <optional>
+#include <thread>
+
+#include "bench/tensor_set.h"
+
+namespace terrace::bench {
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr double kGiB = 1ull << 30;
+constexpr std::size_t kClients = 8;
+constexpr std::uint64_t kTensorBytes = 2 * kMiB;
+
+using Clock = std::chrono::steady_clock;
+
+// When each tensor of a client was there, and an error if one came not.
+struct Arrivals {
+  Clock::time_point begin;
+  std::vector<Clock::time_point> at{};
+  Result<void> result{};
+};
+
+// Everything is asked for at once, a request a tensor.
+Arrivals bring_all(Client& client, const TensorSet& set) {
+  Arrivals arrivals{.begin = Clock::now()};
+  std::vector<Pending<void>> coming;
+  for (const Tensor& tensor : set.tensors())
+    coming.push_back(client.swap_in_async(std::span(&tensor, 1), Place::host()));
+  for (Pending<void>& each : coming) {
+    if (auto done = each.wait(kTimeoutDefault); !done) {
+      arrivals.result = std::move(done);
+      return arrivals;
+    }
+    arrivals.at.push_back(Clock::now());
+  }
+  return arrivals;
+}
+
+class Clients {
+ public:
+  static Result<Clients> make(const PrivateDaemon& daemon, std::size_t tensors_each) {
+    Clients made;
+    made.clients_.reserve(kClients);  // the sets hold references
+    for (std::size_t index = 0; index < kClients; ++index) {
+      auto client = daemon.connect({.guarantees = {{Place::host(), tensors_each * kTensorBytes + 4 * kMiB}}});
+      if (!client) return std::unexpected(client.error());
+      made.clients_.push_back(std::move(*client));
+      auto set = TensorSet::make(made.clients_.back(), {.name = "set", .count = tensors_each, .bytes = kTensorBytes});
+      if (!set) return std::unexpected(set.error());
+      made.sets_.push_back(std::move(*set));
+    }
+    return made;
+  }
+
+  std::uint64_t bytes() const { return kClients * sets_[0].shape().total(); }
+
+  // GiB a second of all eight together; their parts at the moment when the first of them has everything go to `parts`.
+  Result<double> together(std::vector<double>& parts) {
+    if (const auto gone = down(); !gone) return std::unexpected(gone.error());
+    std::vector<Arrivals> arrivals(kClients);
+    std::barrier start(kClients + 1);
+    std::vector<std::jthread> threads;
+    for (std::size_t index = 0; index < kClients; ++index)
+      threads.emplace_back([&, index] {
+        start.arrive_and_wait();
+        arrivals[index] = bring_all(clients_[index], sets_[index]);
+      });
+    start.arrive_and_wait();
+    threads.clear();
+    auto begin = Clock::time_point::max();
+    auto last = Clock::time_point::min();
+    auto first_done = Clock::time_point::max();
+    for (const Arrivals& each : arrivals) {
+      if (!each.result) return std::unexpected(each.result.error());
+      begin = std::min(begin, each.begin);
+      last = std::max(last, each.at.back());
+      first_done = std::min(first_done, each.at.back());
+    }
+    parts.clear();
+    for (const Arrivals& each : arrivals)
+      parts.push_back(static_cast<double>(std::ranges::upper_bound(each.at, first_done) - each.at.begin()));
+    if (const auto right = check(); !right) return std::unexpected(right.error());
+    return static_cast<double>(bytes()) / kGiB / std::chrono::duration<double>(last - begin).count();
+  }
+
+ private:
+  Result<void> down() {
+    for (std::size_t index = 0; index < kClients; ++index)
+      if (const auto gone = clients_[index].swap_out(sets_[index].tensors()); !gone) return gone;
+    return {};
+  }
+  Result<void> check() const {
+    for (const TensorSet& set : sets_)
+      if (const auto right = set.check(); !right) return right;
+    return {};
+  }
+
+  std::vector<Client> clients_;
+  std::vector<TensorSet> sets_;
+};
+
+// The same bytes by a client that is alone.
+Result<double> alone(Client& client, const TensorSet& set) {
+  if (const auto gone = client.swap_out(set.tensors()); !gone) return std::unexpected(gone.error());
+  const auto begin = Clock::now();
+  const Arrivals arrivals = bring_all(client, set);
+  const double seconds = seconds_since(begin);
+  if (!arrivals.result) return std::unexpected(arrivals.result.error());
+  if (const auto right = set.check(); !right) return std::unexpected(right.error());
+  return static_cast<double>(set.shape().total()) / kGiB / seconds;
+}
+
+}  // namespace
+
+double jain(const std::vector<double>& parts) {
+  double sum = 0;
+  double squares = 0;
+  for (const double part : parts) {
+    sum += part;
+    squares += part * part;
+  }
+  return squares == 0 ? 0 : sum * sum / (static_cast<double>(parts.size()) * squares);
+}
+
+Result<void> measure_clients(Bench& bench) {
+  const std::size_t each = bench.either<std::size_t>(64, 8);
+  const std::uint64_t all = kClients * each * kTensorBytes;
+  // Both have their tensors all the while, and room to have them in memory at the same time.
+  const auto daemon = bench.start_daemon({.memory_bytes = 2 * all + 512 * kMiB, .block_bytes = 2 * all + 256 * kMiB});
+  if (!daemon) return std::unexpected(daemon.error());
+  auto single = daemon->connect({.guarantees = {{Place::host(), all + 64 * kMiB}}});
+  if (!single) return std::unexpected(single.error());
+  const auto set = TensorSet::make(*single, {.name = "alone", .count = kClients * each, .bytes = kTensorBytes});
+  if (!set) return std::unexpected(set.error());
+  auto clients = Clients::make(*daemon, each);
+  if (!clients) return std::unexpected(clients.error());
+
+  std::vector<double> fairness;
+  const Measure value = [&]() -> Result<double> {
+    std::vector<double> parts;
+    auto speed = clients->together(parts);
+    if (speed) fairness.push_back(jain(parts));
+    return speed;
+  };
+  const Measure reference = [&] { return alone(*single, *set); };
+  if (const auto warm = value(); !warm) return std::unexpected(warm.error());
+  fairness.clear();
+  const auto rounds = bench.take_turns("eight clients", value, reference);
+  if (!rounds) return std::unexpected(rounds.error());
+  bench.add({.bench = "block.clients_fair",
+             .path = "eight clients on one block link: Jain's index of what each has when the first has all",
+             .value = median(fairness),
+             .unit = "index",
+             .ratio_of = RatioOf::kValue,
+             .bar = 0.98});
+  bench.add(
+      with({.bench = "block.clients_sum",
+            .path = "eight clients on one block link, together",
+            .unit = "GiB/s",
+            .reference = "one client, the same bytes",
+            .bar = 0.97,
+            .counts = {{.name = "Jain's index", .value = median(fairness), .limit = 0.98, .better = Better::kHigher}}},
+           *rounds));
+  return {};
+}
+
+}  // namespace terrace::bench

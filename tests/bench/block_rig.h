@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the suites block and pipeline measure with: a daemon with a block tier, a session, and fio on the same disk.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bench/bench.h"
+#include "bench/fio.h"
+#include "bench/tensor_set.h"
+
+namespace terrace::bench {
+
+// What moving some bytes took. Of the daemon: CPU, times that its threads waited, bytes that it had from the disk.
+struct Moved {
+  double gib_per_second = 0;
+  double cpu_seconds_per_gib = 0;
+  double waits_per_gib = 0;
+  double disk_reads_per_byte = 0;
+  std::vector<unsigned> queue;  // the device's, meanwhile
+};
+
+class BlockRig {
+ public:
+  // The daemon, and a file for fio of `file_bytes`. Both lie on the disk at once: kInvalidArgument where that passes
+  // the settings' bound.
+  static Result<BlockRig> make(const Bench& bench, const DaemonOptions& options, std::uint64_t file_bytes);
+
+  PrivateDaemon& daemon() { return daemon_; }
+  Client& client() { return client_; }
+  const Fio& fio() const { return fio_; }
+
+  // Runs `work`, which moves `bytes`.
+  Result<Moved> moving(std::uint64_t bytes, const std::function<Result<void>()>& work) const;
+
+ private:
+  BlockRig(PrivateDaemon daemon, Client client, Fio fio, std::filesystem::path disk)
+      : daemon_(std::move(daemon)), client_(std::move(client)), fio_(std::move(fio)), disk_(std::move(disk)) {}
+
+  PrivateDaemon daemon_;
+  Client client_;  // before its daemon goes
+  Fio fio_;
+  std::filesystem::path disk_;
+};
+
+// Brings the tensors to a place by requests of `together` each, of which `outstanding` are under way at a time.
+Result<void> bring(Client& client, std::span<const Tensor> tensors, std::size_t together, std::size_t outstanding,
+                   Place place = Place::host());
+
+// One row's rounds: what is measured and its reference in turns, with what both took besides time.
+class BlockRounds {
+ public:
+  // `prepare` runs before each measurement and is not timed; `verify` after it.
+  struct Measured {
+    std::uint64_t bytes = 0;
+    std::function<Result<void>()> prepare;
+    std::function<Result<void>()> move;
+    std::function<Result<void>()> verify;
+  };
+  static Result<BlockRounds> run(const Bench& bench, const std::string& what, const BlockRig& rig,
+                                 const Measured& measured, const FioJob& job);
+
+  // Value, reference and interval from the rounds, and the counts: the share of the time that the device's queue had
+  // the reference's depth, CPU and waits a GiB, and, where the disk is read, that it was read in full.
+  Row row(Row row, bool reads) const;
+  // The share of the time with the queue at the depth that fio's had for 0.97 of its own.
+  double queue_share() const;
+  unsigned depth() const;
+
+  const std::vector<Round>& rounds() const { return rounds_; }
+  const std::vector<Moved>& moved() const { return moved_; }
+  const std::vector<FioFigures>& reference() const { return reference_; }
+
+ private:
+  std::vector<Round> rounds_;
+  std::vector<Moved> moved_;
+  std::vector<FioFigures> reference_;  // two a round
+};
+
+}  // namespace terrace::bench

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// fio at its best: io_uring, O_DIRECT, fixed buffers and files, no clock reads, on a file of its own on the same disk.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "bench/leftovers.h"
+#include "bench/queue_depth.h"
+#include "terrace/error.h"
+
+namespace terrace::bench {
+
+enum class Pattern { kRead, kWrite, kRandomRead, kMixed };  // kMixed: half of each, in order
+
+struct FioJob {
+  Pattern pattern{};
+  std::uint64_t block_bytes = 0;
+  std::uint64_t bytes = 0;  // moved, of both kinds together; more than the file has: it begins again
+  unsigned depth = 0;
+};
+
+struct FioFigures {
+  double gib_per_second = 0;
+  double cpu_seconds_per_gib = 0;  // of its thread, the kernel on its behalf included
+  std::vector<unsigned> queue;     // the device's, while it ran; empty where it cannot be seen
+};
+
+class Fio {
+ public:
+  // Lays the file out on the disk, written once in full. `program`: fio's binary.
+  static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
+
+  Result<FioFigures> run(const FioJob& job) const;
+  // The smallest depth that gives 0.98 of the most that any of kDepths gives, by the medians of `rounds`; `job` has all
+  // but the depth.
+  Result<unsigned> best_depth(FioJob job, int rounds) const;
+
+  static constexpr unsigned kDepths[] = {4, 8, 16, 32, 64};
+
+ private:
+  std::string program_;
+  Folder folder_;
+  std::uint64_t file_bytes_ = 0;
+};
+
+// What `program` is short of, for Suite::lacks: empty where it runs.
+std::string cannot_run_fio(const std::string& program);
+
+}  // namespace terrace::bench
