@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <vector>
 
 #include "bench/block_rig.h"
 #include "bench/contents.h"
+#include "bench/memcpy_reference.h"
 #include "bench/suite.h"
 
 namespace terrace::bench {
@@ -19,13 +19,6 @@ constexpr double kGiB = 1ull << 30;
 constexpr std::uint64_t kWorkingSetOfMemory = 10;
 constexpr std::uint64_t kPiecesOfMemory = 16;  // a tensor is so much of it
 constexpr std::size_t kAhead = 8;              // tensors asked for beyond the one that is used
-
-// GiB a second from memory to memory by one thread, over more than the caches hold.
-double memcpy_speed(std::vector<std::byte>& from, std::vector<std::byte>& to) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (std::size_t at = 0; at < from.size(); at += kMiB) std::memcpy(to.data() + at, from.data() + at, kMiB);
-  return static_cast<double>(from.size()) / kGiB / seconds_since(begin);
-}
 
 // Uses the tensors one after the other at the device, each once; `use` sees each one's bytes.
 template <typename Use>
@@ -59,8 +52,9 @@ Result<void> run(Bench& bench) {
   if (!depth) return std::unexpected(depth.error());
   job.depth = *depth;
 
-  std::vector<std::byte> from(256 * kMiB, std::byte{1});
-  std::vector<std::byte> to(256 * kMiB, std::byte{2});
+  const std::uint64_t copied = bench.either<std::uint64_t>(256 * kMiB, 64 * kMiB);
+  auto copier = MemcpyReference::make(copied);
+  if (!copier) return std::unexpected(copier.error());
   std::vector<Moved> moved;
   std::vector<double> copies;
   std::vector<std::vector<unsigned>> queues;
@@ -81,7 +75,9 @@ Result<void> run(Bench& bench) {
   const Measure reference = [&]() -> Result<double> {
     auto figures = rig->fio().run(job);
     if (!figures) return std::unexpected(figures.error());
-    copies.push_back(memcpy_speed(from, to));
+    const auto copy = copier->copy(daemon_copiers());
+    if (!copy) return std::unexpected(copy.error());
+    copies.push_back(static_cast<double>(copied) / kGiB / copy->seconds);
     queues.push_back(std::move(figures->queue));
     return std::min(figures->gib_per_second, copies.back());
   };

@@ -27,16 +27,22 @@ BARS = {
     "lease.hit": (500, "higher"), "lease.hit_p50": (100, "lower"), "lease.system_calls": (0, "lower"),
     "lease.all_cores": (0.9, "higher"),
     "miss.smallest": (1.5, "lower"), "miss.wake_ups": (2, "lower"),
+    "block.in_64mib": (0.97, "higher"), "block.in_64mib_queue": (0.97, "higher"),
+    "block.out_64mib": (0.97, "higher"), "block.out_64mib_queue": (0.97, "higher"),
+    "block.mixed": (0.95, "higher"), "block.cpu": (1.3, "lower"),
+    "block.random_1mib": (0.95, "higher"), "block.random_64kib": (0.85, "higher"), "block.random_4kib": (0.6, "higher"),
+    "block.clients_fair": (0.98, "higher"), "block.clients_sum": (0.97, "higher"),
     "copy.up": (0.95, "higher"), "copy.down": (0.95, "higher"),
     "scale.create": (2, "lower"), "scale.acquire": (2, "lower"), "scale.evict": (2, "lower"),
     "scale.bytes_per_tensor": (256, "lower"), "scale.table_bytes_per_tensor": (64, "lower"),
     "scale.checksum_bytes_per_mib": (8, "lower"),
     "scale.start": (1.1, "lower"), "scale.restart": (1.2, "lower"),
     "engine.requests": (1e6, "higher"),
+    "pipeline.block_to_device": (0.95, "higher"),
     "train.in_dram": (1.03, "lower"), "train.in_tiers": (1.15, "lower"),
 }
-ALONE = {"lease.hit_p50", "lease.system_calls", "miss.wake_ups", "scale.bytes_per_tensor",
-         "scale.table_bytes_per_tensor", "scale.checksum_bytes_per_mib", "engine.requests"}
+ALONE = {"block.in_64mib_queue", "block.out_64mib_queue", "block.clients_fair", "lease.hit_p50", "lease.system_calls",
+         "miss.wake_ups", "scale.bytes_per_tensor", "scale.table_bytes_per_tensor", "scale.checksum_bytes_per_mib", "engine.requests"}
 
 
 def reaches(value, limit, better):

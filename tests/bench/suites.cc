@@ -4,8 +4,8 @@
 namespace terrace::bench {
 
 std::span<const Suite> suites() {
-  static const std::vector<Suite> all{lease_suite(),    miss_suite(),  block_suite(),  copy_suite(),
-                                      pipeline_suite(), scale_suite(), engine_suite(), train_suite()};
+  static const std::vector<Suite> all{engine_suite(), lease_suite(), miss_suite(),     block_suite(),
+                                      copy_suite(),   scale_suite(), pipeline_suite(), train_suite()};
   return all;
 }
 
