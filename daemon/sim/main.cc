@@ -13,6 +13,7 @@
 
 #include "engine/planted.h"
 #include "sim/fuzz.h"
+#include "sim/generate_command.h"
 
 namespace {
 
@@ -127,7 +128,9 @@ int main(int argc, char** argv) {
   CLI::Option* round = command.add_option("--round", arguments.round, "only this round of the seed's");
   command.add_option("--only", arguments.only, "only these events of the round, such as 3,8-12,99")->needs(round);
   command.add_flag("--trace", arguments.trace, "print what happens, a line an action")->needs(round);
+  terrace::sim::GenerateCommand generate(app);
   CLI11_PARSE(app, argc, argv);
+  if (generate.chosen()) return generate.run();
   try {
     return fuzz(arguments);
   } catch (const CLI::ParseError& error) {

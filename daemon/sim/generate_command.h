@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// terrace-sim generate: writes a workload made from a model's shape.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "workload/generator.h"
+
+namespace CLI {
+class App;
+}
+
+namespace terrace::sim {
+
+class GenerateCommand {
+ public:
+  // Adds itself to the program; must stay where it is until the command line is parsed.
+  explicit GenerateCommand(CLI::App& program);
+  GenerateCommand(const GenerateCommand&) = delete;
+  GenerateCommand& operator=(const GenerateCommand&) = delete;
+
+  // Whether it was asked for.
+  bool chosen() const;
+  // Writes the workload, and to standard error what it holds. The exit status: 0, 1 where the file cannot be written, 2
+  // where there can be no such workload.
+  int run();
+
+ private:
+  CLI::App* command_;
+  workload::Recipe recipe_;
+  std::string model_;
+  std::string optimizer_place_ = "hbm";
+  std::vector<std::string> offload_ = {"param", "grad", "optim", "act"};
+  std::uint64_t sequence_ = 0;
+  std::string output_ = "-";
+};
+
+}  // namespace terrace::sim
