@@ -3,7 +3,7 @@
 
   python3 tests/bench/peers.py [--folder FOLDER] [--rounds N] [--quick] [--json] [--plot PNG]
 
-The first run makes build/peers/venv (1.5 GiB) of deploy/requirements-peers.txt; DeepSpeed's operator is compiled there. The
+The first run makes build/disk-peers/venv (1.5 GiB) of deploy/requirements-peers.txt; DeepSpeed's operator is compiled there. The
 daemon is build/release/terraced, or $TERRACED. Rounds take turns: every library, Terrace, every library again in the opposite
 order; figures are medians, every byte that comes back is compared, and what is written goes with the run.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HOME = ROOT / "build/peers"
+HOME = ROOT / "build/disk-peers"
 PYTHON = HOME / "venv/bin/python"
 LISTS = [ROOT / "deploy" / name for name in ("requirements.txt", "requirements-peers.txt")]
 MIB = 1 << 20
@@ -60,12 +60,12 @@ def environment() -> dict[str, str]:
 
 
 def make_environment() -> None:
-    """build/peers/venv, once for each change of the lists."""
+    """build/disk-peers/venv, once for each change of the lists."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in LISTS)).hexdigest()
     stamp = HOME / "venv/lists"
     if stamp.exists() and stamp.read_text() == digest:
         return
-    say("making build/peers/venv: several minutes, once")
+    say("making build/disk-peers/venv: several minutes, once")
     HOME.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", HOME / "venv"], check=True)
     pip = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -287,7 +287,7 @@ def plot(rows: list[dict[str, Any]], path: str) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", default=str(HOME), help="on the disk to be measured (default: build/peers)")
+    parser.add_argument("--folder", default=str(HOME), help="on the disk to be measured (default: build/disk-peers)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds that count (default: 5)")
     parser.add_argument("--quick", action="store_true", help="two rounds of few bytes, to show that it runs")
     parser.add_argument("--json", action="store_true", help="one object a row instead of the tables")
