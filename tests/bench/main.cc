@@ -102,6 +102,7 @@ bool run_suites(Bench& bench, const std::vector<Suite>& to_run) {
 }
 
 int run(Arguments arguments) {
+  arguments.settings.disk = std::filesystem::absolute(arguments.settings.disk);  // a daemon takes nothing else
   remove_stale_folders(std::filesystem::temp_directory_path());
   remove_stale_folders(arguments.settings.disk);
   const auto disk_max = parse_bytes(arguments.disk_max);
