@@ -16,18 +16,21 @@ _REGION_BYTES_MIN = 64 << 20
 
 
 class PlaceholderSpace:
-    """Hands out placeholders one after the other, from regions that grow with need."""
+    """Hands out placeholders one after the other, from regions that grow with need: each
+    as large as all before it, since every one costs memory of its own, and address space costs nothing."""
 
     def __init__(self, bytes_expected: int):
         self._region = Placeholder(max(bytes_expected, 1))
         self._used = 0
+        self._whole = self._region.nbytes
 
     def take(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A placeholder of this geometry."""
         count = elements_spanned(size, stride)
         wanted = count * dtype.itemsize
         if self._region.nbytes - self._used < wanted:
-            self._region = Placeholder(max(wanted, _REGION_BYTES_MIN))
+            self._region = Placeholder(max(wanted, _REGION_BYTES_MIN, self._whole))
+            self._whole += self._region.nbytes
             self._used = 0
         memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._region.part(self._used, wanted))
         self._used += -(-wanted // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
