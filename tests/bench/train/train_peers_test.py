@@ -121,7 +121,7 @@ class Said(unittest.TestCase):
     def test_the_models_are_as_large_as_they_are_called(self):
         for model, parameters in ((sizes.FULL.small, 85e6), (sizes.FULL.medium, 350e6), (sizes.FULL.billion, 1.0e9)):
             self.assertAlmostEqual(model.parameters / parameters, 1.0, delta=0.02)
-        self.assertEqual(sizes.QUICK.billion, sizes.FULL.billion)
+        self.assertEqual(sizes.QUICK.billion.parameters, sizes.FULL.billion.parameters)
         self.assertEqual((sizes.QUICK.billion_steps, sizes.FULL.billion_steps), (2, 20))
 
 
