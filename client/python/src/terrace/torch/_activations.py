@@ -15,6 +15,7 @@ from .._errors import Error, ResourceExhausted
 from ._backward_order import BackwardOrder, Saved
 from ._casts import Cast, cast_parameter
 from ._default_client import client_for
+from ._heap import give_back_freed_memory
 from ._kept import Here, InTerrace, Source, View
 from ._managed import is_managed
 from ._shelf import Shelf, class_bytes
@@ -46,6 +47,7 @@ class _Keeper:
     """What lasts from step to step for one client."""
 
     def __init__(self, client: Client):
+        give_back_freed_memory()
         self.shelf = Shelf(client, _CALL)
         self.order = BackwardOrder()
         self.warned = False

@@ -13,6 +13,7 @@ import torch
 from .._client import Client
 from .._errors import Error, ResourceExhausted
 from .._terrace import Lease, Tensor
+from ._heap import give_back_freed_memory
 from ._modes import ordinary
 from ._order import Order
 from ._placeholder import PlaceholderSpace
@@ -60,6 +61,8 @@ class Store:
         self.slots += made
         self._tensors += tensors
         self.bytes += sum(slot.nbytes for slot in made)
+        if self.bytes > self.guarantee_bytes:
+            give_back_freed_memory()
         return made
 
     def hand_over(self, slots: Iterable[Slot], to: "Store") -> None:

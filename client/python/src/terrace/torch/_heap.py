@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sees to it that memory which PyTorch frees goes back to the system, where a job is to take less of it.
+
+PyTorch gets its tensors by posix_memalign. The glibc of Debian 12 (2.36) hardly finds what was freed again for a request
+of the same size and alignment, and once it has freed something large it keeps all that is smaller: the process then
+grows by what it has freed. mallopt(3), M_MMAP_THRESHOLD: what is as large is mapped by itself, and unmapped when it is
+freed. It costs the zeroing of fresh pages.
+"""
+
+import ctypes
+import functools
+import os
+
+MAPPED_BYTES_MIN = 256 << 10
+TRIMMED_BYTES_MIN = 8 << 20
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+
+@functools.cache
+def give_back_freed_memory() -> bool:
+    """From now on, in all of this process. Whether it does: not where the C library has no mallopt, nor where the
+    environment has set how it allocates (MALLOC_*, GLIBC_TUNABLES)."""
+    if any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
+                                        and mallopt(_M_TRIM_THRESHOLD, TRIMMED_BYTES_MIN))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that memory of activations that went to Terrace leaves the process, too, that whoever has set how the process
+allocates is left alone, and that the placeholders of a model that grows while it is built take little memory."""
+
+import os
+
+import pytest
+import terrace.torch._placeholder as placeholders
+import torch
+from python_fixtures import disk, run_program  # noqa: F401 (a fixture)
+
+# Prints by how much the process has grown in a forward pass, and the bytes that went to Terrace.
+GROWS = """
+import pathlib, sys
+import terrace.torch, torch
+
+def own():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+torch.set_num_threads(1)
+torch.manual_seed(1)
+layers = [layer for _ in range(20) for layer in (torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))]
+model = torch.nn.Sequential(*layers)
+with terrace.serve("8MiB", block=f"{sys.argv[1]}:128MiB", metrics=False) as client:
+    moving = terrace.torch.activations(client, keep_bytes=0)
+    before = own()
+    with moving:
+        loss = model(torch.randn(1024, 64)).square().mean()
+    print(own() - before, moving.moved_bytes)
+"""
+
+
+def grown(folder, **environment):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    ended = run_program(GROWS, str(folder), env=kept | environment)
+    assert ended.returncode == 0, ended.stderr
+    return [int(word) for word in ended.stdout.split()]
+
+
+def test_what_went_to_terrace_leaves_the_process(disk):
+    here, there = grown(disk)
+    assert there > 32 << 20
+    assert here < there // 2
+
+
+@pytest.mark.parametrize("environment", [{"MALLOC_ARENA_MAX": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}])
+def test_an_environment_that_says_how_to_allocate_is_left_alone(environment):
+    program = "from terrace.torch import _heap; print(_heap.give_back_freed_memory())"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    assert run_program(program, env=kept | environment).stdout == "False\n"
+
+
+def test_placeholders_come_from_few_regions(monkeypatch):
+    made = []
+
+    def region(count):
+        made.append(count)
+        return placeholder(count)
+
+    placeholder = placeholders.Placeholder
+    monkeypatch.setattr(placeholders, "Placeholder", region)
+    space = placeholders.PlaceholderSpace(1)
+    taken = [space.take((4 << 20,), (1,), torch.float32) for _ in range(256)]  # 4 GiB in all
+    assert len({one.data_ptr() for one in taken}) == 256 and taken[-1].isnan().all()
+    assert len(made) < 12
