@@ -263,7 +263,7 @@ TEST(Bound, WindowsAreThoseOfTheDefinition) {
   EXPECT_GE(windows, 5) << "too few of them say anything";
 }
 
-class G10Files : public testing::TestWithParam<std::pair<const char*, double>> {};
+class G10Files : public testing::TestWithParam<std::pair<std::string, double>> {};
 
 TEST_P(G10Files, SayWhatIsKnownOfThem) {
   const char* folder = std::getenv("TERRACE_WORKLOADS");
@@ -277,7 +277,9 @@ TEST_P(G10Files, SayWhatIsKnownOfThem) {
   EXPECT_NEAR(static_cast<double>(bound.hbm.fewest_in_bytes) / 1e9, fewest, 0.005);
 }
 
-INSTANTIATE_TEST_SUITE_P(, G10Files, testing::Values(std::pair{"g10-bert-base", 8.33}, std::pair{"g10-vit", 18.68}));
+INSTANTIATE_TEST_SUITE_P(, G10Files,
+                         testing::Values(std::pair<std::string, double>{"g10-bert-base", 8.33},
+                                         std::pair<std::string, double>{"g10-vit", 18.68}));
 
 }  // namespace
 }  // namespace terrace::workload
