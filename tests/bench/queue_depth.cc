@@ -59,7 +59,8 @@ unsigned depth_held(std::vector<unsigned> seen, double share) {
   seen.erase(seen.begin(), std::ranges::find_if_not(seen, idle));
   if (seen.empty()) return 0;
   std::ranges::sort(seen);
-  return seen[static_cast<std::size_t>((1 - share) * static_cast<double>(seen.size() - 1))];
+  const auto rest = static_cast<std::size_t>((1 - share) * static_cast<double>(seen.size()) + 1e-9);
+  return seen[std::min(rest, seen.size() - 1)];
 }
 
 double share_at(const std::vector<unsigned>& seen, unsigned depth) {

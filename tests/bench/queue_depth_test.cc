@@ -18,8 +18,8 @@ TEST(DepthHeld, IsWhatAllButTheRestOfTheLooksHad) {
   std::vector<unsigned> seen(97, 16);
   seen.insert(seen.begin() + 10, 3, 2);
   EXPECT_EQ(depth_held(seen, 0.97), 16u);
-  seen.insert(seen.begin() + 10, 5, 0);
-  EXPECT_EQ(depth_held(seen, 0.97), 2u);
+  seen.insert(seen.begin() + 10, 2);
+  EXPECT_EQ(depth_held(seen, 0.97), 2u) << "of 101 looks three may be less";
   EXPECT_EQ(depth_held({}, 0.97), 0u);
   EXPECT_EQ(depth_held({0, 0}, 0.97), 0u);
 }

@@ -50,7 +50,8 @@ def test_state_dicts_are_as_without_us(restless):
     assert list(got["optimizer"]["state"]) == list(wanted["optimizer"]["state"])
     for index, state in wanted["optimizer"]["state"].items():
         assert_same(got["optimizer"]["state"][index], state)
-    assert len(files[0].getvalue()) == len(files[1].getvalue())
+    sizes = [len(file.getvalue()) for file in files]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.01)  # each tensor's own bytes, and not those of what it lies in
 
 
 @pytest.mark.parametrize("begins", ["plain", "offloaded"])
