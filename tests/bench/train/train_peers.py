@@ -150,7 +150,8 @@ def compare(arguments: argparse.Namespace, wanted: set[str]) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun:6.0f} s] {text}", file=out, flush=True)
 
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whatever a contender leaves behind is ours to end
     os.environ["TERRACED"] = os.path.abspath(arguments.terraced)
     remove_stale(arguments.disk)

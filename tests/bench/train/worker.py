@@ -6,12 +6,15 @@ SPEC is a JSON object: `kind` names one of KINDS, `folder` is its own folder on 
 rest is for the kind. What it prints goes to its log.
 """
 
+import ctypes
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 
+PR_SET_PDEATHSIG = 1
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "client/python/examples"))
 
@@ -80,6 +83,7 @@ class Commands:
 
 def main():
     """Answers until stdin ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # nobody would hear the answers
     answers, spec = int(sys.argv[1]), json.loads(sys.argv[2])
 
     def say(what):
