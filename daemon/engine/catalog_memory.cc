@@ -111,7 +111,12 @@ std::optional<CatalogShape> CatalogMemory::shape_of(std::span<const std::byte> m
   if (memory.size() < kHeaderBytes) return std::nullopt;
   const Header& header = *reinterpret_cast<const Header*>(memory.data());
   if (header.magic != kCatalogMagic || header.version != kCatalogVersion) return std::nullopt;
-  return CatalogShape{header.sessions_max, header.tensors_per_session_max};
+  const CatalogShape shape{header.sessions_max, header.tensors_per_session_max};
+  // First that no sum of its layout wraps: every record lies in the memory.
+  if (shape.sessions_max > memory.size() / sizeof(SessionRecord) ||
+      tensors_of(shape) > memory.size() / sizeof(TensorState) || memory.size() != bytes_needed(shape))
+    return std::nullopt;
+  return shape;
 }
 
 Result<CatalogMemory::View> CatalogMemory::check(std::span<const std::byte> memory, const CatalogShape& shape) {

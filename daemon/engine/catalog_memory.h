@@ -63,7 +63,8 @@ class CatalogMemory {
     std::span<const TierRecord, kTiersMax> tiers;
     std::span<const SessionRecord> sessions;
   };
-  // The shape of what is a catalog of this version.
+  // The shape of what is a catalog of this version, in just the bytes that one of this shape needs: a shape that is
+  // damaged is none.
   static std::optional<CatalogShape> shape_of(std::span<const std::byte> memory);
   // FailedPrecondition: it is of another version or shape.
   static Result<View> check(std::span<const std::byte> memory, const CatalogShape& shape);

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -66,7 +67,7 @@ class Catalog {
   }
 
   void change(Input& input) {
-    const std::size_t where = input.below(8);
+    const std::size_t where = input.below(9);
     if (where == 0) return change_word(input);
     const std::uint64_t target = pick(where, input);
     const std::size_t how = input.below(8);
@@ -134,10 +135,15 @@ class Catalog {
         return layout.sessions + session * sizeof(engine::SessionRecord) + input.below(sizeof(engine::SessionRecord));
       case 5:
         return layout.states + tensor * sizeof(engine::TensorState) + input.below(sizeof(engine::TensorState));
-      case 6:
+      case 6:  // which count from now on
+        file_.at(layout.states + tensor * sizeof(engine::TensorState) + offsetof(engine::TensorState, flags), 1)[0] |=
+            std::byte{engine::kRare};
         return layout.rarities + tensor * sizeof(engine::TensorRarities) + input.below(sizeof(engine::TensorRarities));
-      default:
+      case 7:
         return layout.facts + tensor * sizeof(engine::TensorFacts) + input.below(sizeof(engine::TensorFacts));
+      default:
+        return layout.facts_rests + tensor * sizeof(engine::TensorFactsRest) +
+               input.below(sizeof(engine::TensorFactsRest));
     }
   }
   void write(std::uint64_t offset, std::span<const std::byte> bytes) {

@@ -29,15 +29,18 @@ def catalog():
     places += [(2, offset, "H") for offset in (8, 12, 16, 20, 32)]
     places += [(3, offset, "H") for offset in (0, 8, 16)]
     places += [(4, offset, "H") for offset in (0, 20, 24, 32, 40, 48, 120, 128)]
-    places += [(5, offset, "B") for offset in (0, 8, 16, 24, 32, 40, 44, 48, 49, 50, 51, 52, 53, 54, 55, 56, 64, 72, 80)]
-    places += [(7, offset, "H") for offset in (0, 8, 12, 14, 16, 144)]
+    places += [(5, offset, "B") for offset in (0, 8, 16, 24, 32, 40, 48, 52, 56, 57, 58, 59, 60, 61)]
+    places += [(6, offset, "B") for offset in (0, 8, 16, 20, 24, 25, 32, 40)]
+    places += [(7, offset, "B") for offset in (0, 8, 12, 13, 14, 16, 48)]
+    places += [(8, offset, "B") for offset in (0, 96)]
+    single_bytes = {5: range(56, 62), 6: (24, 25)}
     for index, (where, offset, size) in enumerate(places):
         for value in (0, 1, 4096, MAX):
-            act = bytes([where, 0, index % 4]) + struct.pack("<" + size, offset) + bytes([4 if where == 5 and 48 <= offset < 56 else 3])
+            act = bytes([where, 0, index % 4]) + struct.pack("<" + size, offset) + bytes([4 if offset in single_bytes.get(where, ()) else 3])
             yield f"change-{where}-{offset}-{value:x}", bytes([index % 12, 0]) + act + number(value)
     # One session's record, and one tensor's, put in the place of another's.
     yield "twice-session", bytes([0, 0, 4, 1, 0, 0, 0, 0, 4, 0, 0, 0, 0]) + struct.pack("<H", 279)
-    yield "twice-tensor", bytes([0, 0, 5, 0, 1, 0, 0, 0, 0, 0]) + struct.pack("<H", 207)
+    yield "twice-tensor", bytes([0, 0, 5, 0, 1, 0, 0, 0, 0, 0]) + struct.pack("<H", 63)
     yield "failed-next-number-0", base64.b64decode(
         "DgkAAAAAAAAAAQAAAAAAAFVwdQAAAAAACwAAAQEAUDAAWwkwBgAAAAEAAAAEAAAAAAQAdQAAAAAAAAAeAAAe")
 

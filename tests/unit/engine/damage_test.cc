@@ -109,6 +109,26 @@ TEST_F(Damage, OfCounters) {
   refuses(node().retired_count, kRetiredMax + 1, "retired");
 }
 
+// A catalog of nobody's may be dropped; one whose shape is damaged only looks like one, since its sessions are sought
+// where they are not.
+TEST_F(Damage, OfTheShapeIsNoShape) {
+  const auto bytes = harness_.catalog_bytes();
+  ASSERT_EQ(bytes.size(), CatalogMemory::bytes_needed(Harness::shape()));
+  EXPECT_EQ(CatalogMemory::shape_of(bytes), Harness::shape());
+  auto& sessions = at<std::uint32_t>(12);
+  auto& tensors = at<std::uint32_t>(16);
+  ASSERT_EQ(sessions, Harness::shape().sessions_max);
+  ASSERT_EQ(tensors, Harness::shape().tensors_per_session_max);
+  for (const std::uint32_t wrong : {0u, 1u, tensors / 2, tensors + 1, UINT32_MAX}) {
+    const std::uint32_t sound = std::exchange(tensors, wrong);
+    EXPECT_EQ(CatalogMemory::shape_of(bytes), std::nullopt) << wrong;
+    tensors = sound;
+  }
+  sessions = 4194304;
+  tensors = 3765450780;  // whose layout's sums wrap
+  EXPECT_EQ(CatalogMemory::shape_of(bytes), std::nullopt);
+}
+
 TEST_F(Damage, OfSessions) {
   refuses(session(1).id, session(0).id, "there twice");
   refuses(session(1).token, session(0).token, "one token");
