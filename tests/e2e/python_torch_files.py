@@ -11,6 +11,7 @@ import struct
 import pytest
 import terrace.torch
 import torch
+import torch.distributed.checkpoint as dcp
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
 from python_torch_models import (  # noqa: F401 (fixtures)
     RECIPE,
@@ -27,6 +28,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     weights,
 )
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
@@ -89,6 +91,35 @@ def test_a_file_is_written_a_tensor_at_a_time(disk):
         for number, state in plain_optimizer.state_dict()["state"].items():
             assert_same(job["optimizer"]["state"][number], state)
         assert train(model, optimizer, recipe, begin=3) == train(plain, plain_optimizer, recipe, begin=3)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoints(disk):
+    """Written and read a tensor at a time, by either kind of run for the other."""
+    recipe = Recipe(width=96, blocks=10, steps=1)
+    with terrace.serve("4MiB", block=f"{disk}:128MiB", metrics=False) as client:
+        plain, offloaded = build(recipe), terrace.torch.offload(*build(recipe), client=client, timeout=1)
+        largest = max(parameter.nbytes for parameter in offloaded[0].parameters())
+        for job in (plain, offloaded):
+            train(*job, recipe)
+        with client.create("in the way", 4 * MIB - 3 * largest, "uint8").overwrite():
+            for name, (model, optimizer) in (("plain", plain), ("offloaded", offloaded)):
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                dcp.save(state, checkpoint_id=disk / name)
+            wanted = weights(plain[0])
+            for name, (model, optimizer) in (("offloaded", plain), ("plain", offloaded)):
+                with torch.no_grad():
+                    for tensor in (*model.parameters(), *(one["exp_avg"] for one in optimizer.state.values())):
+                        tensor.zero_()
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                dcp.load(state, checkpoint_id=disk / name)
+                optimizer.load_state_dict(state["optimizer"])
+                assert_same(weights(model), wanted)
+            of_model, of_optimizer = get_state_dict(*offloaded)
+            assert of_model.keys() == get_state_dict(*plain)[0].keys()
+            dcp.save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=disk / "by names")
+        assert train(*plain, recipe, begin=3) == train(*offloaded, recipe, begin=3)
+        assert_same(weights(offloaded[0]), weights(plain[0]))
 
 
 def test_types_and_strides(roomy, tmp_path):
@@ -160,7 +191,8 @@ def test_pickling_of_other_kinds(roomy):
         assert all(type(value) is torch.Tensor for value in copied.values())
         assert copied["transposed"].stride() == (1, 16)
     storage = state["whole"].untyped_storage()
-    assert storage.nbytes() == len(storage) == 128 and storage.data_ptr() != state["transposed"].untyped_storage().data_ptr()
+    other = state["transposed"].untyped_storage()
+    assert storage.nbytes() == len(storage) == 128 and storage.data_ptr() != other.data_ptr()
     assert storage.tolist() == list(wanted["whole"].untyped_storage()) and storage[2] == 1
     storage[0] = 9
     assert model.whole[0].item() == 9

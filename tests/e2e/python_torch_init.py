@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that a model which init() builds has, bit for bit, the weights that it has without it, is never whole in memory,
-and is what offload() takes as it is; that what is cast, copied, tied, replaced or shown by something else while it is
-built is right as well."""
+"""Shows that a model which init() builds has, bit for bit, the weights that it has without it, is never whole in
+memory, and is what offload() takes as it is; that what is cast, copied, tied, replaced or shown by something else while
+it is built is right as well."""
 
 import gc
 import json

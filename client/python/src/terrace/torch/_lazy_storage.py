@@ -8,6 +8,7 @@ then. So a state of any size is written a storage at a time, into a file that an
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +90,9 @@ def reduced(slot: Slot, store: Store) -> Any:
     of: Any = storage_of(slot, store)
     if slot.dtype in torch.storage._new_dtypes():
         return (torch._utils._rebuild_tensor_v3,
-                (of, 0, tuple(geometry.shape), geometry.stride(), False, {}, slot.dtype))
+                (of, 0, tuple(geometry.shape), geometry.stride(), False, OrderedDict(), slot.dtype))
     typed = torch.storage.TypedStorage(wrap_storage=of, dtype=slot.dtype, _internal=True)
-    return torch._utils._rebuild_tensor_v2, (typed, 0, tuple(geometry.shape), geometry.stride(), False, {})
+    return torch._utils._rebuild_tensor_v2, (typed, 0, tuple(geometry.shape), geometry.stride(), False, OrderedDict())
 
 
 def _location(storage: Any) -> str | None:
