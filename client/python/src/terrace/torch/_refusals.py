@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cannot be offloaded, said by name, and which parameters are."""
 
+import sys
+
 import torch
 from torch import nn
 
@@ -8,6 +10,14 @@ from .._dtypes import number_of
 from .._errors import FailedPrecondition, InvalidArgument
 from ._lazy import OffloadedParameter
 from ._placeholder import elements_spanned
+
+_RANKS = "with several ranks, use DistributedDataParallel(model), and offload that on each"
+
+
+def _is_a(value: object, module: str, name: str) -> bool:
+    """Whether it is of a class of PyTorch's. Where the class's module was not imported, nothing is."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
 
 
 def check_model(model: object) -> None:
@@ -24,6 +34,10 @@ def check_model(model: object) -> None:
             raise InvalidArgument(
                 f"{call}: DistributedDataParallel with gradient_as_bucket_view=True makes every gradient a view of its "
                 "own buffers; build it without")
+        if _is_a(part, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+            raise InvalidArgument(
+                f"{call}: FullyShardedDataParallel keeps parameters in flat pieces of its own, which cannot be "
+                f"offloaded; {_RANKS}")
         if getattr(part, "_compiled_call_impl", None) is not None:
             raise InvalidArgument(
                 f"{call}: the module '{name}' was compiled in place by .compile(), and its compiled code would not "
@@ -40,6 +54,9 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         if parameter.terrace.building is not None:
             return
         raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model")
+    if _is_a(parameter, "torch.distributed.tensor", "DTensor"):
+        raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, split over ranks (by fully_shard, or "
+                              f"distribute_tensor), which cannot be offloaded; {_RANKS}")
     if type(parameter) is not nn.Parameter:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
                               "can be offloaded")

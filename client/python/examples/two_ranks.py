@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel training of a byte-level GPT on two ranks, whose parameters, gradients and optimizer states live in one
+daemon. Started as it is, it starts a daemon and torchrun; within torchrun (TERRACE_SOCKET names the daemon) it is a
+rank. It saves what torchrun's next attempt goes on from when a rank has died. `--plain` leaves Terrace out; the losses
+are the same."""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+# Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch
+from gpt_model import Recipe, Shape, Text, loss_of, make_layer
+from torch import distributed, nn
+
+import terrace.torch
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plain", action="store_true", help="without Terrace")
+    parser.add_argument("--steps", type=int, default=10, help="steps of training (%(default)s)")
+    parser.add_argument("--blocks", type=int, default=4, help="the model's depth (%(default)s)")
+    parser.add_argument("--width", type=int, default=192, help="the model's width (%(default)s)")
+    parser.add_argument("--batch", type=int, default=4, help="sequences a step and rank (%(default)s)")
+    parser.add_argument("--memory", default="32MiB", help="size of the memory tier (%(default)s)")
+    parser.add_argument("--block", default="/var/tmp:2GiB", help="folder and size of the block tier (%(default)s)")
+    parser.add_argument("--restarts", type=int, default=2, help="how often torchrun may start over (%(default)s)")
+    parser.add_argument("--checkpoint", type=pathlib.Path, default="two_ranks", help="folder to save in (%(default)s)")
+    return parser.parse_args()
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Starts a daemon, and two ranks that find it by their environment."""
+    arguments.checkpoint.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(arguments.checkpoint)  # this training begins at its first step
+    with contextlib.ExitStack() as daemon:
+        # The last: each attempt gets a store of its own. In the one that they share otherwise gloo finds the addresses
+        # of the ranks before (PyTorch 2.13), and cannot connect.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        if not arguments.plain:
+            client = daemon.enter_context(terrace.serve(memory=arguments.memory, block=arguments.block,
+                                                        guarantees={"host": 0}))  # the ranks have all of it
+            environment["TERRACE_SOCKET"] = client.socket
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+                   f"--max-restarts={arguments.restarts}", *sys.argv]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """One rank of it."""
+    distributed.init_process_group("gloo")
+    rank, ranks = distributed.get_rank(), distributed.get_world_size()
+    shape = Shape(blocks=arguments.blocks, width=arguments.width, batch=arguments.batch)
+    recipe = Recipe()
+    text = Text()
+    model = nn.Sequential(*(make_layer(shape, index, recipe.seed) for index in range(shape.layers)))
+    optimizer = recipe.optimizer(list(model.parameters()))
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    if not arguments.plain:
+        wrapped, optimizer = terrace.torch.offload(wrapped, optimizer)  # the line
+    begin = resume(arguments.checkpoint, model, optimizer)
+    print(f"rank {rank} is process {os.getpid()} and begins with step {begin + 1}", flush=True)
+    for step in range(begin, arguments.steps):
+        source, target = text.batch(shape, recipe.seed, step * ranks + rank)
+        loss = loss_of(wrapped(source), target)
+        loss.backward()
+        nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach()
+        distributed.all_reduce(mean)
+        if rank == 0:
+            save(arguments.checkpoint, step + 1, model, optimizer)
+            print(f"step {step + 1:3}  loss {mean.item() / ranks!r}", flush=True)
+        distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def save(folder: pathlib.Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Writes a checkpoint, a tensor at a time; it counts once `latest` names it."""
+    path = folder / f"step-{step}"
+    path.mkdir(parents=True, exist_ok=True)
+    terrace.torch.save(path / "model.safetensors", model, optimizer)
+    (folder / "latest.partial").write_text(str(step))
+    os.replace(folder / "latest.partial", folder / "latest")
+    for older in folder.glob("step-*"):
+        if older != path:
+            shutil.rmtree(older)
+
+
+def resume(folder: pathlib.Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Reads the last checkpoint, if there is one; how many steps it has behind it."""
+    if not (folder / "latest").exists():
+        return 0
+    step = int((folder / "latest").read_text())
+    terrace.torch.load(folder / f"step-{step}" / "model.safetensors", model, optimizer)
+    return step
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return launch(arguments)
+    train(arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that two ranks of one daemon, under torchrun, train to the losses that they have without Terrace, bit for bit,
+also when one of them is killed and torchrun starts over; and that what is split over ranks is refused by name."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import terrace.torch
+import torch
+from python_fixtures import LIMIT_SECONDS, ROOT, disk  # noqa: F401 (a fixture)
+from python_torch_models import roomy  # noqa: F401 (a fixture)
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+EXAMPLE = ROOT / "client/python/examples/two_ranks.py"
+BEGINS = re.compile(r"rank (\d) is process (\d+) and begins with step (\d+)")
+SAYS = re.compile(r"step +(\d+)  loss (\S+)")
+
+
+class Run:
+    """The example, as it runs: what it has said so far, and its end."""
+
+    def __init__(self, folder, name, *options):
+        self.process = subprocess.Popen(
+            [sys.executable, "-B", str(EXAMPLE), "--steps", "4", "--blocks", "2", "--width", "96", "--batch", "1",
+             "--memory", "12MiB", "--block", f"{folder}:512MiB", "--checkpoint", str(folder / name), *options],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, start_new_session=True,
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"})
+        self.lines = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.communicate(timeout=LIMIT_SECONDS)
+
+    def until(self, pattern):
+        """Reads on until a line matches; the match."""
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if (found := pattern.search(line)) is not None:
+                return found
+        raise AssertionError("".join(self.lines))
+
+    def losses(self):
+        """Those of each step, once it has ended well."""
+        self.lines += self.process.stdout
+        said = "".join(self.lines)
+        assert self.process.wait(timeout=LIMIT_SECONDS) == 0, said
+        return said, SAYS.findall(said)
+
+
+def test_two_ranks_and_a_rank_that_is_killed(disk):
+    with Run(disk, "plain", "--plain") as run:
+        _, plain = run.losses()
+    assert [int(step) for step, _ in plain] == [1, 2, 3, 4] and len({loss for _, loss in plain}) == 4
+    with Run(disk, "killed") as run:
+        processes = dict(run.until(BEGINS).group(1, 2) for _ in range(2))
+        while int(run.until(SAYS).group(1)) < 2:
+            pass
+        os.kill(int(processes["1"]), signal.SIGKILL)
+        said, losses = run.losses()
+    begins = [int(step) for _, _, step in BEGINS.findall(said)]
+    assert len(begins) == 4 and begins[:2] == [1, 1] and begins[2] == begins[3] > 2, said
+    assert dict(losses) == dict(plain), "what was computed twice is the same both times"
+    assert len(losses) >= 4
+
+
+def test_what_is_split_over_ranks_is_refused_by_name(roomy, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        fully_shard(model, mesh=mesh)
+        with pytest.raises(terrace.InvalidArgument, match="'0.weight' is a DTensor.*fully_shard.*use Distributed"):
+            terrace.torch.offload(model, client=roomy)
+        wrapped = nn.Module()
+        wrapped.inner = nn.parallel.DistributedDataParallel(nn.Linear(64, 64), gradient_as_bucket_view=True)
+        with pytest.raises(terrace.InvalidArgument, match="gradient_as_bucket_view=True"):
+            terrace.torch.offload(wrapped, client=roomy)
+        with pytest.raises(terrace.InvalidArgument, match="FullyShardedDataParallel"):
+            whole = FullyShardedDataParallel(nn.Linear(64, 64), device_id=torch.device("cpu"))
+            terrace.torch.offload(whole, client=roomy)
+    finally:
+        torch.distributed.destroy_process_group()
