@@ -4,6 +4,7 @@ architectures, made from configurations, to the losses and weights that they hav
 
 import os
 import re
+import runpy
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_TELEMETRY": "1",
                "DISABLE_SAFETENSORS_CONVERSION": "1"}
@@ -13,7 +14,7 @@ import pytest
 import terrace.torch
 import torch
 import transformers
-from python_fixtures import ROOT
+from python_fixtures import ROOT, disk  # noqa: F401 (a fixture)
 from python_torch_models import assert_same, nothing_stays_leased, restless, roomy, weights  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
@@ -235,3 +236,23 @@ def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch):
             names.clear()
             if (opened := terrace.torch._default_client._opened) is not None:
                 opened[1].close()
+
+
+def test_the_example(disk, monkeypatch, capsys):
+    """With its own daemon, and without: the same losses and the same file; then from that file."""
+    examples = ROOT / "client/python/examples"
+    monkeypatch.syspath_prepend(examples)
+    monkeypatch.chdir(disk)
+
+    def said(name, *options):
+        arguments = ["--steps", "2", "--layers", "2", "--width", "48", "--batch", "1", "--memory", "16MiB", "--block",
+                     f"{disk}:256MiB", "--output", name, *options]
+        monkeypatch.setattr("sys.argv", ["finetune_trainer.py", *arguments])
+        runpy.run_path(str(examples / "finetune_trainer.py"), run_name="__main__")
+        return re.findall(r"^step.*loss.*", capsys.readouterr().out, re.MULTILINE)
+
+    plain = said("plain", "--plain")
+    assert len(plain) == 2 and said("ours") == plain
+    assert (disk / "plain/model.safetensors").read_bytes() == (disk / "ours/model.safetensors").read_bytes()
+    further = said("further", "--model", "ours")
+    assert further == said("plain", "--model", "plain", "--plain") and further != plain
