@@ -2,12 +2,13 @@
 // terrace-sim generate: writes a workload made from a model's shape.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "workload/generator.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's
 class App;
 }
 
@@ -19,6 +20,7 @@ class GenerateCommand {
   explicit GenerateCommand(CLI::App& program);
   GenerateCommand(const GenerateCommand&) = delete;
   GenerateCommand& operator=(const GenerateCommand&) = delete;
+  ~GenerateCommand() = default;
 
   // Whether it was asked for.
   bool chosen() const;

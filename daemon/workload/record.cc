@@ -61,6 +61,7 @@ struct Record::Object {
 
 Record::Record(std::unique_ptr<Object> object) : object_(std::move(object)) {}
 Record::Record(Record&&) noexcept = default;
+Record& Record::operator=(Record&&) noexcept = default;
 Record::~Record() = default;
 
 Result<Record> Record::parse(std::string_view line) {

@@ -23,6 +23,9 @@ class Record {
   static Result<Record> parse(std::string_view line);
 
   Record(Record&&) noexcept;
+  Record& operator=(Record&&) noexcept;
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
   ~Record();
 
   bool has(std::string_view field) const;

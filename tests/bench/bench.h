@@ -30,6 +30,7 @@ class Bench {
   explicit Bench(Settings settings);
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
+  ~Bench() = default;
 
   const Settings& settings() const { return settings_; }
   // One of two, by --quick.

@@ -54,13 +54,13 @@ class Node {
       const auto mode = static_cast<shm::Mode>(1 + random_() % 2);
       if (ask(trainer.id, engine::Acquire{place, kind < 40 ? shm::Mode::kRead : mode, one})) give_back(trainer, one[0]);
     } else if (kind < 75) {
-      ask(trainer.id, engine::Prefetch{place, one});
+      (void)ask(trainer.id, engine::Prefetch{place, one});
     } else if (kind < 85) {
-      ask(trainer.id, engine::Move{kind < 80 ? shm::kPlaceBlock : place, one});
+      (void)ask(trainer.id, engine::Move{kind < 80 ? shm::kPlaceBlock : place, one});
     } else if (kind < 92) {
-      ask(trainer.id, engine::Evict{one});
+      (void)ask(trainer.id, engine::Evict{one});
     } else if (kind < 96) {
-      ask(trainer.id, engine::MarkStep{});
+      (void)ask(trainer.id, engine::MarkStep{});
     } else {
       replace(trainer, random_() % kChanging);
     }
@@ -113,7 +113,7 @@ class Node {
   }
 
   void replace(Trainer& trainer, std::size_t index) {
-    ask(trainer.id, engine::DeleteTensors{.tensors = {trainer.tensors[index]}});
+    (void)ask(trainer.id, engine::DeleteTensors{.tensors = {trainer.tensors[index]}});
     const auto created = ask(trainer.id, engine::CreateTensors{{spec(index, ++lives_)}});
     TERRACE_CHECK(created.has_value());
     trainer.tensors[index] = std::get<engine::Handles>(*created).tensors[0];

@@ -138,7 +138,7 @@ std::string python_default(const std::filesystem::path& own_folder) {
 
 // Installed beside the package's data, or in the tree.
 std::filesystem::path examples_default(const std::filesystem::path& own_folder) {
-  const std::filesystem::path installed = own_folder.parent_path() / "share" / "terrace" / "examples";
+  std::filesystem::path installed = own_folder.parent_path() / "share" / "terrace" / "examples";
   if (std::filesystem::exists(installed)) return installed;
   return own_folder.parent_path().parent_path() / "client" / "python" / "examples";
 }

@@ -14,6 +14,7 @@ class QueueSampler {
   explicit QueueSampler(const std::filesystem::path& folder);
   QueueSampler(const QueueSampler&) = delete;
   QueueSampler& operator=(const QueueSampler&) = delete;
+  ~QueueSampler() = default;
   // What was seen, in order; empty where the kernel shows no such device (a file system without one).
   std::vector<unsigned> stop();
 
