@@ -244,7 +244,7 @@ Result<void> run_checksums(Bench& bench) {
     if (const auto right = check(lease->bytes(), i, 1); !right) return right;
   }
   add_size(bench, "scale.checksum_bytes_per_mib", "checksums, per MiB of block content",
-           static_cast<double>(after - before) / static_cast<double>(content / kMiB), 8, {});
+           static_cast<double>(after - before) / (static_cast<double>(content) / static_cast<double>(kMiB)), 8, {});
   return {};
 }
 

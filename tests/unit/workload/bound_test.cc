@@ -33,7 +33,7 @@ Run run(std::vector<TensorId> read, std::vector<TensorId> write, std::vector<Ten
           .free = std::move(free)};
 }
 
-Workload of(std::vector<std::uint64_t> bytes, std::vector<Run> runs) {
+Workload of(const std::vector<std::uint64_t>& bytes, std::vector<Run> runs) {
   Workload workload{.name = "small", .source = "a test", .tensors = {}, .runs = std::move(runs), .steps = {}};
   for (const std::uint64_t size : bytes) workload.tensors.push_back({.bytes = size, .home = true});
   workload.steps.push_back({.kind = StepKind::kTrain, .end = workload.runs.size()});

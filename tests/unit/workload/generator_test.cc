@@ -232,10 +232,10 @@ TEST(Generator, SchedulesAPipelineOneForwardOneBackward) {
 }
 
 TEST(Generator, TakesEveryRecipeThatItDoesNotRefuse) {
-  for (const std::uint64_t stages : {1, 2, 4}) {
+  for (const std::uint64_t stages : {1u, 2u, 4u}) {
     for (const bool recompute : {false, true}) {
-      for (const std::uint64_t experts : {0, 8}) {
-        for (const unsigned offload : {1, 2, 4, 8, 6, 15}) {
+      for (const std::uint64_t experts : {0u, 8u}) {
+        for (const unsigned offload : {1u, 2u, 4u, 8u, 6u, 15u}) {
           Recipe recipe = recipe_of("gpt2-1.5b");
           recipe.gpus = 4;
           recipe.stages = stages;
