@@ -9,10 +9,38 @@
 namespace terrace::engine {
 namespace {
 
-// What a tenant may send in one turn of a link.
-constexpr std::uint64_t kQuantumBytes = 16 * kMiB;
+// What a tenant, and a session of it, may send in one turn of a link.
+constexpr std::uint64_t kTenantQuantumBytes = 16 * kMiB;
+constexpr std::uint64_t kSessionQuantumBytes = 4 * kMiB;
+constexpr std::uint32_t kAlwaysInFlight = 2;
 
 std::size_t index(mover::Class urgency) { return static_cast<std::size_t>(urgency); }
+
+// Whose turn it is: moves on, each with a quantum more, until the one in turn may send its next. Asked again before
+// anything was sent it says the same.
+template <typename Turns, typename NextBytes>
+auto& in_turn(Turns& turns, std::uint64_t quantum_bytes, NextBytes next_bytes) {
+  auto at = turns.queues.lower_bound(turns.turn);
+  if (at == turns.queues.end()) at = turns.queues.begin();
+  while (turns.queues.size() > 1 && !(at->first == turns.turn && at->second.deficit_bytes >= next_bytes(at->second))) {
+    if (at->first == turns.turn && ++at == turns.queues.end()) at = turns.queues.begin();
+    turns.turn = at->first;
+    at->second.deficit_bytes += quantum_bytes;
+  }
+  return at->second;
+}
+
+// Who is alone is not charged: nobody else's turn comes later for it.
+template <typename Turns, typename Queue>
+void charge(const Turns& turns, Queue& queue, std::uint64_t bytes) {
+  if (turns.queues.size() > 1) queue.deficit_bytes -= bytes;
+}
+
+template <typename Turns, typename Name>
+void drop_if_empty(Turns& turns, const Name& name) {
+  const auto found = turns.queues.find(name);
+  if (found->second.empty()) turns.queues.erase(found);
+}
 
 }  // namespace
 
@@ -31,23 +59,25 @@ Scheduler::LinkQueue& Scheduler::queue(const mover::Link& link) {
 void Scheduler::insert(const Waiting& waiting) {
   const mover::Transfer& transfer = waiting.transfer;
   LinkQueue& link = queue(transfer.link);
-  link.classes[index(transfer.urgency)].tenants[waiting.tenant].order.emplace(transfer.deadline, transfer.id);
+  TenantQueue& tenant = link.classes[index(transfer.urgency)].queues[waiting.tenant];
+  tenant.sessions.queues[waiting.session].order.emplace(transfer.deadline, transfer.id);
   ++link.waiting;
 }
 
 void Scheduler::erase(const Waiting& waiting) {
   const mover::Transfer& transfer = waiting.transfer;
   LinkQueue& link = queue(transfer.link);
-  ClassQueue& queue = link.classes[index(transfer.urgency)];
-  const auto tenant = queue.tenants.find(waiting.tenant);
-  TERRACE_CHECK(tenant != queue.tenants.end() && tenant->second.order.erase({transfer.deadline, transfer.id}) == 1);
-  if (tenant->second.order.empty()) queue.tenants.erase(tenant);
+  ClassQueue& classed = link.classes[index(transfer.urgency)];
+  TenantQueue& tenant = classed.queues.at(waiting.tenant);
+  TERRACE_CHECK(tenant.sessions.queues.at(waiting.session).order.erase({transfer.deadline, transfer.id}) == 1);
+  drop_if_empty(tenant.sessions, waiting.session);
+  drop_if_empty(classed, waiting.tenant);
   --link.waiting;
 }
 
-void Scheduler::push(const Tenant& tenant, mover::Transfer transfer) {
+void Scheduler::push(const Tenant& tenant, SessionId session, mover::Transfer transfer) {
   const TransferId id = transfer.id;
-  const auto [at, added] = waiting_.try_emplace(id, Waiting{tenant, std::move(transfer)});
+  const auto [at, added] = waiting_.try_emplace(id, Waiting{tenant, session, std::move(transfer)});
   TERRACE_CHECK(added);
   insert(at->second);
 }
@@ -73,36 +103,45 @@ bool Scheduler::withdraw(TransferId id) {
 
 void Scheduler::hold(const mover::Link& link, bool hold) { queue(link).held = hold; }
 
-void Scheduler::finished(const mover::Link& link) {
+void Scheduler::finished(const mover::Link& link, std::uint64_t bytes) {
   LinkQueue& done = queue(link);
-  TERRACE_CHECK(done.in_flight > 0);
+  TERRACE_CHECK(done.in_flight > 0 && done.in_flight_bytes >= bytes);
   --done.in_flight;
+  done.in_flight_bytes -= bytes;
+}
+
+// With two under way, one's last chunks do not leave the device idle before the next one's first.
+bool Scheduler::has_room(const LinkQueue& queue) const {
+  return queue.in_flight < in_flight_max_ &&
+         (queue.in_flight < kAlwaysInFlight || queue.in_flight_bytes < kInFlightBytes);
+}
+
+std::uint64_t Scheduler::next_bytes(const SessionQueue& queue) const {
+  return waiting_.at(queue.order.begin()->second).transfer.bytes;
+}
+
+Scheduler::SessionQueue& Scheduler::session_in_turn(TenantQueue& queue) const {
+  return in_turn(queue.sessions, kSessionQuantumBytes, [this](const SessionQueue& one) { return next_bytes(one); });
 }
 
 TransferId Scheduler::pick(ClassQueue& queue) {
-  auto tenant = queue.tenants.lower_bound(queue.turn);
-  if (tenant == queue.tenants.end()) tenant = queue.tenants.begin();
-  while (true) {
-    const TransferId first = tenant->second.order.begin()->second;
-    const std::uint64_t bytes = waiting_.at(first).transfer.bytes;
-    if (queue.tenants.size() == 1) return first;
-    if (tenant->first == queue.turn && tenant->second.deficit_bytes >= bytes) {
-      tenant->second.deficit_bytes -= bytes;
-      return first;
-    }
-    if (tenant->first == queue.turn && ++tenant == queue.tenants.end()) tenant = queue.tenants.begin();
-    queue.turn = tenant->first;
-    tenant->second.deficit_bytes += kQuantumBytes;
-  }
+  TenantQueue& tenant =
+      in_turn(queue, kTenantQuantumBytes, [this](TenantQueue& one) { return next_bytes(session_in_turn(one)); });
+  SessionQueue& session = session_in_turn(tenant);
+  const std::uint64_t bytes = next_bytes(session);
+  charge(queue, tenant, bytes);
+  charge(tenant.sessions, session, bytes);
+  return session.order.begin()->second;
 }
 
 void Scheduler::dispatch(std::vector<mover::Transfer>& out) {
   for (auto& [link, queue] : links_) {
-    while (!queue.held && queue.waiting > 0 && queue.in_flight < in_flight_max_) {
-      const auto classed = std::find_if(queue.classes.begin(), queue.classes.end(),
-                                        [](const ClassQueue& c) { return !c.tenants.empty(); });
+    while (!queue.held && queue.waiting > 0 && has_room(queue)) {
+      const auto classed =
+          std::find_if(queue.classes.begin(), queue.classes.end(), [](const ClassQueue& c) { return !c.empty(); });
       const auto chosen = waiting_.find(pick(*classed));
       erase(chosen->second);
+      queue.in_flight_bytes += chosen->second.transfer.bytes;
       out.push_back(std::move(chosen->second.transfer));
       waiting_.erase(chosen);
       ++queue.in_flight;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Orders transfers on their links by who waits (DESIGN decision 10): classes strictly, deficit round robin between
-// tenants within a class, earliest deadline first within a tenant. A bounded number per link is handed down at a time.
+// tenants within a class and between a tenant's sessions, earliest deadline first within a session. What is handed down
+// at a time is bounded per link, in number and in bytes.
 #pragma once
 
 #include <array>
@@ -16,10 +17,14 @@ namespace terrace::engine {
 
 class Scheduler {
  public:
+  // What a link has under way is bounded by number and by bytes: small transfers by `in_flight_max`, which a device's
+  // queue takes to be full; large ones by kInFlightBytes, since what was handed down goes before whatever comes later
+  // and is more urgent. Two are under way whatever their size.
   Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max);
+  static constexpr std::uint64_t kInFlightBytes = 64ull << 20;
 
   // Queues a transfer of one of the links that the scheduler was made with.
-  void push(const Tenant& tenant, mover::Transfer transfer);
+  void push(const Tenant& tenant, SessionId session, mover::Transfer transfer);
   // Makes a transfer that still waits more urgent; nothing happens to one that was handed down, or that is already.
   void raise(TransferId id, mover::Class urgency, Time deadline);
   // Takes a waiting transfer out; false if it was handed down.
@@ -27,7 +32,7 @@ class Scheduler {
   // Nothing goes down on a link while it is held; its queue grows.
   void hold(const mover::Link& link, bool hold);
   // A transfer that was handed down is complete.
-  void finished(const mover::Link& link);
+  void finished(const mover::Link& link, std::uint64_t bytes);
   // Hands down what the links have room for.
   void dispatch(std::vector<mover::Transfer>& out);
 
@@ -37,28 +42,43 @@ class Scheduler {
  private:
   // Deadline, then age.
   using Key = std::pair<Time, TransferId>;
-  struct TenantQueue {
+  // Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) over those that have something waiting.
+  template <typename Name, typename Queue>
+  struct Turns {
+    std::map<Name, Queue> queues;
+    Name turn{};  // whose deficit is being spent
+    bool empty() const { return queues.empty(); }
+  };
+  struct SessionQueue {
     std::set<Key> order;
     std::uint64_t deficit_bytes = 0;
+    bool empty() const { return order.empty(); }
   };
-  struct ClassQueue {
-    std::map<Tenant, TenantQueue> tenants;  // those that have something waiting
-    Tenant turn;                            // whose deficit is being spent
+  struct TenantQueue {
+    Turns<SessionId, SessionQueue> sessions;
+    std::uint64_t deficit_bytes = 0;
+    bool empty() const { return sessions.empty(); }
   };
+  using ClassQueue = Turns<Tenant, TenantQueue>;
   struct LinkQueue {
     std::array<ClassQueue, mover::kClasses> classes;
     std::uint32_t in_flight = 0;
+    std::uint64_t in_flight_bytes = 0;
     std::uint64_t waiting = 0;
     bool held = false;
   };
   struct Waiting {
     Tenant tenant;
+    SessionId session{};
     mover::Transfer transfer;
   };
 
   LinkQueue& queue(const mover::Link& link);
+  bool has_room(const LinkQueue& queue) const;
   void insert(const Waiting& waiting);
   void erase(const Waiting& waiting);
+  std::uint64_t next_bytes(const SessionQueue& queue) const;
+  SessionQueue& session_in_turn(TenantQueue& queue) const;
   TransferId pick(ClassQueue& queue);
 
   std::map<mover::Link, LinkQueue> links_;

@@ -71,7 +71,7 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
   flight.bytes = transfer.bytes;
   flights_.emplace(transfer.id, flight);
   ++session.transfers;
-  scheduler_.push(session.tenant, std::move(transfer));
+  scheduler_.push(session.tenant, session.id, std::move(transfer));
 }
 
 void EngineImpl::transfer_done(Time now, const mover::TransferDone& done) {
@@ -80,7 +80,7 @@ void EngineImpl::transfer_done(Time now, const mover::TransferDone& done) {
   TERRACE_CHECK(found != flights_.end());
   const Flight flight = found->second;
   flights_.erase(found);
-  scheduler_.finished(flight.link);
+  scheduler_.finished(flight.link, flight.bytes);
   LinkStatus& link = link_status_.at(flight.link);
   ++link.transfers;
   link.duration.record(now - flight.begun);

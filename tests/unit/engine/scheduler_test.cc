@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows the order of transfers on a link: classes first, tenants in turn by bytes, deadlines within a tenant; and that
-// the least recently used copy is offered first.
+// Shows the order of transfers on a link: classes first, tenants and their sessions in turn by bytes, deadlines within
+// a session; how much goes down at a time; and that the least recently used copy is offered first.
 #include "engine/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -13,6 +13,8 @@ namespace {
 
 constexpr mover::Link kRead{mover::LinkKind::kBlockRead, 0};
 constexpr mover::Link kWrite{mover::LinkKind::kBlockWrite, 0};
+constexpr SessionId kFirst{1};
+constexpr SessionId kSecond{2};
 
 mover::Transfer transfer(std::uint64_t id, mover::Class urgency, std::int64_t deadline = 100,
                          std::uint64_t bytes = kMiB, mover::Link link = kRead) {
@@ -37,7 +39,7 @@ class Order : public ::testing::Test {
       if (out.empty()) return order;
       for (const auto& down : out) {
         order.push_back(static_cast<std::uint64_t>(down.id));
-        scheduler.finished(down.link);
+        scheduler.finished(down.link, down.bytes);
       }
     }
   }
@@ -50,17 +52,19 @@ class Order : public ::testing::Test {
 using Ids = std::vector<std::uint64_t>;
 
 TEST_F(Order, ClassThenDeadlineThenAge) {
-  scheduler.push(one, transfer(1, mover::Class::kCleaning, 1));
-  scheduler.push(one, transfer(2, mover::Class::kDemand, 9));
-  scheduler.push(one, transfer(3, mover::Class::kDemand, 5));
-  scheduler.push(one, transfer(4, mover::Class::kDemand, 5));
-  scheduler.push(one, transfer(5, mover::Class::kPrefetch, 1));
+  scheduler.push(one, kFirst, transfer(1, mover::Class::kCleaning, 1));
+  scheduler.push(one, kFirst, transfer(2, mover::Class::kDemand, 9));
+  scheduler.push(one, kFirst, transfer(3, mover::Class::kDemand, 5));
+  scheduler.push(one, kFirst, transfer(4, mover::Class::kDemand, 5));
+  scheduler.push(one, kFirst, transfer(5, mover::Class::kPrefetch, 1));
   EXPECT_EQ(ids(), (Ids{3, 4, 2, 5, 1}));
 }
 
 TEST_F(Order, TenantsTakeTurnsByBytes) {
-  for (std::uint64_t i = 0; i < 4; ++i) scheduler.push(one, transfer(10 + i, mover::Class::kDemand, 1, 16 * kMiB));
-  for (std::uint64_t i = 0; i < 4; ++i) scheduler.push(two, transfer(20 + i, mover::Class::kDemand, 9, 8 * kMiB));
+  for (std::uint64_t i = 0; i < 4; ++i)
+    scheduler.push(one, kFirst, transfer(10 + i, mover::Class::kDemand, 1, 16 * kMiB));
+  for (std::uint64_t i = 0; i < 4; ++i)
+    scheduler.push(two, kSecond, transfer(20 + i, mover::Class::kDemand, 9, 8 * kMiB));
   const Ids order = ids();
   ASSERT_EQ(order.size(), 8u);
   std::uint64_t ones = 0;
@@ -68,10 +72,35 @@ TEST_F(Order, TenantsTakeTurnsByBytes) {
   EXPECT_EQ(ones, 2u) << "two of 16 MiB to four of 8 MiB, though every deadline of the first is earlier";
 }
 
+TEST_F(Order, SessionsOfATenantTakeTurnsByBytes) {
+  for (std::uint64_t i = 0; i < 8; ++i)
+    scheduler.push(one, kFirst, transfer(10 + i, mover::Class::kDemand, 1, 2 * kMiB));
+  for (std::uint64_t i = 0; i < 4; ++i)
+    scheduler.push(one, kSecond, transfer(20 + i, mover::Class::kDemand, 9, 4 * kMiB));
+  const Ids order = ids();
+  ASSERT_EQ(order.size(), 12u);
+  std::uint64_t firsts = 0;
+  for (std::size_t i = 0; i < 6; ++i) firsts += order[i] < 20 ? 1 : 0;
+  EXPECT_EQ(firsts, 4u) << "four of 2 MiB to two of 4 MiB, though every deadline of the first is earlier";
+}
+
+TEST_F(Order, ManySessionsAreStillOneTenant) {
+  for (std::uint64_t i = 0; i < 8; ++i)
+    scheduler.push(one, SessionId{static_cast<std::uint32_t>(i)},
+                   transfer(10 + i, mover::Class::kDemand, 1, 16 * kMiB));
+  for (std::uint64_t i = 0; i < 4; ++i)
+    scheduler.push(two, kSecond, transfer(20 + i, mover::Class::kDemand, 9, 16 * kMiB));
+  const Ids order = ids();
+  ASSERT_EQ(order.size(), 12u);
+  std::uint64_t ones = 0;
+  for (std::size_t i = 0; i < 8; ++i) ones += order[i] < 20 ? 1 : 0;
+  EXPECT_EQ(ones, 4u);
+}
+
 TEST_F(Order, NothingGoesDownOnALinkThatIsHeld) {
   scheduler.hold(kRead, true);
-  scheduler.push(one, transfer(1, mover::Class::kDemand));
-  scheduler.push(one, transfer(2, mover::Class::kDemand, 100, kMiB, kWrite));
+  scheduler.push(one, kFirst, transfer(1, mover::Class::kDemand));
+  scheduler.push(one, kFirst, transfer(2, mover::Class::kDemand, 100, kMiB, kWrite));
   EXPECT_EQ(ids(), (Ids{2}));
   EXPECT_EQ(scheduler.queued(kRead), 1u);
   scheduler.hold(kRead, false);
@@ -79,10 +108,10 @@ TEST_F(Order, NothingGoesDownOnALinkThatIsHeld) {
 }
 
 TEST_F(Order, ARaisedTransferGoesFirstAndAWithdrawnOneNever) {
-  scheduler.push(one, transfer(1, mover::Class::kDemand));
-  scheduler.push(one, transfer(2, mover::Class::kPrefetch));
-  scheduler.push(one, transfer(3, mover::Class::kPrefetch));
-  scheduler.push(one, transfer(4, mover::Class::kPrefetch));
+  scheduler.push(one, kFirst, transfer(1, mover::Class::kDemand));
+  scheduler.push(one, kFirst, transfer(2, mover::Class::kPrefetch));
+  scheduler.push(one, kFirst, transfer(3, mover::Class::kPrefetch));
+  scheduler.push(one, kFirst, transfer(4, mover::Class::kPrefetch));
   scheduler.raise(TransferId{3}, mover::Class::kLatePrefetch, kNever);
   EXPECT_TRUE(scheduler.withdraw(TransferId{2}));
   EXPECT_FALSE(scheduler.withdraw(TransferId{2}));
@@ -91,10 +120,10 @@ TEST_F(Order, ARaisedTransferGoesFirstAndAWithdrawnOneNever) {
 }
 
 TEST_F(Order, RaisingNeverLowers) {
-  scheduler.push(one, transfer(1, mover::Class::kDemand, 50));
-  scheduler.push(one, transfer(2, mover::Class::kPrefetch, 50));
-  scheduler.push(one, transfer(3, mover::Class::kLatePrefetch, 60));
-  scheduler.push(one, transfer(4, mover::Class::kLatePrefetch, 50));
+  scheduler.push(one, kFirst, transfer(1, mover::Class::kDemand, 50));
+  scheduler.push(one, kFirst, transfer(2, mover::Class::kPrefetch, 50));
+  scheduler.push(one, kFirst, transfer(3, mover::Class::kLatePrefetch, 60));
+  scheduler.push(one, kFirst, transfer(4, mover::Class::kLatePrefetch, 50));
   scheduler.raise(TransferId{1}, mover::Class::kLatePrefetch, kNever);
   scheduler.raise(TransferId{3}, mover::Class::kPrefetch, Time{40});  // earlier, but still as urgent as it was
   scheduler.raise(TransferId{9}, mover::Class::kDemand, Time{1});     // is not there
@@ -102,15 +131,49 @@ TEST_F(Order, RaisingNeverLowers) {
 }
 
 TEST_F(Order, LinksAreIndependentAndBounded) {
-  scheduler.push(one, transfer(1, mover::Class::kDemand));
-  scheduler.push(one, transfer(2, mover::Class::kDemand));
-  scheduler.push(one, transfer(3, mover::Class::kDemand, 1, kMiB, kWrite));
+  scheduler.push(one, kFirst, transfer(1, mover::Class::kDemand));
+  scheduler.push(one, kFirst, transfer(2, mover::Class::kDemand));
+  scheduler.push(one, kFirst, transfer(3, mover::Class::kDemand, 1, kMiB, kWrite));
   std::vector<mover::Transfer> out;
   scheduler.dispatch(out);
   EXPECT_EQ(out.size(), 2u);
   EXPECT_EQ(scheduler.in_flight(kRead), 1u);
   EXPECT_EQ(scheduler.in_flight(kWrite), 1u);
   EXPECT_EQ(scheduler.queued(kRead), 1u);
+}
+
+TEST(Bounds, SmallOnesAreBoundedByNumberAndLargeOnesByBytesButForTwo) {
+  Scheduler scheduler({kRead, kWrite}, 8);
+  const auto handed_down = [&] {
+    std::vector<mover::Transfer> out;
+    scheduler.dispatch(out);
+    return out.size();
+  };
+  const Tenant tenant{.socket = 1, .uid = 0};
+  for (std::uint64_t i = 0; i < 20; ++i) scheduler.push(tenant, kFirst, transfer(i, mover::Class::kDemand, 1, 4096));
+  for (std::uint64_t i = 20; i < 30; ++i)
+    scheduler.push(tenant, kFirst, transfer(i, mover::Class::kDemand, 1, 256 * kMiB, kWrite));
+  EXPECT_EQ(handed_down(), 8u + 2u);
+  EXPECT_EQ(scheduler.in_flight(kRead), 8u);
+  EXPECT_EQ(scheduler.in_flight(kWrite), 2u);
+  scheduler.finished(kWrite, 256 * kMiB);
+  EXPECT_EQ(handed_down(), 1u);
+  scheduler.finished(kRead, 4096);
+  scheduler.finished(kRead, 4096);
+  EXPECT_EQ(handed_down(), 2u);
+}
+
+TEST(Bounds, AreReachedByBytesFromManyOfThem) {
+  Scheduler scheduler({kRead}, 8);
+  const std::uint64_t quarter = Scheduler::kInFlightBytes / 4;
+  for (std::uint64_t i = 0; i < 8; ++i)
+    scheduler.push({.socket = 1, .uid = 0}, kFirst, transfer(i, mover::Class::kDemand, 1, quarter));
+  std::vector<mover::Transfer> out;
+  scheduler.dispatch(out);
+  EXPECT_EQ(out.size(), 4u);
+  scheduler.finished(kRead, quarter);
+  scheduler.dispatch(out);
+  EXPECT_EQ(out.size(), 5u);
 }
 
 TEST(LruPolicy, OffersTheLeastRecentlyUsedFirst) {
