@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "answers.h"
-#include "gate.h"
+#include "holders.h"
 #include "session.h"
 
 namespace terrace {
@@ -15,7 +15,7 @@ using shm::Operation;
 
 struct Client::State {
   Session* session = nullptr;  // there while somebody is inside
-  client::Gate gate;
+  client::Holders gate;        // who is inside
   std::unique_ptr<std::thread> reader;
   std::string socket;
 };
@@ -23,16 +23,22 @@ struct Client::State {
 // The session, kept for as long as this lives; nothing once the client is closed.
 class Client::Use {
  public:
-  explicit Use(State* state) : state_(state != nullptr && state->gate.enter() ? state : nullptr) {}
+  explicit Use(State* state) : state_(state != nullptr && enters(*state) ? state : nullptr) {}
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
   ~Use() {
-    if (state_ != nullptr && state_->gate.leave()) state_->session->unreference();
+    if (state_ != nullptr && state_->gate.leave()) state_->session->end();
   }
   explicit operator bool() const { return state_ != nullptr; }
   Session* operator->() const { return state_->session; }
 
  private:
+  static bool enters(State& state) {
+    const client::Holders::Entry entry = state.gate.enter();
+    if (entry == client::Holders::Entry::kShutLast) state.session->end();
+    return entry == client::Holders::Entry::kHolds;
+  }
+
   State* state_;
 };
 
@@ -95,7 +101,7 @@ void Client::close() {
     return;
   }
   state_->session->end_waits();
-  if (state_->gate.leave() && state_->session->unreference()) {
+  if (state_->gate.leave() && state_->session->end()) {
     state_->reader->join();
   } else {
     state_->reader->detach();  // ends with the last lease, or call

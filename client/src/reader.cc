@@ -43,6 +43,7 @@ void Session::read_messages() {
     keep_trying();
   }
   say_goodbye();
+  references_.drain();
   delete this;
 }
 

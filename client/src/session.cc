@@ -196,10 +196,13 @@ std::vector<PlaceOffer> Session::offers() const {
 }
 
 bool Session::unreference() noexcept {
-  const int wake = wake_.get();  // the session may be gone as soon as the count is down
-  if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
-  [[maybe_unused]] const ssize_t written = ::write(wake, &kLast, sizeof kLast);
-  return true;
+  return references_.leave(
+      [this] { [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &kLast, sizeof kLast); });
+}
+
+bool Session::end() noexcept {
+  references_.shut();
+  return unreference();
 }
 
 shm::Outcome Session::give_back(std::uint64_t handle, shm::Mode mode) noexcept {

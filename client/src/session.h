@@ -20,6 +20,7 @@
 #include "calls.h"
 #include "data_socket.h"
 #include "descriptor.h"
+#include "holders.h"
 #include "place_range.h"
 #include "shm/log.h"
 #include "shm/region.h"
@@ -61,10 +62,12 @@ class Session {
   // Whether this process is a forked child of the one that opened the session.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
 
-  std::uint64_t references() const { return references_.load(std::memory_order_relaxed); }
-  void reference() { references_.fetch_add(1, std::memory_order_relaxed); }
+  std::uint64_t references() const { return references_.count(); }
+  void reference() { references_.add(); }
   // True: that was the last one, and the session is being taken down. No lock, no waiting.
   bool unreference() noexcept;
+  // Gives the client's own reference back; the session goes with the last one. As unreference().
+  bool end() noexcept;
 
   Result<std::vector<Tensor>> create(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
   Pending<std::vector<Tensor>> create_async(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
@@ -192,7 +195,7 @@ class Session {
   std::uint64_t region_bytes_;
   std::array<std::unique_ptr<PlaceRange>, shm::kPlacesMax> ranges_;
   Calls calls_;
-  std::atomic<std::uint64_t> references_{1};
+  Holders references_;  // the client, leases, tokens and pending answers
   std::atomic<bool> forked_{false};
 
   // How the daemon is got back; the reader's own.
