@@ -10,9 +10,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -29,8 +32,10 @@
 namespace terrace::tier {
 namespace {
 
-// Pages are given and taken in slices, so that no lock of the kernel's is held for long.
+// Pages are taken back in slices, so that no lock of the kernel's is held for long.
 constexpr std::uint64_t kSliceBytes = 64 * kMiB;
+constexpr std::uint64_t kPartBytes = 16 * kMiB;  // that a thread backs at a time
+constexpr std::uint64_t kPopulatorsMax = 16;     // threads that back a segment together
 
 // What the system can give without swapping, by its own estimate; nothing where it does not say.
 std::optional<std::uint64_t> available_bytes() {
@@ -60,18 +65,34 @@ bool node_exists(unsigned node) {
   return access(fmt::format("/sys/devices/system/node/node{}", node).c_str(), F_OK) == 0;
 }
 
-// Backs every page now; 0 or the errno.
-int populate(int fd, std::byte* memory, std::uint64_t bytes) {
-  for (std::uint64_t at = 0; at < bytes;) {
-    if (madvise(memory + at, std::min(kSliceBytes, bytes - at), MADV_POPULATE_WRITE) == 0) {
-      at += kSliceBytes;
-    } else if (errno == EINVAL) {  // a kernel before 5.14
-      return fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-    } else if (errno != EINTR && errno != EAGAIN) {
-      return errno;
-    }
-  }
+// Backs every page of a part now; 0 or the errno.
+int populate_part(std::byte* memory, std::uint64_t bytes) {
+  while (madvise(memory, bytes, MADV_POPULATE_WRITE) != 0)
+    if (errno != EINTR && errno != EAGAIN) return errno;
   return 0;
+}
+
+// The same for all of a segment, by several threads: to zero pages is what takes the time, and a processor alone does
+// not reach what the memory gives.
+int populate(int fd, std::byte* memory, std::uint64_t bytes) {
+  std::atomic<std::uint64_t> next = 0;
+  std::atomic<int> error = 0;
+  const auto populate_parts = [&] {
+    for (std::uint64_t at = 0; error == 0 && (at = next.fetch_add(kPartBytes)) < bytes;)
+      if (const int failed = populate_part(memory + at, std::min(kPartBytes, bytes - at)); failed != 0) error = failed;
+  };
+  {
+    const std::uint64_t parts = (bytes + kPartBytes - 1) / kPartBytes;
+    const std::uint64_t threads = std::min<std::uint64_t>({parts, std::thread::hardware_concurrency(), kPopulatorsMax});
+    std::vector<std::jthread> others;
+    try {
+      for (std::uint64_t i = 1; i < threads; ++i) others.emplace_back(populate_parts);
+    } catch (const std::system_error&) {  // no more threads: those that there are do it
+    }
+    populate_parts();
+  }
+  if (error != EINVAL) return error;
+  return fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;  // a kernel before 5.14
 }
 
 // A failure only means that the pages go when the last mapping does.
