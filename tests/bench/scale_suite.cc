@@ -49,9 +49,11 @@ Result<Populated> start(Bench& bench, std::size_t count) {
   // A slot's use for a set that comes and goes, and room for what is not packed.
   const std::uint64_t slots = count + 2 * kSet;
   Populated populated;
+  // Supervised, as in service: it has a catalog then, which its successor goes on with.
   auto daemon = bench.start_daemon({.device_bytes = 32 * kMiB,
                                     .memory_bytes = align_up(slots * kTensorBytes + 64 * kMiB, 32 * kMiB),
-                                    .limits = fmt::format("tensors_per_session_max = {}", slots)});
+                                    .limits = fmt::format("tensors_per_session_max = {}", slots),
+                                    .supervised = true});
   if (!daemon) return std::unexpected(daemon.error());
   populated.daemon.emplace(std::move(*daemon));
   auto client = populated.daemon->connect();
@@ -71,22 +73,29 @@ struct Costs {
   double evict_cpu = 0;
 };
 
-// A set of random tensors that stay: written, so that it has content, and sent down again.
+// A set of random tensors that stay.
 std::vector<Tensor> draw(Populated& populated) {
-  std::vector<Tensor> set;
   std::vector<std::size_t> drawn;
   while (drawn.size() < kSet) {
     const std::size_t which = populated.random() % populated.tensors.size();
     if (std::ranges::find(drawn, which) == drawn.end()) drawn.push_back(which);
   }
+  std::vector<Tensor> set;
   for (const std::size_t which : drawn) set.push_back(populated.tensors[which]);
   return set;
 }
 
-Result<void> write(Client& client, std::span<const Tensor> set) {
-  auto leases = client.acquire(set, {.mode = Mode::kOverwrite});
-  if (!leases) return std::unexpected(leases.error());
-  for (Lease& lease : *leases) fill(lease.writable_bytes(), lease.tensor().handle(), 1);
+// Gives every tensor its content, by way of the device: afterwards the daemon has seen every page.
+Result<void> warm(Populated& populated) {
+  const std::span<const Tensor> all(populated.tensors);
+  for (std::size_t at = 0; at < all.size(); at += kSet) {
+    const auto set = all.subspan(at, std::min(kSet, all.size() - at));
+    auto leases = populated.client->acquire(set, {.place = kDevice, .mode = Mode::kOverwrite});
+    if (!leases) return std::unexpected(leases.error());
+    for (Lease& lease : *leases) fill(lease.writable_bytes(), lease.tensor().handle(), 1);
+    leases->clear();
+    if (const auto down = populated.client->swap_out(set, Place::host()); !down) return down;
+  }
   return {};
 }
 
@@ -102,7 +111,6 @@ Result<Costs> cost(Populated& populated) {
     return done;
   };
   const std::vector<Tensor> set = draw(populated);
-  if (const auto written = write(client, set); !written) return std::unexpected(written.error());
   Costs costs;
   std::vector<Tensor> created;
   Result<void> done = timed(
@@ -181,17 +189,24 @@ Result<void> run_tensors(Bench& bench) {
   if (!few) return std::unexpected(few.error());
   auto many = start(bench, count);
   if (!many) return std::unexpected(many.error());
+  // The first tenth also touches what there is once a session.
+  if (const auto added = many->add(count / 10 - kFew); !added) return added;
   auto before = resident_by_name(many->daemon->pid());
   const std::uint64_t names_before = many->name_bytes;
-  for (std::size_t done = kFew; done < count; done = many->tensors.size()) {
+  const auto more = static_cast<double>(count - count / 10);
+  for (std::size_t done = count / 10; done < count; done = many->tensors.size()) {
     if (const auto added = many->add(std::min(count - done, count / 10)); !added) return added;
     bench.say(fmt::format("scale: {} tensors", many->tensors.size()));
   }
   auto after = resident_by_name(many->daemon->pid());
   const auto grown = [&](const std::string& name) {
-    return (static_cast<double>(after[name]) - static_cast<double>(before[name])) / static_cast<double>(count - kFew);
+    return (static_cast<double>(after[name]) - static_cast<double>(before[name])) / more;
   };
-  const double names = static_cast<double>(many->name_bytes - names_before) / static_cast<double>(count - kFew);
+  const double names = static_cast<double>(many->name_bytes - names_before) / more;
+
+  bench.say("scale: every tensor is written");
+  for (Populated* populated : {&*few, &*many})
+    if (const auto warmed = warm(*populated); !warmed) return warmed;
 
   Taken taken;
   for (int round = 0; round <= bench.rounds(); ++round) {

@@ -36,7 +36,10 @@ Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps) {
   auto folder = Folder::make(settings.disk);
   if (!folder) return std::unexpected(folder.error());
   const std::filesystem::path file = folder->path() / "result.json";
-  std::vector<std::string> command{settings.python, "-B", (settings.examples / "train_gpt.py").string()};
+  auto temporary = Folder::make(std::filesystem::temp_directory_path());  // PyTorch leaves folders there
+  if (!temporary) return std::unexpected(temporary.error());
+  std::vector<std::string> command{"env", "TMPDIR=" + temporary->path().string(), settings.python, "-B",
+                                   (settings.examples / "train_gpt.py").string()};
   command.insert(command.end(), {"--terraced", settings.terraced, "--steps", std::to_string(steps)});
   command.insert(command.end(), {"--json", file.string(), "--block", folder->path().string()});
   command.insert(command.end(), {"--device", tiers.device, "--memory", tiers.memory, "--block-size", tiers.block});
