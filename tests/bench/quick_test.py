@@ -169,7 +169,7 @@ class Quick(unittest.TestCase):
                 (["engine", "--plot", "a.png", "--python", "/no/such/python"], "--plot needs a Python with matplotlib"),
                 (["engine", "--disk-max", "much"], "--disk-max: "),
                 (["engine", "--disk-max", "1000TiB"], "use less with --disk-max"),
-                (["scale", "--quick", "--force", "--disk-max", "1MiB"], "is more than the 1.00 MiB that --disk-max allows"),
+                (["scale", "--quick", "--force", "--disk-max", "1MiB"], "is more than the 1 MiB that --disk-max allows"),
                 (["nothing"], "nothing not in")):
             with self.subTest(said):
                 ran = subprocess.run([BENCH, *arguments, *(() if "--disk-max" in arguments else ("--disk-max", "3GiB")),
