@@ -150,15 +150,21 @@ void EngineImpl::clean(Session& session) {
 
 void EngineImpl::clean_place(Session& session, std::size_t tier) {
   constexpr std::uint32_t kCleaningsMax = 4;  // at a time, per session
-  constexpr std::uint32_t kLooksMax = 64;     // copies looked at, per event
+  constexpr std::uint32_t kLooksMax = 64;     // copies looked at in one walk
+  constexpr std::uint32_t kLooksAnEvent = 8;  // on average, where walks find nothing
+  Place& place = *session.places[tier];
+  if (place.clean_pause > 0) {
+    --place.clean_pause;
+    return;
+  }
   const Level level = tiers_[tier].level;
   const auto limit = static_cast<double>(limit_bytes(session, tier));
   const double mark = limit * tiers_[tier].options.high_mark;
-  if (session.cleanings >= kCleaningsMax || static_cast<double>(session.places[tier]->used_bytes()) <= mark) return;
+  if (session.cleanings >= kCleaningsMax || static_cast<double>(place.used_bytes()) <= mark) return;
   std::vector<Slot> cold;
   double window = limit - mark;
   std::uint32_t looks = 0;
-  session.places[tier]->policy->offer_victims([&](Slot slot) {
+  place.policy->offer_victims([&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     window -= static_cast<double>(tensor.extent_bytes());
     if (tensor.idle() && tensor.admission == 0 && tensor.published == level && tensor.written && !tensor.home_bad &&
@@ -166,6 +172,7 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
       cold.push_back(slot);
     return window > 0 && ++looks < kLooksMax;
   });
+  if (cold.empty()) place.clean_pause = looks / kLooksAnEvent;
   for (const Slot slot : cold) {
     Tensor& tensor = session.at(slot);
     if (session.cleanings >= kCleaningsMax || scheduler_.queued(link_between(tensor, level, home_level_)) > 0) return;

@@ -39,6 +39,7 @@ struct Place {
   std::uint64_t fenced_bytes = 0;    // their sum
   std::vector<Handle> fence_wants;   // leased copies behind the fence
   std::uint64_t leaving_bytes = 0;   // of copies whose eviction is under way
+  std::uint32_t clean_pause = 0;     // events until the next look for copies to clean
   bool add_failed = false;           // the system had no memory for a segment the last time
   std::string add_error;
   std::optional<Error> write_back_error;  // of the last eviction, for the admission that waits for it
