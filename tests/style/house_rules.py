@@ -23,13 +23,15 @@ BELOW = {
     "supervise": {"base", "service"},
     "tier": {"base"},
     "mover": {"base", "tier"},
-    "engine": {"base", "tier", "mover"},
+    "foresight": {"base"},
+    "engine": {"base", "tier", "mover", "foresight"},
     "config": {"base", "tier", "topology"},
     "topology": {"base"},
     "workload": {"base", "config", "topology"},
     "metrics": {"base", "tier", "mover", "engine", "front", "config"},
-    "front": {"base", "service", "tier", "mover", "engine", "config", "topology"},
-    "sim": {"base", "tier", "mover", "engine", "config", "topology", "workload"},
+    "front": {"base", "service", "tier", "mover", "foresight", "engine", "config", "topology"},
+    "rehearsal": {"base", "tier", "mover", "foresight", "engine", "workload"},
+    "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "config", "topology", "workload"},
 }
 PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')

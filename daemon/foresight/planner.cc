@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "foresight/planner.h"
+
+#include <algorithm>
+#include <tuple>
+#include <unordered_map>
+
+namespace terrace::foresight {
+namespace {
+
+constexpr std::uint32_t kNone = UINT32_MAX;
+constexpr int kRoundsMax = 3;
+constexpr std::int64_t kStretchOneIn = 50;  // waits of less than this part of the step do not make a new plan
+
+// A use within the horizon.
+struct HorizonUse {
+  const TemplateUse* use = nullptr;
+  std::uint32_t tensor = 0;
+  std::uint32_t group = 0;
+  std::int64_t at_ns = 0;
+  std::uint32_t next = kNone;  // of the same tensor
+  bool give_up = false;
+};
+
+// What happens to a tensor's copy in memory, in the order of time.
+struct Event {
+  enum class Kind : std::uint8_t { kStale, kWritten, kNeeded, kUsed };
+  std::int64_t at_ns = 0;
+  std::uint32_t tensor = 0;
+  Kind kind{};
+  std::uint32_t use = kNone;  // kUsed: in the horizon
+  std::uint64_t order() const { return static_cast<std::uint64_t>(kind); }
+};
+
+class Planner {
+ public:
+  Planner(const Machine& machine, const std::vector<const Template*>& templates, std::size_t window)
+      : machine_(machine) {
+    lay_out(templates, window);
+    for (std::size_t at = uses_.size(); at-- > 0;) {
+      std::uint32_t& later = last_[uses_[at].tensor];
+      uses_[at].next = later;
+      later = static_cast<std::uint32_t>(at);
+    }
+  }
+
+  Plan run() {
+    for (int round = 1;; ++round) {
+      for (const PlannedTier& device : machine_.devices) plan_device(device);
+      if (machine_.has_memory) plan_memory();
+      if (round == kRoundsMax || !stretch()) break;
+      for (HorizonUse& use : uses_) use.give_up = false;
+      cleans_.clear();
+      fetches_.clear();
+      events_.clear();
+    }
+    emit_uses();
+    sort_out();
+    return std::move(plan_);
+  }
+
+ private:
+  struct TimedClean {
+    std::int64_t at_ns = 0;
+    PlannedClean clean;
+  };
+  struct TimedFetch {
+    std::int64_t at_ns = 0;
+    PlannedFetch fetch;
+  };
+
+  void lay_out(const std::vector<const Template*>& templates, std::size_t window) {
+    std::int64_t base = 0;
+    for (std::size_t period = 0; period < templates.size(); ++period) {
+      if (period == window) {
+        window_begin_ = uses_.size();
+        window_ns_ = base;
+        plan_.period_ns = templates[period]->period_ns;
+        plan_.number = templates[period]->version;
+      }
+      bool opens = true;
+      std::int64_t opened_ns = 0;
+      for (const TemplateUse& use : templates[period]->uses) {
+        if (use.trust < kTrusted) continue;
+        if (opens || use.at_ns - opened_ns >= kOneSetNs) {
+          begins_.push_back(std::max(base + use.at_ns, begins_.empty() ? base : begins_.back()));
+          first_use_.push_back(static_cast<std::uint32_t>(uses_.size()));
+          opened_ns = use.at_ns;
+          opens = false;
+        }
+        uses_.push_back({&use, tensor_of(use), static_cast<std::uint32_t>(begins_.size() - 1), begins_.back()});
+      }
+      base += templates[period]->period_ns;
+      if (period == window) window_end_ = uses_.size();
+    }
+    first_use_.push_back(static_cast<std::uint32_t>(uses_.size()));
+    begins_.push_back(std::max(base, begins_.empty() ? base : begins_.back()));
+    last_.assign(bytes_.size(), kNone);
+  }
+
+  std::uint32_t tensor_of(const TemplateUse& use) {
+    const auto slot = static_cast<std::uint32_t>(use.slot);
+    if (slot >= tensors_.size()) tensors_.resize(std::size_t{slot} + 1, kNone);
+    if (tensors_[slot] == kNone) {
+      tensors_[slot] = static_cast<std::uint32_t>(bytes_.size());
+      bytes_.push_back(0);
+      slots_.push_back(use.slot);
+    }
+    bytes_[tensors_[slot]] = std::max(bytes_[tensors_[slot]], use.bytes);
+    return tensors_[slot];
+  }
+
+  // Where links are too slow for the compute, everything after waits. True: enough for another plan.
+  bool stretch() {
+    std::vector<std::int64_t> late(begins_.size(), 0);
+    for (const SweepDelay& delay : delays_) late[delay.group] = std::max(late[delay.group], delay.late_ns);
+    delays_.clear();
+    for (std::size_t group = 1; group < late.size(); ++group) late[group] = std::max(late[group], late[group - 1]);
+    if (late.back() <= plan_.period_ns / kStretchOneIn) return false;
+    const std::int64_t window_end = window_ns_ + plan_.period_ns;
+    const auto late_at = [&](std::int64_t time) { return time >= begins_.back() ? late.back() : late[group_at(time)]; };
+    const std::int64_t begin = window_ns_ + late_at(window_ns_);
+    plan_.period_ns = window_end + late_at(window_end) - begin;
+    window_ns_ = begin;
+    for (HorizonUse& use : uses_) use.at_ns += late[use.group];
+    for (std::size_t group = 0; group < begins_.size(); ++group) begins_[group] += late[group];
+    return true;
+  }
+
+  std::uint32_t group_at(std::int64_t time) const {
+    const auto past = std::upper_bound(begins_.begin(), begins_.end() - 1, time);
+    return past == begins_.begin() ? 0 : static_cast<std::uint32_t>(past - begins_.begin() - 1);
+  }
+
+  void plan_device(const PlannedTier& device) {
+    SweepInput input{.capacity_bytes = device.capacity_bytes,
+                     .group_begin_ns = begins_,
+                     .uses = {},
+                     .bytes = bytes_,
+                     .in = device.in,
+                     .out = device.out,
+                     .lead_ns = machine_.lead_ns};
+    std::vector<std::uint32_t> origin;
+    for (std::uint32_t at = 0; at < uses_.size(); ++at) {
+      const HorizonUse& use = uses_[at];
+      if (use.use->place != device.place) continue;
+      const bool leaves = use.next != kNone && uses_[use.next].use->place != device.place;
+      input.uses.push_back({use.tensor, use.group, use.use->reads(), use.use->writes(), use.use->dies, leaves});
+      origin.push_back(at);
+    }
+    const SweepResult result = sweep(input);
+    delays_.insert(delays_.end(), result.delays.begin(), result.delays.end());
+    for (std::size_t i = 0; i < origin.size(); ++i)
+      if (result.given_up[i]) uses_[origin[i]].give_up = true;
+    for (const SweepOut& out : result.outs) {
+      clean(device.place, out);
+      if (machine_.has_memory) events_.push_back({out.when.begin_ns, out.tensor, Event::Kind::kWritten});
+    }
+    for (const SweepIn& in : result.ins) {
+      fetch(device.place, in.tensor, in, begins_[input.uses[in.use].group]);
+      if (machine_.has_memory) events_.push_back({in.from_ns, in.tensor, Event::Kind::kNeeded});
+    }
+  }
+
+  // The copies in memory are written when the device gives one up, and needed when it wants one back.
+  void plan_memory() {
+    for (std::uint32_t at = 0; at < uses_.size(); ++at) {
+      const HorizonUse& use = uses_[at];
+      if (use.use->place == machine_.memory.place)
+        events_.push_back({use.at_ns, use.tensor, Event::Kind::kUsed, at});
+      else if (use.use->writes() || use.use->dies)
+        events_.push_back({use.at_ns, use.tensor, Event::Kind::kStale});
+    }
+    std::sort(events_.begin(), events_.end(), [](const Event& a, const Event& b) {
+      return std::tuple(a.at_ns, a.order(), a.tensor) < std::tuple(b.at_ns, b.order(), b.tensor);
+    });
+    SweepInput input{.capacity_bytes = machine_.memory.capacity_bytes,
+                     .group_begin_ns = begins_,
+                     .uses = {},
+                     .bytes = bytes_,
+                     .in = machine_.memory.in,
+                     .out = machine_.memory.out,
+                     .lead_ns = machine_.lead_ns};
+    std::vector<std::uint32_t> origin;
+    std::vector<std::uint32_t> last(bytes_.size(), kNone);
+    for (const Event& event : events_) {
+      std::uint32_t& before = last[event.tensor];
+      const bool renews = event.kind == Event::Kind::kStale || event.kind == Event::Kind::kWritten;
+      if (renews && before != kNone) input.uses[before].dies = true;
+      if (event.kind == Event::Kind::kStale) {
+        before = kNone;
+        continue;
+      }
+      const TemplateUse* use = event.use == kNone ? nullptr : uses_[event.use].use;
+      before = static_cast<std::uint32_t>(input.uses.size());
+      input.uses.push_back({.tensor = event.tensor,
+                            .group = group_at(event.at_ns),
+                            .reads = use == nullptr ? event.kind == Event::Kind::kNeeded : use->reads(),
+                            .writes = use == nullptr ? event.kind == Event::Kind::kWritten : use->writes(),
+                            .dies = use != nullptr && use->dies});
+      origin.push_back(event.use);
+    }
+    const SweepResult result = sweep(input);
+    delays_.insert(delays_.end(), result.delays.begin(), result.delays.end());
+    for (std::size_t i = 0; i < origin.size(); ++i)
+      if (origin[i] != kNone && result.given_up[i]) uses_[origin[i]].give_up = true;
+    for (const SweepOut& out : result.outs) clean(machine_.memory.place, out);
+    for (const SweepIn& in : result.ins) fetch(machine_.memory.place, in.tensor, in, begins_[input.uses[in.use].group]);
+  }
+
+  bool in_window(std::int64_t time) const {
+    return time >= window_ns_ && time < window_ns_ + std::max<std::int64_t>(plan_.period_ns, 1);
+  }
+  // How many uses of the window have begun once all of the groups before `group` are over.
+  std::uint32_t begun(std::uint32_t group) const {
+    const std::size_t first = std::min<std::size_t>(first_use_[group] + 1, window_end_);
+    return first <= window_begin_ ? 0 : static_cast<std::uint32_t>(first - window_begin_);
+  }
+
+  void clean(std::uint32_t place, const SweepOut& out) {
+    if (!in_window(out.when.begin_ns)) return;
+    const std::uint32_t group =
+        std::min<std::uint32_t>(out.released_group + 1, static_cast<std::uint32_t>(begins_.size() - 1));
+    cleans_.push_back({out.when.begin_ns, {begun(group), slots_[out.tensor], place}});
+  }
+
+  void fetch(std::uint32_t place, std::uint32_t tensor, const SweepIn& in, std::int64_t due_ns) {
+    if (!in_window(in.from_ns)) return;
+    const std::uint32_t group = group_at(in.from_ns);
+    const std::uint32_t from = first_use_[group] <= window_begin_ ? 0 : begun(group);
+    fetches_.push_back({in.when.begin_ns, {from, slots_[tensor], place, due_ns - window_ns_}});
+  }
+
+  void emit_uses() {
+    plan_.uses.reserve(window_end_ - window_begin_);
+    std::vector<bool> went(bytes_.size(), false);
+    for (std::size_t at = 0; at < window_begin_; ++at) went[uses_[at].tensor] = uses_[at].give_up;
+    for (std::size_t at = window_begin_; at < window_end_; ++at) {
+      const HorizonUse& use = uses_[at];
+      const bool comes_back = went[use.tensor];
+      went[use.tensor] = use.give_up;
+      plan_.uses.push_back(
+          {.slot = use.use->slot,
+           .place = use.use->place,
+           .give_up = use.give_up,
+           .comes_back = comes_back,
+           .writes = use.use->writes(),
+           .at_ns = use.at_ns - window_ns_,
+           .next_ns = use.use->dies || use.next == kNone ? kBeyond : uses_[use.next].at_ns - window_ns_});
+    }
+  }
+
+  void sort_out() {
+    std::sort(cleans_.begin(), cleans_.end(), [](const TimedClean& a, const TimedClean& b) {
+      return std::tuple(a.at_ns, a.clean.place, a.clean.slot) < std::tuple(b.at_ns, b.clean.place, b.clean.slot);
+    });
+    std::sort(fetches_.begin(), fetches_.end(), [](const TimedFetch& a, const TimedFetch& b) {
+      return std::tuple(a.at_ns, a.fetch.place, a.fetch.slot) < std::tuple(b.at_ns, b.fetch.place, b.fetch.slot);
+    });
+    for (const TimedClean& timed : cleans_) plan_.cleans.push_back(timed.clean);
+    for (const TimedFetch& timed : fetches_) plan_.fetches.push_back(timed.fetch);
+  }
+
+  const Machine& machine_;
+  std::vector<HorizonUse> uses_;
+  std::vector<std::int64_t> begins_;      // of groups, and the end of the last
+  std::vector<std::uint32_t> first_use_;  // likewise
+  std::vector<std::uint32_t> tensors_;    // by slot
+  std::vector<Slot> slots_;               // by tensor
+  std::vector<std::uint64_t> bytes_;      // likewise
+  std::vector<std::uint32_t> last_;
+  std::vector<Event> events_;
+  std::vector<SweepDelay> delays_;
+  std::vector<TimedClean> cleans_;
+  std::vector<TimedFetch> fetches_;
+  std::size_t window_begin_ = 0;  // in `uses_`
+  std::size_t window_end_ = 0;
+  std::int64_t window_ns_ = 0;
+  Plan plan_;
+};
+
+}  // namespace
+
+Plan plan(const Machine& machine, const std::vector<const Template*>& templates, std::size_t window) {
+  return Planner(machine, templates, window).run();
+}
+
+}  // namespace terrace::foresight

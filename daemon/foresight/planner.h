@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Templates in, plan out. Pure, and O(n log n): for a thread of its own.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "foresight/plan.h"
+#include "foresight/sweep.h"
+#include "foresight/template.h"
+
+namespace terrace::foresight {
+
+// A tier that is planned, with the way to the one below it. Bytes that may be planned with, less than there are where
+// extents do not pack.
+struct PlannedTier {
+  std::uint32_t place = 0;
+  std::uint64_t capacity_bytes = 0;
+  LinkPace in;
+  LinkPace out;
+};
+
+// What a session can have. Tiers in which the homes are need no plan.
+struct Machine {
+  std::vector<PlannedTier> devices;
+  bool has_memory = false;  // above the homes
+  PlannedTier memory;
+  std::int64_t lead_ns = 0;  // that much before they must, fetches may begin
+};
+
+// Of the step `templates[window]`, which comes after those before it and before those behind it.
+Plan plan(const Machine& machine, const std::vector<const Template*>& templates, std::size_t window);
+
+}  // namespace terrace::foresight

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "foresight/sweep.h"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "foresight/occupancy.h"
+
+namespace terrace::foresight {
+namespace {
+
+constexpr std::uint32_t kNone = UINT32_MAX;
+constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 4;
+constexpr int kTriesMax = 64;  // candidates that are looked at for one victim
+
+struct Candidate {
+  std::int64_t next_ns = 0;
+  std::uint32_t tensor = 0;
+  std::uint32_t use = 0;  // after which it is one
+  bool operator<(const Candidate& other) const {
+    return std::tie(next_ns, tensor) < std::tie(other.next_ns, other.tensor);
+  }
+};
+
+struct State {
+  bool resident = false;
+  bool clean = false;              // there is, or will be, a valid copy below
+  bool written = false;            // within the horizon
+  std::int64_t clean_from_ns = 0;  // `clean`
+  std::int64_t released_ns = 0;    // when the last write was over
+  std::uint32_t released_group = 0;
+  std::uint32_t last_use = kNone;
+};
+
+class Sweep {
+ public:
+  explicit Sweep(const SweepInput& input)
+      : input_(input),
+        groups_(static_cast<std::uint32_t>(input.group_begin_ns.size() - 1)),
+        states_(input.bytes.size()),
+        occupied_(groups_) {
+    result_.given_up.resize(input.uses.size());
+    next_.resize(input.uses.size(), kNone);
+    std::vector<std::uint32_t> later(input.bytes.size(), kNone);
+    for (std::size_t use = input.uses.size(); use-- > 0;) {
+      next_[use] = later[input.uses[use].tensor];
+      later[input.uses[use].tensor] = static_cast<std::uint32_t>(use);
+    }
+    arriving_.resize(groups_ + 1);
+    brought_.resize(input.uses.size());
+  }
+
+  SweepResult run() {
+    std::size_t at = 0;
+    for (std::uint32_t group = 0; group < groups_; ++group) {
+      now_bytes_ += arriving_[group];
+      std::size_t end = at;
+      for (; end < input_.uses.size() && input_.uses[end].group == group; ++end) begin_use(end);
+      while (now_bytes_ > static_cast<std::int64_t>(input_.capacity_bytes) && give_one_up(group)) {
+      }
+      occupied_[group] = now_bytes_;
+      for (; at < end; ++at) end_use(static_cast<std::uint32_t>(at));
+    }
+    begin_early();
+    return std::move(result_);
+  }
+
+ private:
+  std::int64_t begin_ns(std::uint32_t group) const { return input_.group_begin_ns[group]; }
+  std::uint32_t group_at(std::int64_t time) const {
+    const auto& begins = input_.group_begin_ns;
+    const auto past = std::upper_bound(begins.begin(), begins.end() - 1, time);
+    return past == begins.begin() ? 0 : static_cast<std::uint32_t>(past - begins.begin() - 1);
+  }
+
+  void begin_use(std::size_t at) {
+    const SweepUse& use = input_.uses[at];
+    State& state = states_[use.tensor];
+    if (!state.resident) {
+      state.resident = true;
+      if (!state.written && use.reads && state.last_use == kNone) state.clean = true;  // from before the horizon
+      if (!brought_[at]) now_bytes_ += static_cast<std::int64_t>(input_.bytes[use.tensor]);
+    }
+    state.last_use = static_cast<std::uint32_t>(at);
+  }
+
+  void end_use(std::uint32_t at) {
+    const SweepUse& use = input_.uses[at];
+    State& state = states_[use.tensor];
+    if (state.last_use != at) return;  // used again within the group
+    if (use.writes) {
+      state.clean = false;
+      state.written = true;
+      state.released_ns = begin_ns(use.group + 1);
+      state.released_group = use.group;
+    }
+    if (use.dies) {
+      state.resident = false;
+      state.clean = false;
+      now_bytes_ -= static_cast<std::int64_t>(input_.bytes[use.tensor]);
+      return;
+    }
+    if (use.leaves) {
+      try_give_up({0, use.tensor, at}, use.group, true);
+      return;
+    }
+    candidates_.push_back({next_[at] == kNone ? kFar : begin_ns(input_.uses[next_[at]].group), use.tensor, at});
+    std::push_heap(candidates_.begin(), candidates_.end());
+  }
+
+  bool is_candidate(const Candidate& candidate, std::uint32_t group) const {
+    const State& state = states_[candidate.tensor];
+    return state.resident && state.last_use == candidate.use && input_.uses[candidate.use].group != group;
+  }
+
+  bool give_one_up(std::uint32_t group) {
+    std::vector<Candidate>& passed = passed_;
+    passed.clear();
+    bool gone = false;
+    for (int tries = 0; tries < kTriesMax && !candidates_.empty() && !gone;) {
+      std::pop_heap(candidates_.begin(), candidates_.end());
+      const Candidate candidate = candidates_.back();
+      candidates_.pop_back();
+      if (!is_candidate(candidate, group)) continue;  // for good: its next use makes a new one
+      ++tries;
+      gone = try_give_up(candidate, group, false);
+      if (!gone) passed.push_back(candidate);
+    }
+    if (!gone && !passed.empty()) {
+      gone = try_give_up(passed.front(), group, true);
+      passed.erase(passed.begin());
+    }
+    for (const Candidate& candidate : passed) {
+      candidates_.push_back(candidate);
+      std::push_heap(candidates_.begin(), candidates_.end());
+    }
+    return gone;
+  }
+
+  // `anyway`: although the links have no time for it.
+  bool try_give_up(const Candidate& candidate, std::uint32_t group, bool anyway) {
+    State& state = states_[candidate.tensor];
+    const std::uint64_t bytes = input_.bytes[candidate.tensor];
+    const std::uint32_t next = next_[candidate.use];
+    const bool returns = next != kNone && input_.uses[next].reads;
+    if (next != kNone && input_.uses[next].group <= group) return false;
+    std::int64_t gone_ns = std::max(begin_ns(group), state.clean_from_ns);
+    std::optional<Span> out;
+    if (!state.clean) {
+      const std::int64_t work = input_.out.work_ns(bytes);
+      out = out_.take_earliest({state.released_ns, begin_ns(group) - input_.out.latency_ns}, work);
+      if (!out && !anyway) return false;
+      if (!out) out = out_.take_earliest({state.released_ns, kFar}, work);
+      if (!out) out = Span{begin_ns(group), begin_ns(group) + work};
+      gone_ns = std::max(begin_ns(group), out->end_ns);
+      note_delay(group, out->end_ns + input_.out.latency_ns);
+    } else if (state.clean_from_ns > begin_ns(group) && !anyway) {
+      return false;
+    }
+    if (out) {
+      state.clean = true;
+      state.clean_from_ns = out->end_ns;
+      result_.outs.push_back({candidate.tensor, state.released_group, *out});
+    }
+    std::optional<Span> in;
+    if (returns) {
+      const std::int64_t work = input_.in.work_ns(bytes);
+      const std::int64_t due = begin_ns(input_.uses[next].group) - input_.in.latency_ns;
+      const std::int64_t earliest = std::max(begin_ns(group + 1), gone_ns);
+      in = in_.take_latest({earliest, due}, work);
+      if (!in && !anyway) return false;  // its way out stays: it will serve another time
+      if (!in) in = in_.take_earliest({earliest, kFar}, work);
+      if (!in) in = Span{earliest, earliest + work};
+      note_delay(input_.uses[next].group, in->end_ns + input_.in.latency_ns);
+      const std::uint32_t from = std::min(group_at(in->begin_ns), input_.uses[next].group);
+      arriving_[std::max(from, group + 1)] += static_cast<std::int64_t>(bytes);
+      result_.ins.push_back({candidate.tensor, next, in->begin_ns, *in});
+      comes_.push_back({group + 1, std::max(from, group + 1)});
+      brought_[next] = true;
+    }
+    result_.given_up[candidate.use] = true;
+    state.resident = false;
+    now_bytes_ -= static_cast<std::int64_t>(bytes);
+    return true;
+  }
+
+  void note_delay(std::uint32_t group, std::int64_t ready_ns) {
+    if (ready_ns > begin_ns(group)) result_.delays.push_back({group, ready_ns - begin_ns(group)});
+  }
+
+  // Where there is room before a fetch must begin, it may.
+  void begin_early() {
+    Occupancy tree(occupied_);
+    std::vector<std::uint32_t> order(result_.ins.size());
+    for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return std::tie(result_.ins[a].when.begin_ns, a) < std::tie(result_.ins[b].when.begin_ns, b);
+    });
+    for (const std::uint32_t i : order) {
+      SweepIn& in = result_.ins[i];
+      const auto bytes = static_cast<std::int64_t>(input_.bytes[in.tensor]);
+      const auto [gone, comes] = comes_[i];
+      const std::uint32_t earliest = std::max(gone, group_at(in.when.begin_ns - input_.lead_ns));
+      if (earliest >= comes) continue;
+      const std::uint32_t from =
+          tree.first_below(earliest, comes, static_cast<std::int64_t>(input_.capacity_bytes) - bytes);
+      tree.add(from, comes, bytes);
+      in.from_ns = std::min(in.when.begin_ns, begin_ns(from));
+    }
+  }
+
+  const SweepInput& input_;
+  std::uint32_t groups_;
+  std::vector<State> states_;
+  std::vector<std::int64_t> occupied_;  // bytes, by group
+  std::vector<std::uint32_t> next_;     // by use: the same tensor's next one
+  std::vector<std::int64_t> arriving_;  // bytes that take their room at the beginning of a group
+  std::vector<Candidate> candidates_;   // a heap, with some that are none any more
+  std::vector<Candidate> passed_;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> comes_;  // by entry of `ins`: the groups it is away
+  std::vector<bool> brought_;                                   // by use: its room is taken before
+  std::int64_t now_bytes_ = 0;
+  Timeline in_;
+  Timeline out_;
+  SweepResult result_;
+};
+
+}  // namespace
+
+SweepResult sweep(const SweepInput& input) { return Sweep(input).run(); }
+
+}  // namespace terrace::foresight

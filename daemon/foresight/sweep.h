@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// One pass over the uses that are to come, in one tier: what has to go when, so that what is used fits, and when it is
+// written down and brought back over the links below. Belady's choice, the farthest next use, among those that the
+// links have time for. O(n log n).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "foresight/timeline.h"
+
+namespace terrace::foresight {
+
+// How fast bytes move one way between a tier and the one below.
+struct LinkPace {
+  double bytes_per_s = 0;  // 0: there is none
+  std::int64_t latency_ns = 0;
+  std::int64_t work_ns(std::uint64_t bytes) const {
+    return static_cast<std::int64_t>(static_cast<double>(bytes) / bytes_per_s * 1e9) + 1;
+  }
+};
+
+struct SweepUse {
+  std::uint32_t tensor = 0;
+  std::uint32_t group = 0;  // those of one group are needed at once
+  bool reads = false;       // the content is needed
+  bool writes = false;
+  bool dies = false;    // afterwards the content is not needed by anybody
+  bool leaves = false;  // afterwards it is used in another tier
+};
+
+struct SweepInput {
+  std::uint64_t capacity_bytes = 0;
+  std::vector<std::int64_t> group_begin_ns;  // of each group, and the end of the last
+  std::vector<SweepUse> uses;                // by group
+  std::vector<std::uint64_t> bytes;          // of each tensor
+  LinkPace in;
+  LinkPace out;
+  std::int64_t lead_ns = 0;  // fetches may begin that much earlier than they must, where there is room
+};
+
+struct SweepOut {
+  std::uint32_t tensor = 0;
+  std::uint32_t released_group = 0;  // it is over when the copy may be written down
+  Span when;
+};
+
+struct SweepIn {
+  std::uint32_t tensor = 0;
+  std::uint32_t use = 0;     // for which it comes
+  std::int64_t from_ns = 0;  // there is room from then on
+  Span when;
+};
+
+// A group that cannot begin when it should.
+struct SweepDelay {
+  std::uint32_t group = 0;
+  std::int64_t late_ns = 0;
+};
+
+struct SweepResult {
+  std::vector<bool> given_up;  // by use: the copy goes before the next one
+  std::vector<SweepOut> outs;
+  std::vector<SweepIn> ins;
+  std::vector<SweepDelay> delays;  // of copies that had to go although a link has no time for them
+};
+
+SweepResult sweep(const SweepInput& input);
+
+}  // namespace terrace::foresight

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// When one direction of a link is free. Transfers may be interrupted for others, so that a piece of work takes any free
+// time within its window.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+namespace terrace::foresight {
+
+struct Span {
+  std::int64_t begin_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
+class Timeline {
+ public:
+  Timeline();
+
+  // Takes `work_ns` of the free time within the window, the earliest there is; none if there is too little.
+  std::optional<Span> take_earliest(Span window, std::int64_t work_ns);
+  // The latest there is.
+  std::optional<Span> take_latest(Span window, std::int64_t work_ns);
+
+ private:
+  static constexpr int kLooksMax = 256;  // at free intervals, a call
+
+  std::map<std::int64_t, std::int64_t> free_;  // begin -> end, disjoint, none empty
+};
+
+}  // namespace terrace::foresight

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan of a cyclic sweep keeps as much as there is room for and moves the rest, in time where the links allow it.
+#include "foresight/planner.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace terrace::foresight {
+namespace {
+
+constexpr std::uint32_t kHost = 0;
+constexpr std::uint32_t kDevice = 1;
+constexpr std::int64_t kRunNs = 1'000'000;
+
+Template loop(std::uint32_t tensors, std::uint64_t bytes, std::uint32_t place, shm::Mode mode) {
+  Template known;
+  for (std::uint32_t tensor = 0; tensor < tensors; ++tensor) {
+    TemplateUse use;
+    use.slot = Slot{tensor};
+    use.place = place;
+    use.mode = mode;
+    use.bytes = bytes;
+    use.at_ns = tensor * kRunNs;
+    use.trust = kTrusted;
+    known.uses.push_back(use);
+  }
+  known.period_ns = tensors * kRunNs;
+  return known;
+}
+
+std::uint64_t given_up(const Plan& plan) {
+  return static_cast<std::uint64_t>(
+      std::ranges::count_if(plan.uses, [](const PlannedUse& use) { return use.give_up; }));
+}
+
+TEST(Planner, ALoopIsKeptButForWhatHasNoRoom) {
+  // 100 tensors of 1 MB, room for 80: 20 of them have to come again in each step, and one more has to be there at once.
+  Machine machine;
+  machine.devices.push_back({kDevice, 80'000'000, {10e9, 0}, {10e9, 0}});
+  const Template known = loop(100, 1'000'000, kDevice, shm::Mode::kRead);
+  const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
+  EXPECT_GE(given_up(made), 20u);
+  EXPECT_LE(given_up(made), 22u);
+  EXPECT_GE(made.fetches.size(), 20u);
+  EXPECT_LE(made.fetches.size(), 22u);
+  EXPECT_TRUE(made.cleans.empty()) << "nobody writes";
+  for (const PlannedFetch& fetch : made.fetches) EXPECT_LE(fetch.from * kRunNs, fetch.due_ns);
+}
+
+TEST(Planner, WhereALinkIsTooSlowTheStepIsPlannedAsLongAsItWillTake) {
+  // Of 100 MB, 50 fit, and the rest takes 1 ms each: the runs of 1 ms hide it just so; at a tenth of the speed they do
+  // not.
+  Machine machine;
+  machine.devices.push_back({kDevice, 50'000'000, {0.1e9, 0}, {0.1e9, 0}});
+  const Template known = loop(100, 1'000'000, kDevice, shm::Mode::kWrite);
+  const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
+  EXPECT_GT(made.period_ns, 400 * kRunNs);
+  EXPECT_LT(made.period_ns, 700 * kRunNs);
+  EXPECT_LE(given_up(made), 55u);
+}
+
+TEST(Planner, MemoryAboveBlocksIsPlannedToo) {
+  Machine machine;
+  machine.has_memory = true;
+  machine.memory = {kHost, 50'000'000, {10e9, 0}, {10e9, 0}};
+  const Template known = loop(100, 1'000'000, kHost, shm::Mode::kWrite);
+  const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
+  EXPECT_GE(made.fetches.size(), 50u);
+  EXPECT_LE(made.fetches.size(), 53u);
+  EXPECT_GE(made.cleans.size(), 50u);
+  for (const PlannedFetch& fetch : made.fetches) EXPECT_EQ(fetch.place, kHost);
+}
+
+TEST(Planner, EmptyTemplatesGiveEmptyPlans) {
+  Template none;
+  none.period_ns = 1;
+  EXPECT_TRUE(plan({}, {&none, &none}, 0).uses.empty());
+}
+
+}  // namespace
+}  // namespace terrace::foresight

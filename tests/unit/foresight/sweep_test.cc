@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// What has to go, goes by the farthest next use, when the links have time for it; what comes back has its room.
+#include "foresight/sweep.h"
+
+#include <gtest/gtest.h>
+
+namespace terrace::foresight {
+namespace {
+
+constexpr double kOneByteANs = 1e9;
+
+// Groups of 100 ns each.
+SweepInput input_of(std::uint64_t capacity, std::uint32_t groups, std::vector<SweepUse> uses,
+                    std::vector<std::uint64_t> bytes) {
+  SweepInput input;
+  input.capacity_bytes = capacity;
+  for (std::uint32_t group = 0; group <= groups; ++group) input.group_begin_ns.push_back(group * 100);
+  input.uses = std::move(uses);
+  input.bytes = std::move(bytes);
+  input.in = input.out = {kOneByteANs, 0};
+  return input;
+}
+
+SweepUse read(std::uint32_t tensor, std::uint32_t group) { return {.tensor = tensor, .group = group, .reads = true}; }
+SweepUse written(std::uint32_t tensor, std::uint32_t group) {
+  return {.tensor = tensor, .group = group, .writes = true};
+}
+
+SweepUse passing(std::uint32_t tensor, std::uint32_t group) {
+  return {.tensor = tensor, .group = group, .writes = true, .dies = true};
+}
+
+TEST(Sweep, MovesNothingWhereAllFits) {
+  const auto result = sweep(input_of(100, 3, {written(0, 0), written(1, 1), read(0, 2)}, {50, 50}));
+  EXPECT_TRUE(result.outs.empty());
+  EXPECT_TRUE(result.ins.empty());
+}
+
+TEST(Sweep, GivesUpTheFarthestNextUseAndWritesItDownEarly) {
+  // 0 and 1 are born and used again; 2 needs the room of one of them for a while. 1 is used later.
+  const auto result =
+      sweep(input_of(100, 8, {written(0, 0), written(1, 1), passing(2, 4), read(0, 5), read(1, 7)}, {50, 50, 50}));
+  ASSERT_EQ(result.outs.size(), 1u);
+  EXPECT_EQ(result.outs[0].tensor, 1u);
+  EXPECT_EQ(result.outs[0].when.begin_ns, 200) << "as soon as it is written";
+  EXPECT_TRUE(result.given_up[1]);
+  EXPECT_FALSE(result.given_up[0]);
+  ASSERT_EQ(result.ins.size(), 1u);
+  EXPECT_EQ(result.ins[0].use, 4u);
+  EXPECT_LE(result.ins[0].when.end_ns, 700) << "in time";
+}
+
+TEST(Sweep, PrefersWhatALinkHasTimeFor) {
+  // Tensor 1 is used later, but was written only just now: it cannot be down in time. Tensor 0 can.
+  const auto result =
+      sweep(input_of(150, 8, {written(0, 0), written(1, 2), passing(2, 3), read(0, 5), read(1, 7)}, {50, 100, 50}));
+  ASSERT_EQ(result.outs.size(), 1u);
+  EXPECT_EQ(result.outs[0].tensor, 0u);
+  EXPECT_TRUE(result.delays.empty());
+}
+
+TEST(Sweep, SaysWhatWillBeLate) {
+  const auto result = sweep(input_of(100, 2, {written(0, 0), written(1, 1)}, {100, 100}));
+  ASSERT_EQ(result.delays.size(), 1u);
+  EXPECT_EQ(result.delays[0].group, 1u);
+  EXPECT_EQ(result.delays[0].late_ns, 101) << "its way out begins when it is written";
+}
+
+TEST(Sweep, WhatIsDeadNeedsNoWayOut) {
+  SweepUse last = read(0, 1);
+  last.dies = true;
+  const auto result = sweep(input_of(100, 3, {written(0, 0), last, written(1, 2)}, {100, 100}));
+  EXPECT_TRUE(result.outs.empty());
+}
+
+TEST(Sweep, CleanCopiesGoForNothing) {
+  // Read alone: a copy below is there from before.
+  const auto result = sweep(input_of(100, 6, {read(0, 0), written(1, 1), read(0, 5)}, {100, 100}));
+  EXPECT_TRUE(result.outs.empty() || result.outs[0].tensor == 1u);
+  EXPECT_TRUE(result.given_up[0]);
+}
+
+TEST(Sweep, FetchesBeginEarlierWhereThereIsRoomButNeverBeforeWhatIsYetToBeBorn) {
+  // 0 leaves for 1, which fills all until group 4; only then is there room for its return, due in group 9.
+  SweepUse dies = read(1, 4);
+  dies.dies = true;
+  SweepInput input = input_of(100, 10, {written(0, 0), written(1, 2), dies, read(0, 9)}, {50, 100});
+  input.lead_ns = 10'000;
+  const auto result = sweep(input);
+  ASSERT_EQ(result.ins.size(), 1u);
+  EXPECT_EQ(result.ins[0].from_ns, 500);
+  EXPECT_EQ(result.ins[0].when.begin_ns, 849);
+}
+
+}  // namespace
+}  // namespace terrace::foresight
