@@ -287,7 +287,9 @@ bool EngineImpl::advance(Session& session, Admission& admission, Slot slot) {
   flight.to = staged ? Level::kMemory : target;
   const mover::Class urgency =
       admission.is(Admission::Kind::kPrefetch) ? mover::Class::kPrefetch : mover::Class::kDemand;
-  start(session, slot, flight, {urgency, admission.deadline});
+  const Time deadline =
+      admission.planned ? now_ + Duration(admission.due_ns - session.foreseen.now_ns()) : admission.deadline;
+  start(session, slot, flight, {urgency, deadline});
   return true;
 }
 

@@ -47,7 +47,9 @@ struct Admission {
   std::uint64_t fetched = 0;        // tensors that had to be brought
   std::uint64_t missing_bytes = 0;  // that it lacked in the tier when it was last looked at
   bool waited = false;
-  bool behind = false;  // an earlier one is making room in the same tier: it may not take any
+  bool planned = false;     // kPrefetch: by a plan, not by a hint
+  std::int64_t due_ns = 0;  // `planned`: as in Expectation
+  bool behind = false;      // an earlier one is making room in the same tier: it may not take any
   Block block = Block::kNothing;
 
   bool is(Kind a) const { return kind == a; }

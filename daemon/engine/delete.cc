@@ -30,6 +30,9 @@ void EngineImpl::delete_tensor(Session& session, Slot slot) {
   tensor.deleted = true;
   tensor.pinned = Level::kNone;
   tensor.pinner = SessionId{};
+  observe_forgotten(session, slot);
+  for (const auto& place : session.places)
+    if (place != nullptr) place->policy->expect(slot, {});  // the slot's next tensor is another one
   touch(session, slot);
   if (!try_finish_delete(session, slot)) {
     want(session, slot);
@@ -77,6 +80,7 @@ void EngineImpl::on(const Request& request, const DontNeed& body) {
                                      fmt::format("tensor '{}' is leased: release it first", tensor.name)));
   }
   for (const Slot slot : *slots) {
+    observe_forgotten(**session, slot);
     forget(**session, slot);
     Tensor& tensor = (*session)->at(slot);
     tensor.torn = false;

@@ -58,6 +58,8 @@ void EngineImpl::accessed(Time now, SessionId id, std::span<const Access> access
     if (!tensor.live() || tensor.published == Level::kNone) continue;
     last_tier = tier_index(tensor, tensor.published);
     session->places[last_tier]->policy->used(access.slot, now);
+    observe(*session, access.slot, access.mode, access.at == Time{} ? now : access.at, Duration::zero());
+    follow(*session, access.slot);
     note_lease(tensor);
     if (fast_leases > 0) {
       ++tiers_[last_tier].leases.hits;
@@ -65,6 +67,9 @@ void EngineImpl::accessed(Time now, SessionId id, std::span<const Access> access
     }
   }
   tiers_[last_tier].leases.hits += fast_leases;
+  if (!session->foreseen.plan) return;
+  stir(*session);
+  run();
 }
 
 void EngineImpl::session_died(Time now, SessionId id) {
@@ -136,6 +141,7 @@ void EngineImpl::pump(Session& session) {
   for (const auto& place : session.places)
     if (place != nullptr) place->write_back_error.reset();  // nobody waited for it
   start_prefetches(session);
+  foresee(session);
   clean(session);
 }
 
@@ -146,6 +152,7 @@ void EngineImpl::try_admissions(Session& session, bool prefetches) {
     Admission& admission = *at++;  // it may end
     if (admission.phase != Admission::Phase::kWaiting) continue;
     if (admission.is(Admission::Kind::kPrefetch) != prefetches) continue;
+    if (admission.planned && waits_for_room(session, false)) continue;
     const std::size_t tier = admission.tier;
     const std::uint64_t id = admission.id;
     if (admission.seen_events != session.events && !room_is_coming(session, admission)) {

@@ -19,6 +19,8 @@
 #include "engine/policy.h"
 #include "engine/request.h"
 #include "engine/status.h"
+#include "foresight/observation.h"
+#include "foresight/plan.h"
 #include "mover/transfer.h"
 #include "tier/extent.h"
 
@@ -48,6 +50,7 @@ struct Options {
   std::uint32_t transfers_in_flight_max = 16;  // handed down at a time, per link
   double spare_share = 0.0;                    // part of the home tier kept back for retired regions
   bool former_at_work = false;                 // a daemon that was killed may be at the block tier: see former_ended()
+  bool observe = false;                        // say what sessions do: Output::observations
   std::function<std::unique_ptr<Policy>()> make_policy = make_lru_policy;
 };
 
@@ -66,12 +69,14 @@ struct Output {
   std::vector<mover::SegmentOrder> segment_orders;
   std::vector<SessionId> gone;
   std::vector<Pressure> pressure;
+  std::vector<foresight::Observation> observations;  // of ordinary sessions, where Options::observe asks for them
 };
 
 // One entry of an access log, unverified.
 struct Access {
   Slot slot{};
   shm::Mode mode{};
+  Time at{};  // 0: not known, which counts as now
 };
 
 // A session that outlived the daemon.
@@ -112,6 +117,9 @@ class Engine {
   virtual void segment_done(Time now, const mover::SegmentDone& done) = 0;
   // Drained access-log entries, and how many fast leases they stand for (entries may have been lost).
   virtual void accessed(Time now, SessionId session, std::span<const Access> accesses, std::uint64_t fast_leases) = 0;
+  // What is foreseen of the session's step that is under way, and what is to be done meanwhile: from now on, instead of
+  // what was planned before. A session that is not there, or a share, has none. Whatever the plan says, no law breaks.
+  virtual void plan(Time now, SessionId session, std::shared_ptr<const foresight::Plan> plan) = 0;
   // The session's doorbell rang: a lease that somebody waits for may have ended.
   virtual void lease_ended(Time now, SessionId session) = 0;
   // The session's trainer is gone: as CloseSession, without anyone to ask.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
-// leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, status.cc,
-// invariants.cc, record.cc, restore.cc, settle.cc and former.cc for what outlives the process, shares.cc and words.cc
-// for what several processes see of it, and engine.cc for the entrance.
+// leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, follow.cc
+// and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc and former.cc for
+// what outlives the process, shares.cc and words.cc for what several processes see of it, and engine.cc for the
+// entrance.
 #pragma once
 
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -34,6 +36,7 @@ class EngineImpl final : public Engine {
   void transfer_done(Time now, const mover::TransferDone& done) override;
   void segment_done(Time now, const mover::SegmentDone& done) override;
   void accessed(Time now, SessionId session, std::span<const Access> accesses, std::uint64_t fast_leases) override;
+  void plan(Time now, SessionId session, std::shared_ptr<const foresight::Plan> plan) override;
   void lease_ended(Time now, SessionId session) override;
   void session_died(Time now, SessionId session) override;
   void answering(RequestId request, std::uint32_t position) override;
@@ -81,6 +84,15 @@ class EngineImpl final : public Engine {
     OpenSession open;
     std::vector<std::uint64_t> floors;  // bytes, by tier
   };
+  // Which copies may go.
+  struct Choice {
+    std::uint64_t enough_bytes = 0;
+    bool spare_prefetched = false;
+    bool at_once = false;                                                   // those alone that cost no transfer
+    std::int64_t used_after_ns = std::numeric_limits<std::int64_t>::min();  // of those that are foreseen
+  };
+  // What is used so soon does not go, although it would cost no transfer now.
+  static constexpr std::int64_t kSoonNs = 10'000'000;
   enum class Room : std::uint8_t { kReady, kWait, kLeases, kOthers, kRefused };
   enum class Eviction : std::uint8_t { kDropped, kStarted, kDeferred, kRefused };
   struct Urgency {
@@ -249,7 +261,16 @@ class EngineImpl final : public Engine {
   Room wait_for_leases(Session& session, Admission& admission, const Survey& survey, std::uint64_t bytes,
                        Error& refusal);
   bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets);
-  Survey survey(Session& session, std::size_t tier, std::uint64_t enough_bytes, bool spare_prefetched);
+  Survey survey(Session& session, std::size_t tier, const Choice& choice);
+  Choice choice_for(const Session& session, const Admission& admission, std::uint64_t enough_bytes) const;
+  Survey survey_for(Session& session, const Admission& admission, std::uint64_t enough_bytes);
+
+  // window.cc
+  std::optional<double> missed(Session& session, std::size_t tier, Slot slot, const Choice& choice) const;
+  bool clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice);
+  bool make_room_at_once(Session& session, const Admission& admission, const std::vector<std::uint64_t>& sizes);
+
+  // room.cc
   bool slide_one(Session& session, std::size_t tier);
   bool room_is_coming(const Session& session, const Admission& admission) const;
   void start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset);
@@ -298,6 +319,30 @@ class EngineImpl final : public Engine {
   std::uint64_t projected_bytes(const Session& session, std::size_t tier) const;
   static std::string in_words(const Session& session, const Tenant& asks);
   Error open_refusal(const PendingOpen& open) const;
+
+  // follow.cc
+  void observe(const Session& session, Slot slot, shm::Mode mode, Time at, Duration waited);
+  void observe_forgotten(const Session& session, Slot slot);
+  void observe_step(const Session& session, std::uint32_t kind);
+  void follow(Session& session, Slot slot);
+  std::optional<std::uint32_t> find_use(Foreseen& foreseen, Slot slot) const;
+  void pass(Session& session, std::uint32_t use);
+  void pass_some(Session& session, std::uint32_t most);
+  void step_over(Session& session);
+  void lose_plan(Session& session);
+  void tell_policies(Session& session);
+  bool expect_first_uses(Session& session);
+  void forget_expectations(Session& session);
+
+  // foresee.cc
+  void foresee(Session& session);
+  void start_planned_cleans(Session& session);
+  bool start_planned_clean(Session& session, const foresight::PlannedClean& clean);
+  static bool waits_for_room(const Session& session, bool planned_too);
+  void start_planned_fetches(Session& session);
+  void plan_return(Session& session, Slot slot, Level level);
+  void revoke_late(Session& session);
+  bool start_planned_fetch(Session& session, const foresight::PlannedFetch& fetch);
 
   // prefetch.cc
   void on(const Request& request, const Prefetch& body);
@@ -389,6 +434,7 @@ class EngineImpl final : public Engine {
   std::uint64_t steps_ = 0;
   Restored restored_;
   PrefetchStatus prefetches_;
+  ForesightStatus foresight_;
 
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::map<SessionId, SessionId> part_of_;  // members of shares, and the share

@@ -42,6 +42,7 @@ EngineImpl::Eviction EngineImpl::evict(Session& session, Slot slot, Level level,
     publish_best(session, slot);
     return Eviction::kDeferred;
   }
+  if (reason != EvictionReason::kHint && reason != EvictionReason::kMove) plan_return(session, slot, level);
   if (droppable(session, slot, level)) {
     count_eviction(tensor, level, reason);
     drop_copy(session, slot, level);
@@ -78,7 +79,7 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
       // In pieces: not worth more. Or memory cannot be written back just now: the home itself may do better, and if
       // not, whoever waits learns of it.
       if (coming >= bytes || memory.write_back_error) return Eviction::kStarted;
-      const Survey found = survey(session, memory_tier_, bytes - coming, false);
+      const Survey found = survey(session, memory_tier_, {.enough_bytes = bytes - coming});
       if (found.victim_bytes < bytes - coming) return Eviction::kStarted;
       bool started = false;
       for (const Slot victim : found.victims)
@@ -143,7 +144,7 @@ void EngineImpl::on(const Request& request, const Evict& body) {
 // Early write-back: the copies that would be given up next are kept clean once the tier is nearly full.
 void EngineImpl::clean(Session& session) {
   const Level above_home = home_level_ == Level::kBlock && memory_tier_ != SIZE_MAX ? Level::kMemory : Level::kDevice;
-  if (above_home == home_level_ || former_at_work_) return;
+  if (above_home == home_level_ || former_at_work_ || session.foreseen.plan) return;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
     if (tiers_[tier].level == above_home) clean_place(session, tier);
 }

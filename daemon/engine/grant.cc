@@ -70,6 +70,10 @@ void EngineImpl::grant(Session& session, Admission& admission) {
     located.tensors.push_back(placement(tensor, level));
     if (tiers_[admission.tier].mapped() && !admission.is(Admission::Kind::kPrefetch))
       session.places[admission.tier]->policy->used(slot, now_);
+    if (!admission.is(Admission::Kind::kAcquire)) continue;
+    observe(session, slot, admission.mode, now_,
+            admission.waited || admission.fetched > 0 ? now_ - admission.started : Duration::zero());
+    follow(session, slot);
   }
   count_waited(admission, true);
   const bool silent = admission.is(Admission::Kind::kPrefetch);

@@ -92,6 +92,19 @@ void EngineImpl::check_session(const Session& session, bool scribbled) const {
   TERRACE_CHECK(transfers == session.transfers);
   TERRACE_CHECK(count == session.tensor_count && count == session.names.size() && bytes == session.tensor_bytes);
   check_places(session);
+  // Law 6: whoever waits for room waits for something that is under way, and is looked at when it is done.
+  const bool still =
+      session.transfers == 0 &&
+      std::ranges::all_of(session.places,
+                          [](const auto& place) {
+                            return place == nullptr ||
+                                   (place->adding_bytes == 0 && place->removing_bytes == 0 && place->stuck_bytes == 0);
+                          }) &&
+      sessions_.size() == 1 && opens_.empty();
+  if (scribbled || !still || session.is_share() || former_at_work_ || session.life != Session::Life::kOpen) return;
+  for (const Admission& admission : session.admissions)
+    TERRACE_CHECK(admission.planned || admission.phase != Admission::Phase::kWaiting ||
+                  admission.block != Admission::Block::kSpace);
 }
 
 void EngineImpl::check_tensor(const Session& session, Slot slot) const {

@@ -1,16 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// What to give up when room is needed. Pure: it sees accesses and answers with an order; it moves nothing. One object
-// per session and tier. LRU is the first; the learned plan comes beside it.
+// What to give up when room is needed. Pure: it sees accesses, and what is foreseen, and answers with an order; it
+// moves nothing. One object per session and tier.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "base/ids.h"
 #include "base/time.h"
 
 namespace terrace::engine {
+
+// What is foreseen of a copy.
+struct Expectation {
+  // Of its next use, in nanoseconds of the session's compute: numbers of one session can be compared, whatever tensors
+  // they are of. kUnforeseen: nothing is known of it.
+  std::int64_t next_ns = std::numeric_limits<std::int64_t>::max();
+  bool give_up = false;  // the plan has it go before then
+  bool operator==(const Expectation&) const = default;
+};
+inline constexpr std::int64_t kUnforeseen = std::numeric_limits<std::int64_t>::max();
 
 class Policy {
  public:
@@ -20,6 +31,9 @@ class Policy {
   virtual void arrived(Slot slot, Time now) = 0;
   virtual void used(Slot slot, Time now) = 0;
   virtual void left(Slot slot) = 0;
+  // What is foreseen of a slot, whether it has a copy in the tier just now or not. Stands until something else is.
+  virtual void expect(Slot, Expectation) {}
+  virtual Expectation expected(Slot) const { return {}; }
   // Offers the copies from the first to give up to the last, until `take` returns false. The order is total and depends
   // on nothing but the calls above.
   virtual void offer_victims(const std::function<bool(Slot)>& take) const = 0;
@@ -27,5 +41,11 @@ class Policy {
 
 // Least recently used first.
 std::unique_ptr<Policy> make_lru_policy();
+
+// What the plan has go, then what nothing is foreseen of, least recently used first, then the farthest next use first.
+std::unique_ptr<Policy> make_next_use_policy();
+
+// Scan-resistant: S3-FIFO (Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction, SOSP 2023).
+std::unique_ptr<Policy> make_s3_fifo_policy();
 
 }  // namespace terrace::engine

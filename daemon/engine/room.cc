@@ -78,6 +78,7 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
   while (true) {
     if (allocate_all(place, sizes, offsets)) return Room::kReady;
     if (place.adding_bytes > 0 || grow(session, admission.tier)) return Room::kWait;
+    if (make_room_at_once(session, admission, sizes)) continue;
     if (place.write_back_error && !admission.is(Admission::Kind::kPrefetch)) {
       refusal = *place.write_back_error;
       place.write_back_error.reset();
@@ -111,7 +112,8 @@ EngineImpl::Room EngineImpl::make_room_by_bytes(Session& session, Admission& adm
     return Room::kRefused;
   }
   const std::uint64_t needed = missing_bytes - coming;
-  const Survey found = survey(session, tier, needed, admission.is(Admission::Kind::kPrefetch));
+  const Survey found = survey_for(session, admission, needed);
+  if (admission.planned && found.victim_bytes < needed) return Room::kWait;
   if (found.victim_bytes < needed && found.victim_bytes + found.busy_bytes >= needed) return Room::kWait;
   if (found.victim_bytes < needed)
     return wait_for_leases(session, admission, found, needed - found.victim_bytes - found.busy_bytes, refusal);
@@ -137,7 +139,8 @@ EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& adm
   const Place& place = *session.places[tier];
   if (place.leaving_bytes > 0) return Room::kWait;
   const bool prefetch = admission.is(Admission::Kind::kPrefetch);
-  Survey found = survey(session, tier, 1, prefetch);
+  Survey found = survey_for(session, admission, 1);
+  if (admission.planned && found.victims.empty()) return Room::kWait;
   if (!found.victims.empty()) {
     const Eviction done = evict(session, found.victims.front(), tiers_[tier].level,
                                 prefetch ? EvictionReason::kPrefetch : EvictionReason::kDemand,
@@ -148,12 +151,39 @@ EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& adm
   return wait_for_leases(session, admission, found, std::min(missing_bytes, found.leased_bytes), refusal);
 }
 
+EngineImpl::Choice EngineImpl::choice_for(const Session& session, const Admission& admission,
+                                          std::uint64_t enough_bytes) const {
+  Choice choice{.enough_bytes = enough_bytes, .spare_prefetched = admission.is(Admission::Kind::kPrefetch)};
+  if (!session.foreseen.plan) return choice;
+  if (admission.planned) {  // nothing that is needed sooner goes for a guess
+    choice.at_once = true;
+    choice.spare_prefetched = false;
+    choice.used_after_ns = admission.due_ns + 1;
+  }
+  return choice;
+}
+
+// Under a plan a demand takes what costs no transfer before it waits for one: write-backs were begun early.
+EngineImpl::Survey EngineImpl::survey_for(Session& session, const Admission& admission, std::uint64_t enough_bytes) {
+  Choice choice = choice_for(session, admission, enough_bytes);
+  if (session.foreseen.plan && !admission.is(Admission::Kind::kPrefetch)) {
+    choice.at_once = true;
+    choice.used_after_ns = session.foreseen.now_ns() + kSoonNs;
+    const Survey found = survey(session, admission.tier, choice);
+    if (found.victim_bytes >= enough_bytes) return found;
+    choice = choice_for(session, admission, enough_bytes);
+  }
+  return survey(session, admission.tier, choice);
+}
+
 // Walks the copies in the tier from the first to give up, until enough of them could be.
-EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, std::uint64_t enough_bytes,
-                                      bool spare_prefetched) {
+EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const Choice& choice) {
   Survey found;
   const Level level = tiers_[tier].level;
-  session.places[tier]->policy->offer_victims([&](Slot slot) {
+  const Policy& policy = *session.places[tier]->policy;
+  constexpr std::uint32_t kLooksMax = 1024;  // where many copies would cost a transfer
+  std::uint32_t looks = 0;
+  policy.offer_victims([&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     const std::uint64_t bytes = tensor.extent_bytes();
     const bool here = tensor.published == level;
@@ -171,11 +201,13 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, std::u
       found.busy_bytes += bytes;
     } else if (former_at_work_ && level == Level::kMemory && !droppable(session, slot, level)) {
       found.busy_bytes += bytes;  // it cannot be written down yet
-    } else if (level != home_level_ && !(spare_prefetched && tensor.prefetched)) {
+    } else if (level != home_level_ && !(choice.spare_prefetched && tensor.prefetched)) {
+      if (choice.at_once && !droppable(session, slot, level)) return true;
+      if (policy.expected(slot).next_ns < choice.used_after_ns) return true;
       found.victims.push_back(slot);
       found.victim_bytes += bytes;
     }
-    return found.victim_bytes < enough_bytes;
+    return found.victim_bytes < choice.enough_bytes && (!choice.at_once || ++looks < kLooksMax);
   });
   return found;
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/admission.h"
+#include "engine/foreseen.h"
 #include "engine/lease_table.h"
 #include "engine/policy.h"
 #include "engine/tensor.h"
@@ -86,6 +87,7 @@ struct Session {
   std::list<Admission> admissions;                          // in order of arrival
   std::deque<std::pair<Handle, std::uint32_t>> prefetches;  // not begun: tensor, place
   std::uint32_t prefetches_running = 0;
+  Foreseen foreseen;
   std::uint32_t cleanings = 0;
   std::uint32_t transfers = 0;  // queued or in flight
   std::uint64_t events = 1;     // goes up whenever something happened that a waiting admission may go on by

@@ -43,6 +43,8 @@ void EngineImpl::on(const Request& request, const MarkStep& body) {
        {});
   ++(*session)->step;
   ++steps_;
+  observe_step(**session, body.kind);
+  step_over(**session);
   touch(**session);
   answer(request.id, ReplyBody{Done{}});
 }
@@ -97,6 +99,9 @@ SessionStatus EngineImpl::session_status(const Session& session) const {
                     .tensors = session.tensor_count,
                     .tensor_bytes = session.tensor_bytes,
                     .step = session.step,
+                    .plan = session.foreseen.plan ? session.foreseen.plan->number : 0,
+                    .matched = session.foreseen.matched,
+                    .strayed = session.foreseen.strayed,
                     .places = {}};
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
@@ -123,6 +128,7 @@ Status EngineImpl::status() const {
   Status out;
   out.draining = draining_;
   out.prefetches = prefetches_;
+  out.foresight = foresight_;
   out.steps = steps_;
   out.requests_waiting = waiting_.size();
   out.restored = restored_;

@@ -69,6 +69,15 @@ struct PrefetchStatus {
   std::uint64_t refused = 0;  // no room without evicting what is leased
 };
 
+// How much of what sessions do was foreseen.
+struct ForesightStatus {
+  std::uint64_t plans = 0;           // that came
+  std::uint64_t matched = 0;         // uses that a plan had
+  std::uint64_t strayed = 0;         // uses that it did not have, while there was one
+  std::uint64_t planned_bytes = 0;   // brought to where they are leased because a plan said so
+  std::uint64_t demanded_bytes = 0;  // brought there while somebody waited, or because a client asked ahead
+};
+
 struct SessionStatus {
   struct Member {
     SessionId session{};
@@ -87,6 +96,9 @@ struct SessionStatus {
   std::uint64_t leases = 0;
   std::uint64_t leased_bytes = 0;
   std::uint64_t step = 0;
+  std::uint64_t plan = 0;     // number of the template that is followed; 0: none
+  std::uint64_t matched = 0;  // uses that a plan foresaw
+  std::uint64_t strayed = 0;  // uses while there was a plan that did not
   struct Place {
     std::uint32_t place = 0;
     std::uint64_t guarantee_bytes = 0;
@@ -111,6 +123,7 @@ struct Status {
   std::vector<PlaceStatus> places;
   std::vector<SessionStatus> sessions;
   PrefetchStatus prefetches;
+  ForesightStatus foresight;
   std::uint64_t steps = 0;
   std::uint64_t requests_waiting = 0;
   Restored restored;

@@ -156,6 +156,9 @@ void EngineImpl::fetched(Session& session, const Flight& flight, const Result<vo
   Tensor& tensor = session.at(flight.slot);
   if (result) {
     tensor.valid |= bit(flight.to);
+    const Admission* wanted = tensor.admission == 0 ? nullptr : find_admission(session, tensor.admission);
+    if (wanted != nullptr && flight.from != Level::kNone && flight.to == tiers_[wanted->tier].level)
+      (wanted->planned ? foresight_.planned_bytes : foresight_.demanded_bytes) += flight.bytes;
     return arrived(session, flight.slot);
   }
   if (result.error().code == ErrorCode::kDataLoss && flight.from != Level::kNone) lose_copy(tensor, flight.from);

@@ -163,6 +163,16 @@ void add_node(const engine::Status& status, Families& out) {
   add(prefetches, {{"outcome", "late"}}, status.prefetches.late);
   add(prefetches, {{"outcome", "wasted"}}, status.prefetches.wasted);
   add(prefetches, {{"outcome", "refused"}}, status.prefetches.refused);
+  MetricFamily& uses = out.emplace_back(
+      family("terrace_plan_uses_total", "Uses of tensors while there was a plan of the step.", MetricType::Counter));
+  add(uses, {{"outcome", "foreseen"}}, status.foresight.matched);
+  add(uses, {{"outcome", "stray"}}, status.foresight.strayed);
+  MetricFamily& brought = out.emplace_back(
+      family("terrace_fetched_bytes_total", "Bytes brought to where they are leased.", MetricType::Counter));
+  add(brought, {{"by", "plan"}}, status.foresight.planned_bytes);
+  add(brought, {{"by", "demand"}}, status.foresight.demanded_bytes);
+  add(out.emplace_back(family("terrace_plans_total", "Plans of steps that came into force.", MetricType::Counter)), {},
+      status.foresight.plans);
   add(out.emplace_back(family("terrace_steps_total", "Training steps marked.", MetricType::Counter)), {}, status.steps);
   add(out.emplace_back(family("terrace_requests_waiting", "Requests that wait for their reply.", MetricType::Gauge)),
       {}, status.requests_waiting);

@@ -35,6 +35,9 @@ engine::Options tiers_by_seed(std::uint64_t seed) {
   if (seed % 12 == 5) options.tiers.push_back(block);
   options.transfers_in_flight_max = seed % 3 == 0 ? 1 : 4;
   options.spare_share = seed % 2 == 0 ? 0.1 : 0.0;
+  options.observe = seed % 2 == 0;
+  if (seed % 7 < 3) options.make_policy = make_next_use_policy;
+  if (seed % 7 == 3) options.make_policy = make_s3_fifo_policy;
   return options;
 }
 
@@ -81,6 +84,7 @@ void World::act() {
   if (trainer.ending || node_.now < trainer.stopped_until) return;
   if (trainer.client == nullptr) return open(index);
   if (trainer.client->scribbles && random_.one_in(2)) return scribble(trainer);
+  if (random_.one_in(50)) return foresee(trainer);
   if (dice < 50) return fast_lease(index);
   if (dice < 66) return release(index);
   if (dice < 70) return create(index);
@@ -184,6 +188,32 @@ void World::create(std::size_t index) {
     body.tensors.push_back(spec_of(fmt::format("t{}", ++named_), 1 + random_.below(kMiB)));
   if (random_.one_in(20)) body.tensors[0].bytes = kSegment * 2;
   send(index, std::move(body), deadline());
+}
+
+// Whatever a plan says, no law breaks: this one says anything.
+void World::foresee(const Trainer& trainer) {
+  foresight::Plan plan;
+  const auto slot = [&] {
+    return Slot{static_cast<std::uint32_t>(random_.below(random_.one_in(20) ? 3 * kSlots : 24))};
+  };
+  const auto some_place = [&] { return random_.one_in(10) ? static_cast<std::uint32_t>(random_.below(20)) : place(); };
+  std::int64_t at = 0;
+  for (std::uint64_t left = random_.below(60); left > 0; --left) {
+    at += static_cast<std::int64_t>(random_.below(20'000'000));
+    const std::int64_t next =
+        random_.one_in(8) ? foresight::kBeyond : at + static_cast<std::int64_t>(random_.below(200'000'000));
+    plan.uses.push_back({slot(), some_place(), random_.one_in(2), random_.one_in(2), random_.one_in(2), at, next});
+  }
+  plan.period_ns = at;
+  for (std::uint64_t left = random_.below(20); left > 0; --left)
+    plan.cleans.push_back({static_cast<std::uint32_t>(random_.below(40)), slot(), some_place()});
+  for (std::uint64_t left = random_.below(20); left > 0; --left)
+    plan.fetches.push_back({static_cast<std::uint32_t>(random_.below(40)), slot(), some_place(),
+                            static_cast<std::int64_t>(random_.below(2'000'000'000)), random_.one_in(3)});
+  say(fmt::format("a plan of {} uses, {} cleans and {} fetches", plan.uses.size(), plan.cleans.size(),
+                  plan.fetches.size()));
+  node_.engine->plan(node_.now, trainer.client->id, std::make_shared<const foresight::Plan>(std::move(plan)));
+  node_.drain();
 }
 
 void World::unpin(std::size_t index) {

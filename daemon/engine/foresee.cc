@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// A plan is carried out: what it says of early transfers is advice, and every step of it goes the way that a request's
+// would.
+#include <algorithm>
+#include <utility>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+namespace {
+
+constexpr std::size_t kDueMax = 4096;                 // transfers that are due and not begun, of each kind
+constexpr std::int64_t kReturnAheadNs = 300'000'000;  // of copies that went against the plan
+constexpr std::uint64_t kReturnRoomOneIn = 16;        // part of a tier that is left free then, for what the plan brings
+constexpr std::uint64_t kAheadMax = 2;                // on a link, of what nobody waits for
+constexpr std::uint32_t kPlannedFetchesMax = 4;       // begun and not there, of a session
+constexpr std::uint32_t kPutOffMax = 64;  // transfers that cannot begin just now, of each kind, looked at a time
+
+}  // namespace
+
+void EngineImpl::foresee(Session& session) {
+  Foreseen& foreseen = session.foreseen;
+  tell_policies(session);
+  if (session.prefetches_running > 0) revoke_late(session);
+  if (!foreseen.plan) return;
+  const foresight::Plan& plan = *foreseen.plan;
+  for (; foreseen.next_clean < plan.cleans.size() && plan.cleans[foreseen.next_clean].after <= foreseen.cursor;
+       ++foreseen.next_clean)
+    if (foreseen.cleans.size() < kDueMax) foreseen.cleans.push_back(plan.cleans[foreseen.next_clean]);
+  for (; foreseen.next_fetch < plan.fetches.size() && plan.fetches[foreseen.next_fetch].from <= foreseen.cursor;
+       ++foreseen.next_fetch) {
+    if (foreseen.fetches.size() >= kDueMax) continue;
+    foresight::PlannedFetch fetch = plan.fetches[foreseen.next_fetch];
+    fetch.due_ns += foreseen.base_ns;
+    const auto later = std::ranges::upper_bound(foreseen.fetches, fetch.due_ns, {}, &foresight::PlannedFetch::due_ns);
+    foreseen.fetches.insert(later, fetch);
+  }
+  if (former_at_work_) return;
+  start_planned_cleans(session);
+  start_planned_fetches(session);
+}
+
+void EngineImpl::start_planned_cleans(Session& session) {
+  auto& cleans = session.foreseen.cleans;
+  std::uint32_t put_off = 0;
+  for (std::size_t at = 0; at < cleans.size() && put_off < kPutOffMax;) {
+    if (start_planned_clean(session, cleans[at])) {
+      cleans.erase(cleans.begin() + static_cast<std::ptrdiff_t>(at));
+    } else {
+      ++at;
+      ++put_off;
+    }
+  }
+}
+
+// True: it is begun, or there is nothing to do. False: not now.
+bool EngineImpl::start_planned_clean(Session& session, const foresight::PlannedClean& clean) {
+  const auto tier = tier_of_place(clean.place, false);
+  if (!tier || index(clean.slot) >= session.tensors.size()) return true;
+  const Level level = tiers_[*tier].level;
+  Tensor& tensor = session.at(clean.slot);
+  if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
+      tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier))
+    return true;
+  if (!tensor.idle() || tensor.admission != 0) return false;
+  if (droppable(session, clean.slot, level)) return true;
+  if (word(session, clean.slot).writers != 0) return false;
+  Level target = home_level_;
+  if (level == Level::kDevice && memory_tier_ != SIZE_MAX) target = Level::kMemory;
+  const mover::Link link = link_between(tensor, level, target);
+  if (scheduler_.queued(link) + scheduler_.in_flight(link) >= kAheadMax) return false;
+  if (target != home_level_ && !tensor.has(target)) {
+    Place& below = *session.places[memory_tier_];
+    const std::uint64_t bytes = tensor.extent_bytes();
+    std::uint64_t offset = 0;
+    if (below.space.largest_free_bytes() < bytes && (below.adding_bytes > 0 || grow(session, memory_tier_)))
+      return false;
+    if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) return false;
+    add_copy(session, clean.slot, memory_tier_, offset);
+  }
+  // As in clean_place(): dirty, so that no other copy counts.
+  tensor.valid = bit(level);
+  touch(session, clean.slot);
+  commit();
+  if (!begin_clean(session, clean.slot)) return false;
+  ++session.cleanings;
+  start(session, clean.slot,
+        {.session = session.id, .slot = clean.slot, .activity = Activity::kCleaning, .from = level, .to = target},
+        {mover::Class::kCleaning, kNever});
+  return true;
+}
+
+// Whoever wanted it has it by now, or asked for it; or there is no plan any more that wants it.
+void EngineImpl::revoke_late(Session& session) {
+  for (auto at = session.admissions.begin(); at != session.admissions.end();) {
+    Admission& admission = *at++;
+    if (!admission.planned || admission.phase != Admission::Phase::kWaiting) continue;
+    if (!session.foreseen.plan || admission.due_ns < session.foreseen.now_ns()) end_admission(session, admission);
+  }
+}
+
+// The plan did not have the copy go. It is brought back as if it had.
+void EngineImpl::plan_return(Session& session, Slot slot, Level level) {
+  Foreseen& foreseen = session.foreseen;
+  if (!foreseen.plan || foreseen.fetches.size() >= kDueMax) return;
+  const std::size_t tier = tier_index(session.at(slot), level);
+  const Expectation expected = session.places[tier]->policy->expected(slot);
+  if (expected.give_up || expected.next_ns == kUnforeseen) return;
+  const foresight::PlannedFetch fetch{
+      .from = 0, .slot = slot, .place = tiers_[tier].place, .due_ns = expected.next_ns, .returns = true};
+  const auto later = std::ranges::upper_bound(foreseen.fetches, fetch.due_ns, {}, &foresight::PlannedFetch::due_ns);
+  foreseen.fetches.insert(later, fetch);
+}
+
+// Whoever waits for room goes first: what was given up for it must not take the room again, only to be given up once
+// more.
+bool EngineImpl::waits_for_room(const Session& session, bool planned_too) {
+  return std::ranges::any_of(session.admissions, [&](const Admission& admission) {
+    return admission.phase == Admission::Phase::kWaiting && (planned_too || !admission.planned) &&
+           (admission.block == Admission::Block::kSpace || admission.block == Admission::Block::kLeases);
+  });
+}
+
+void EngineImpl::start_planned_fetches(Session& session) {
+  if (session.foreseen.fetches.empty() || waits_for_room(session, false)) return;
+  const bool returns_wait = waits_for_room(session, true);
+  auto& fetches = session.foreseen.fetches;
+  std::uint32_t put_off = 0;
+  for (std::size_t at = 0; at < fetches.size() && put_off < kPutOffMax;) {
+    if (!(fetches[at].returns && returns_wait) && start_planned_fetch(session, fetches[at])) {
+      fetches.erase(fetches.begin() + static_cast<std::ptrdiff_t>(at));
+    } else {
+      ++at;
+      ++put_off;
+    }
+  }
+}
+
+bool EngineImpl::start_planned_fetch(Session& session, const foresight::PlannedFetch& fetch) {
+  const auto tier = tier_of_place(fetch.place, false);
+  if (!tier || index(fetch.slot) >= session.tensors.size()) return true;
+  const Tensor& tensor = session.at(fetch.slot);
+  if (!tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.torn ||
+      tensor.pinned != Level::kNone || fetch.due_ns < session.foreseen.now_ns())
+    return true;
+  Admission admission;
+  admission.kind = Admission::Kind::kPrefetch;
+  admission.place = fetch.place;
+  admission.tier = *tier;
+  if (is_there(session, admission, tensor)) return true;
+  if (tensor.published != Level::kNone && tensor.published < tiers_[*tier].level) return true;  // nearer than that
+  if (!tensor.idle() || tensor.admission != 0 || leased(session, fetch.slot)) return false;
+  if (fetch.returns) {
+    const Place& place = *session.places[*tier];
+    if (fetch.due_ns > session.foreseen.now_ns() + kReturnAheadNs) return false;
+    if (place.space.free_bytes() < tensor.extent_bytes() + place.space.capacity_bytes() / kReturnRoomOneIn)
+      return false;
+  }
+  const Level from = fastest_valid(tensor);
+  const mover::Link link = link_between(tensor, from, tiers_[*tier].level);
+  if (from == Level::kNone || from == tiers_[*tier].level) return true;
+  if (session.prefetches_running >= kPlannedFetchesMax) return false;
+  if (scheduler_.queued(link) + scheduler_.in_flight(link) >= kAheadMax) return false;
+  admission.id = next_admission_++;
+  admission.started = now_;
+  admission.tensors.push_back({fetch.slot, tensor.incarnation});
+  admission.planned = true;
+  admission.due_ns = fetch.due_ns;
+  session.admissions.push_back(std::move(admission));
+  ++session.prefetches_running;
+  stir(session);
+  return true;
+}
+
+}  // namespace terrace::engine
