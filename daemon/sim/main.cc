@@ -14,6 +14,7 @@
 #include "engine/planted.h"
 #include "sim/fuzz.h"
 #include "sim/generate_command.h"
+#include "sim/run_command.h"
 
 namespace {
 
@@ -129,8 +130,10 @@ int main(int argc, char** argv) {
   command.add_option("--only", arguments.only, "only these events of the round, such as 3,8-12,99")->needs(round);
   command.add_flag("--trace", arguments.trace, "print what happens, a line an action")->needs(round);
   terrace::sim::GenerateCommand generate(app);
+  terrace::sim::RunCommand rehearse(app);
   CLI11_PARSE(app, argc, argv);
   if (generate.chosen()) return generate.run();
+  if (rehearse.chosen()) return rehearse.run();
   try {
     return fuzz(arguments);
   } catch (const CLI::ParseError& error) {

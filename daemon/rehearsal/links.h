@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The links of a node in virtual time: each takes its transfers in the order in which they are handed to it, and its
+// directions do not slow each other down. No bytes move.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/time.h"
+#include "mover/transfer.h"
+#include "workload/node.h"
+
+namespace terrace::rehearsal {
+
+// What went over the node's links, by direction as workload::Direction.
+struct Traffic {
+  std::array<std::uint64_t, 2> hbm_bytes{};    // between HBM and host
+  std::array<std::uint64_t, 2> block_bytes{};  // between host and block
+  bool operator==(const Traffic&) const = default;
+};
+Traffic operator-(const Traffic& later, const Traffic& earlier);
+
+class Links {
+ public:
+  explicit Links(const workload::Node& node) : node_(node) {}
+
+  void start(Time now, const mover::Transfer& transfer, bool device_beside_block);
+  // When the next transfer is done; kNever if none is under way.
+  Time next() const { return done_.empty() ? kNever : done_.begin()->first; }
+  // That one, which there must be.
+  TransferId take();
+  // Of the transfers that are done.
+  const Traffic& traffic() const { return traffic_; }
+
+ private:
+  struct Flight {
+    Traffic traffic;
+  };
+
+  const workload::Node& node_;
+  std::map<std::pair<mover::LinkKind, TierId>, Time> free_;  // since when; copies within tiers have one each
+  std::set<std::pair<Time, TransferId>> done_;
+  std::map<TransferId, Flight> flights_;
+  Traffic traffic_;
+};
+
+}  // namespace terrace::rehearsal

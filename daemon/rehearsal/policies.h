@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The policies that a rehearsal can run under.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace terrace::rehearsal {
+
+enum class PolicyKind : std::uint8_t {
+  kNextUse,    // the daemon's: learns, plans, and falls back
+  kLru,        // demand alone
+  kS3Fifo,     // likewise
+  kDemandMin,  // likewise, with an oracle's knowledge of the next use
+};
+
+// Enumerator i is called kPolicyNames[i].
+inline constexpr std::array<std::string_view, 4> kPolicyNames = {"next-use", "lru", "s3-fifo", "demand-min"};
+constexpr std::string_view name(PolicyKind kind) { return kPolicyNames[static_cast<std::size_t>(kind)]; }
+std::optional<PolicyKind> policy_of(std::string_view name);
+
+}  // namespace terrace::rehearsal

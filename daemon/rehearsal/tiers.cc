@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rehearsal/tiers.h"
+
+#include "base/bytes.h"
+
+namespace terrace::rehearsal {
+namespace {
+
+constexpr std::uint64_t kSegmentBytes = 64 * kMiB;
+constexpr double kUsable = 0.97;  // of a tier: what is planned with, since extents do not pack
+constexpr std::int64_t kLeadNs = 100'000'000;
+
+engine::TierOptions tier(const char* name, tier::Kind kind, std::uint64_t capacity, std::uint64_t all) {
+  engine::TierOptions options;
+  options.name = name;
+  options.kind = kind;
+  if (capacity == workload::kUnlimited) capacity = align_up(all, kSegmentBytes) + 64 * kSegmentBytes;
+  options.capacity_bytes = capacity / kSegmentBytes * kSegmentBytes;
+  options.segment_bytes = kind == tier::Kind::kBlock ? 0 : kSegmentBytes;
+  return options;
+}
+
+foresight::LinkPace pace(const workload::LinkSpeed& link, workload::Direction direction) {
+  return {static_cast<double>(link.bytes_per_s(direction)), link.latency.count()};
+}
+
+std::uint64_t usable(std::uint64_t bytes) { return static_cast<std::uint64_t>(static_cast<double>(bytes) * kUsable); }
+
+}  // namespace
+
+std::vector<engine::TierOptions> tiers_of(const workload::Node& node, const workload::Workload& workload) {
+  std::uint64_t all = 0;
+  for (const workload::Tensor& tensor : workload.tensors) all += align_up(tensor.bytes, kPageBytes);
+  std::vector<engine::TierOptions> tiers{tier("device:0", tier::Kind::kDevice, node.hbm_bytes, all)};
+  if (node.host_bytes > 0) tiers.push_back(tier("memory", tier::Kind::kMemory, node.host_bytes, all));
+  if (node.block_bytes > 0) tiers.push_back(tier("block", tier::Kind::kBlock, node.block_bytes, all));
+  return tiers;
+}
+
+foresight::Machine machine_of(const workload::Node& node, const std::vector<engine::TierOptions>& tiers) {
+  using workload::Direction;
+  foresight::Machine machine;
+  machine.lead_ns = kLeadNs;
+  if (tiers.size() == 1) return machine;
+  const workload::LinkSpeed& below = node.host_bytes > 0 ? node.hbm : node.block;
+  machine.devices.push_back(
+      {shm::kPlaceDevice0, usable(tiers[0].capacity_bytes), pace(below, Direction::kIn), pace(below, Direction::kOut)});
+  machine.has_memory = node.host_bytes > 0 && node.block_bytes > 0;
+  if (machine.has_memory)
+    machine.memory = {shm::kPlaceHost, usable(tiers[1].capacity_bytes), pace(node.block, Direction::kIn),
+                      pace(node.block, Direction::kOut)};
+  return machine;
+}
+
+}  // namespace terrace::rehearsal

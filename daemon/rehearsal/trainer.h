@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// A trainer as the client library makes one: it leases in its table what is there, asks the engine for what is not, and
+// writes an access log. It knows nothing of what is to come but the run that it is about to do.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/time.h"
+#include "engine/engine.h"
+#include "engine/lease_table.h"
+#include "shm/layout.h"
+#include "workload/workload.h"
+
+namespace terrace::rehearsal {
+
+// As the engine names it.
+std::uint32_t place_of(const workload::Run& run);
+
+class Trainer {
+ public:
+  // What one lease mode of a run asks of the engine.
+  struct Ask {
+    shm::Mode mode{};
+    std::vector<Handle> tensors;
+  };
+
+  explicit Trainer(std::size_t tensors) : slots_(tensors), table_(slots_) {}
+
+  engine::LeaseTable table() { return table_; }
+  void created(const std::vector<Handle>& handles) { handles_.insert(handles_.end(), handles.begin(), handles.end()); }
+  const std::vector<Handle>& handles() const { return handles_; }
+
+  // Leases the run's set where the table allows it; what it does not allow is to be asked for, a mode at a time.
+  std::vector<Ask> lease(Time now, const workload::Run& run);
+  // The engine granted it.
+  void granted(const Ask& ask) { held_.push_back(ask); }
+  // Ends all leases. True: somebody waits for one, and the doorbell is to be rung.
+  bool release();
+  // Entries since the last call.
+  std::vector<engine::Access> take_log() { return std::exchange(log_, {}); }
+  bool has_log() const { return !log_.empty(); }
+
+ private:
+  bool lease(Time now, const Ask& ask, std::uint32_t place);
+
+  std::vector<shm::TableSlot> slots_;
+  engine::LeaseTable table_;
+  std::vector<Handle> handles_;  // by tensor
+  std::vector<Ask> held_;
+  std::vector<engine::Access> log_;
+};
+
+}  // namespace terrace::rehearsal

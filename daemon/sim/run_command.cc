@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/run_command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "rehearsal/rehearsal.h"
+#include "workload/bound.h"
+#include "workload/node_file.h"
+#include "workload/reader.h"
+
+namespace terrace::sim {
+namespace {
+
+double microseconds(Duration duration) { return static_cast<double>(duration.count()) / 1e3; }
+
+// The part of a repetition's bound that falls to one of its steps: by its compute time.
+double part(const workload::Workload& workload, std::uint64_t step) {
+  if (workload.steps.size() == 1) return 1;
+  const auto all = static_cast<double>(workload::compute_time(workload.runs).count());
+  return all == 0 ? 1.0 / static_cast<double>(workload.steps.size())
+                  : static_cast<double>(workload::compute_time(workload.runs_of(step)).count()) / all;
+}
+
+nlohmann::ordered_json directions(double in, double out) { return {{"in", in}, {"out", out}}; }
+
+nlohmann::ordered_json links(const std::array<double, 4>& bytes) {
+  return {{"hbm", directions(bytes[0], bytes[1])}, {"block", directions(bytes[2], bytes[3])}};
+}
+
+// Of repetitions: no schedule is shorter than the bound, once what may lie in memory before the first one, and be owed
+// after the last, is counted.
+class BoundCheck {
+ public:
+  BoundCheck(const workload::Bound& bound, const workload::Node& node) : bound_(bound) {
+    const auto time = [](std::uint64_t bytes, const workload::LinkSpeed& link) {
+      const std::uint64_t slowest = std::min(link.in_bytes_per_s, link.out_bytes_per_s);
+      if (slowest == 0 || bytes == workload::kUnlimited) return Duration::zero();
+      return Duration(static_cast<std::int64_t>(static_cast<double>(bytes) / static_cast<double>(slowest) * 1e9));
+    };
+    slack_ = std::max(time(node.hbm_bytes, node.hbm),
+                      time(workload::add_capacity(node.hbm_bytes, node.host_bytes), node.block));
+  }
+  void ended(Duration repetition, Duration compute) {
+    sum_ += repetition;
+    ++repetitions_;
+    TERRACE_CHECK(repetition >= compute);
+    if (bound_.limit != workload::Limit::kCompute) TERRACE_CHECK(sum_ + slack_ >= bound_.total * repetitions_);
+  }
+
+ private:
+  const workload::Bound& bound_;
+  Duration slack_{};
+  Duration sum_{};
+  std::int64_t repetitions_ = 0;
+};
+
+struct Heading {
+  std::string workload;
+  std::string node;
+  std::string policy;
+};
+
+void print(const Heading& heading, bool json, const workload::Workload& workload, const workload::Bound& bound,
+           const rehearsal::StepReport& report) {
+  const double share_of_bound = part(workload, (report.step - 1) % workload.steps.size());
+  // With noise the step's own compute time is what nobody beats.
+  const double compute = microseconds(report.compute);
+  const double lower = bound.limit == workload::Limit::kCompute
+                           ? compute
+                           : std::max(compute, microseconds(bound.total) * share_of_bound);
+  const double makespan = microseconds(report.makespan);
+  const std::array<double, 4> bytes = {
+      static_cast<double>(report.traffic.hbm_bytes[0]), static_cast<double>(report.traffic.hbm_bytes[1]),
+      static_cast<double>(report.traffic.block_bytes[0]), static_cast<double>(report.traffic.block_bytes[1])};
+  std::array<double, 4> fewest = {
+      static_cast<double>(bound.hbm.fewest_in_bytes), static_cast<double>(bound.hbm.fewest_out_bytes),
+      static_cast<double>(bound.block.fewest_in_bytes), static_cast<double>(bound.block.fewest_out_bytes)};
+  for (double& number : fewest) number *= share_of_bound;
+  if (json) {
+    const nlohmann::ordered_json line = {{"workload", heading.workload},
+                                         {"node", heading.node},
+                                         {"policy", heading.policy},
+                                         {"step", report.step},
+                                         {"kind", workload::name(report.kind)},
+                                         {"makespan_us", makespan},
+                                         {"compute_us", compute},
+                                         {"stall_us", makespan - compute},
+                                         {"lower_bound_us", lower},
+                                         {"share", makespan > 0 ? lower / makespan : 1},
+                                         {"bytes", links(bytes)},
+                                         {"fewest_bytes", links(fewest)},
+                                         {"prefetch_late", report.prefetch_late},
+                                         {"prefetch_wasted", report.prefetch_wasted},
+                                         {"foreseen", report.foreseen}};
+    std::cout << line.dump() << std::endl;
+    return;
+  }
+  std::cout << fmt::format(
+                   "step {:3} {:5}  {:10.3f} ms, {:6.2f} % of it the bound's  hbm in {:8.3f} out {:8.3f} GB  block in "
+                   "{:8.3f} out {:8.3f} GB  late {} wasted {}",
+                   report.step, workload::name(report.kind), makespan / 1e3,
+                   makespan > 0 ? lower / makespan * 100 : 100, bytes[0] / 1e9, bytes[1] / 1e9, bytes[2] / 1e9,
+                   bytes[3] / 1e9, report.prefetch_late, report.prefetch_wasted)
+            << std::endl;
+}
+
+}  // namespace
+
+RunCommand::RunCommand(CLI::App& program)
+    : command_(program.add_subcommand(
+          "run", "a workload's steps on the engine, in virtual time, and how they compare with what is possible")) {
+  CLI::App& command = *command_;
+  command.add_option("--workload", workload_, "a file (docs/workloads.md)")->required();
+  command.add_option("--node", node_, "a configuration with link speeds, or a name from docs/workloads.md")->required();
+  command.add_option("--policy", policy_, "what decides what moves")
+      ->capture_default_str()
+      ->check(CLI::IsMember(std::vector<std::string>(rehearsal::kPolicyNames.begin(), rehearsal::kPolicyNames.end())));
+  command.add_option("--steps", steps_, "how many")->capture_default_str()->check(CLI::PositiveNumber);
+  command.add_option("--noise", noise_, "compute times are off by up to this share of them, either way")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  command.add_option("--seed", seed_, "of the noise")->capture_default_str();
+  command.add_flag("--json", json_, "a JSON object a step, each on its own line");
+}
+
+bool RunCommand::chosen() const { return command_->parsed(); }
+
+int RunCommand::run() {
+  const auto refuse = [](const Error& error, int status) {
+    std::cerr << error.message << '\n';
+    return status;
+  };
+  const auto node = workload::load_node(node_);
+  if (!node) return refuse(node.error(), 2);
+  const auto workload = workload::load(workload_, &*node);
+  if (!workload) return refuse(workload.error(), 2);
+  const auto bound = workload::lower_bound(*workload, *node);
+  if (!bound) return refuse(bound.error(), 2);
+  auto rehearsal = rehearsal::Rehearsal::create(
+      {.workload = *workload, .node = *node, .policy = *rehearsal::policy_of(policy_), .noise = noise_, .seed = seed_});
+  if (!rehearsal) return refuse(rehearsal.error(), 1);
+  BoundCheck check(*bound, *node);
+  Duration repetition{};
+  Duration compute{};
+  for (std::uint64_t step = 1; step <= steps_; ++step) {
+    if (isatty(STDERR_FILENO) != 0) std::cerr << fmt::format("\rstep {} of {}\r", step, steps_) << std::flush;
+    const auto report = (*rehearsal)->step();
+    if (!report) return refuse(report.error(), 1);
+    print({workload->name, node_, policy_}, json_, *workload, *bound, *report);
+    repetition += report->makespan;
+    compute += report->compute;
+    if (step % workload->steps.size() != 0) continue;
+    check.ended(repetition, compute);
+    repetition = compute = Duration::zero();
+  }
+  return 0;
+}
+
+}  // namespace terrace::sim
