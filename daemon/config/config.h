@@ -3,6 +3,7 @@
 // docs/configuration.md says what each key means to an operator.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -83,8 +84,8 @@ struct TenantConfig {
   std::uint32_t door_mode() const { return any_uid || !uids.empty() ? 0666 : 0600; }
 };
 
-// How fast bytes move between the tiers of this node, each direction by itself. 0: not said. The daemon measures its
-// links itself; this is what a planner or a simulator goes by, on whatever machine it runs.
+// How fast bytes move between the tiers of this node, each direction by itself. 0: not said. What the daemon plans
+// with, and what a simulator goes by, on whatever machine it runs.
 struct Links {
   std::uint64_t host_to_device_bytes_per_s = 0;  // for each GPU
   std::uint64_t device_to_host_bytes_per_s = 0;
@@ -94,6 +95,14 @@ struct Links {
   std::uint32_t block_latency_us = 0;
   Origin origin{};
 };
+
+// What decides what is given up, and what is moved ahead of time.
+enum class Policy : std::uint8_t {
+  kNextUse,  // learns each session's step, and plans the next one
+  kLru,      // least recently used, on demand
+  kS3Fifo,   // scan-resistant, on demand
+};
+inline constexpr std::array<std::string_view, 3> kPolicyNames = {"next-use", "lru", "s3-fifo"};
 
 // The bounds of everything that a client can make grow.
 struct Limits {
@@ -112,6 +121,7 @@ struct Config {
   std::vector<TierConfig> tiers;                   // at least one after resolve()
   std::vector<TenantConfig> tenants;  // at least one; "default" on `sockets` where none is configured. Listen on these.
   Links links;
+  Policy policy = Policy::kLru;
   Limits limits;
   bool strict = false;  // whatever the machine lacks is an error and not a line in the report
   LogLevel log_level = LogLevel::kInfo;

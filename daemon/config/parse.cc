@@ -89,6 +89,9 @@ Result<Draft> read(std::string_view text, std::string_view source, const std::st
   fill_sockets(runtime_dir, problems, config);
   read_links(root.table("links"), problems, config.links);
   read_limits(root.table("limits"), problems, config.limits);
+  if (const auto policy = root.one_of("policy", {kPolicyNames.begin(), kPolicyNames.end()})) {
+    config.policy = static_cast<Policy>(*policy);
+  }
   config.strict = root.flag("strict").value_or(false);
   if (const auto level = root.one_of("log_level", {"trace", "debug", "info", "warn", "error"})) {
     config.log_level = static_cast<LogLevel>(*level);

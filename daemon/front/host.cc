@@ -62,6 +62,7 @@ Result<void> Host::start(const mover::Workers::Options& worker_options) {
   if (!mover) return std::unexpected(mover.error());
   mover_ = std::move(*mover);
   if (const auto made = make_engine(); !made) return made;
+  make_foreseer();
   if (const auto watched = watch_taken_back(); !watched) return watched;
 
   auto signals = stop_signals();
@@ -187,11 +188,12 @@ void Host::wind_up() {
 Result<void> Host::turn(Duration longest) {
   const Time before = now();
   const Time next = engine_->next_deadline();
-  Duration wait = until_next_look(longest);
+  Duration wait = until_next_drain(until_next_look(longest));
   if (next != kNever) wait = std::clamp(next - before, Duration::zero(), wait);
   if (store_.pending()) wait = std::min<Duration>(wait, std::chrono::milliseconds(1));
   const auto woken = ring_->run_once(wait);
   if (!woken) return std::unexpected(woken.error());
+  drain_trainers();
   pump();
   look_for_block();
   if (now() - last_sweep_ >= kSweepPeriod) sweep();
@@ -222,6 +224,7 @@ bool Host::pump_once() {
   engine::Output output = engine_->take_output();
   const bool idle = transfers.empty() && segments.empty() && output.replies.empty() && output.transfers.empty() &&
                     output.segment_orders.empty() && output.gone.empty() && output.pressure.empty();
+  if (!output.observations.empty()) pass_on(output.observations);
   for (const mover::SegmentOrder& asked : output.segment_orders) order(asked);
   for (const mover::Transfer& transfer : output.transfers) mover_->start(transfer);
   for (const SessionId id : output.gone) forget_token(id);  // before anybody hears that it is closed
@@ -235,7 +238,10 @@ bool Host::pump_once() {
     if (!waiting.empty()) waiting.mapped()(std::move(reply));
     engine_->answered(id);
   }
-  for (const SessionId id : output.gone) gone(id);
+  for (const SessionId id : output.gone) {
+    if (foreseer_) foreseer_->forget(id);
+    gone(id);
+  }
   if (!output.pressure.empty()) {
     const std::scoped_lock lock(watchers_mutex_);
     for (const engine::Pressure& pressure : output.pressure)

@@ -18,6 +18,7 @@
 #include "config/config.h"
 #include "engine/catalog_memory.h"
 #include "engine/engine.h"
+#include "front/foreseer.h"
 #include "front/gateway.h"
 #include "front/listener.h"
 #include "front/mailbox.h"
@@ -25,6 +26,7 @@
 #include "front/service_notify.h"
 #include "front/session.h"
 #include "front/space.h"
+#include "front/stamp_clock.h"
 #include "front/watch.h"
 #include "mover/mover.h"
 #include "mover/ring.h"
@@ -111,6 +113,12 @@ class Host final : public Gateway {
   void complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result,
                 RequestId request = {});
   void drain_logs(Session& session);
+
+  // host_foresight.cc: what is learned, and when trainers' logs are looked into.
+  void make_foreseer();
+  void pass_on(const std::vector<foresight::Observation>& seen);
+  Duration until_next_drain(Duration longest) const;
+  void drain_trainers();
   template <typename Message>
   void send(Session& session, const Message& message, std::span<const int> descriptors = {});
   void end(Session& session, const Error& reason);
@@ -197,6 +205,8 @@ class Host final : public Gateway {
   std::vector<std::unique_ptr<Watch>> spent_watches_;
   std::unordered_map<RequestId, Answer> answers_;
   std::vector<engine::Access> accesses_;
+  StampClock stamps_;
+  std::map<SessionId, Time> trains_;  // sessions that marked a step lately, and when
   std::uint64_t last_key_ = 0;
   std::uint64_t resubmitted_requests_ = 0;
   std::atomic<std::uint64_t> last_request_ = 0;
@@ -223,6 +233,8 @@ class Host final : public Gateway {
   std::mutex watchers_mutex_;
   std::map<std::uint64_t, PressureWatcher> watchers_;
   std::uint64_t last_watcher_ = 0;
+
+  std::unique_ptr<Foreseer> foreseer_;  // last: its thread reaches the mailbox; none: nothing is learned
 };
 
 }  // namespace terrace::front

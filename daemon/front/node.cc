@@ -142,6 +142,17 @@ engine::Options engine_options(const config::Config& config) {
     options.tenants.push_back(XXH3_64bits(each.name.data(), each.name.size()));
     if (each.quota_bytes != 0) options.quotas.push_back({.tenant_socket = tenant, .home_bytes_max = each.quota_bytes});
   }
+  switch (config.policy) {
+    case config::Policy::kNextUse:
+      options.make_policy = engine::make_next_use_policy;
+      options.observe = true;
+      break;
+    case config::Policy::kLru:
+      break;
+    case config::Policy::kS3Fifo:
+      options.make_policy = engine::make_s3_fifo_policy;
+      break;
+  }
   options.sessions_max = config.limits.sessions_max;
   options.requests_waiting_max = config.limits.requests_queued_max;
   // So that transfers of one chunk fill the mover's depth, and as many again are there to go on with.

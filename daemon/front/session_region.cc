@@ -35,7 +35,7 @@ Result<SessionRegion> SessionRegion::adopt(Fd memory, std::uint32_t slots) {
   if (!mapping) return std::unexpected(mapping.error());
   SessionRegion region(std::move(memory), std::move(*mapping), layout);
   std::vector<engine::Access> counted;
-  region.drain_logs(counted);
+  region.drain_logs({}, counted);
   return region;
 }
 
@@ -102,15 +102,18 @@ std::uint32_t SessionRegion::write_block(const shm::Submission& submission, std:
   return static_cast<std::uint32_t>(count);
 }
 
-std::uint64_t SessionRegion::drain_logs(std::vector<engine::Access>& accesses) {
+std::uint64_t SessionRegion::drain_logs(const StampClock& clock, std::vector<engine::Access>& accesses) {
   std::uint64_t fast_leases = 0;
   std::array<shm::LogEntry, shm::kLogEntries> entries;
   for (shm::LogReader& log : logs_) {
     const auto drained = log.drain(entries);
     fast_leases += drained.fast_leases;
     for (const shm::LogEntry& entry : std::span(entries).first(drained.entries))
-      accesses.push_back({Slot{entry.slot}, static_cast<shm::Mode>(entry.mode)});
+      accesses.push_back({Slot{entry.slot}, static_cast<shm::Mode>(entry.mode), clock.time_of(entry.stamp)});
   }
+  // Threads have logs of their own, and what is learned from is the order of them all.
+  if (!std::ranges::is_sorted(accesses, {}, &engine::Access::at))
+    std::ranges::stable_sort(accesses, {}, &engine::Access::at);
   const std::uint64_t unlogged = view_.header->unlogged.load(std::memory_order_relaxed);
   fast_leases += unlogged - unlogged_seen_;
   unlogged_seen_ = unlogged;

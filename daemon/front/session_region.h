@@ -14,6 +14,7 @@
 #include "base/mapping.h"
 #include "engine/engine.h"
 #include "engine/lease_table.h"
+#include "front/stamp_clock.h"
 #include "shm/layout.h"
 #include "shm/log.h"
 #include "shm/region.h"
@@ -59,8 +60,8 @@ class SessionRegion {
   std::uint32_t write_block(const shm::Submission& submission, std::span<const std::byte> bytes);
 
   // Appends what the access logs hold since the last call, and returns how many fast leases there were (more than
-  // entries, if logs overflowed or threads had none).
-  std::uint64_t drain_logs(std::vector<engine::Access>& accesses);
+  // entries, if logs overflowed or threads had none). `clock` says when they were taken.
+  std::uint64_t drain_logs(const StampClock& clock, std::vector<engine::Access>& accesses);
 
  private:
   SessionRegion(Fd memory, AddressRange mapping, const shm::RegionHeader& layout);

@@ -101,7 +101,7 @@ Terraced::~Terraced() {
 }
 
 std::string Terraced::configuration(const std::filesystem::path& sockets, const std::filesystem::path& block) const {
-  std::string text = "metrics_address = \"\"\n[limits]\n" + options_.limits + "\n[sockets]\n";
+  std::string text = options_.settings + "metrics_address = \"\"\n[limits]\n" + options_.limits + "\n[sockets]\n";
   for (const auto& [key, file] : {std::pair("data", "data.sock"), {"grpc", "terraced.sock"}, {"admin", "admin.sock"}}) {
     text += std::string(key) + " = \"" + (sockets / file).string() + "\"\n";
   }

@@ -27,6 +27,7 @@ struct TerracedOptions {
   std::uint64_t descriptors = 0;  // its RLIMIT_NOFILE; 0: the test's own
   std::string block_path{};       // instead of a file of its own
   bool any_uid = false;           // every user may connect, and not root alone
+  std::string settings{};         // lines of the configuration's beginning
 };
 
 class Terraced {

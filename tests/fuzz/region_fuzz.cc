@@ -125,7 +125,7 @@ class Hostile {
   // Host::doorbell_rang().
   void ring() {
     std::vector<engine::Access> accesses;
-    const std::uint64_t leases = region_.drain_logs(accesses);
+    const std::uint64_t leases = region_.drain_logs({}, accesses);
     if (leases != 0) engine_.accessed(driver_.now(), id_, accesses, leases);
     for (std::uint32_t i = 0; i < shm::kRingEntries && !ended_; ++i) {
       const auto submission = region_.next_submission();

@@ -54,12 +54,14 @@ TEST(Parse, NothingMeansDefaults) {
   EXPECT_EQ(config->limits.tensors_per_session_max, 65536u);
   EXPECT_FALSE(config->strict);
   EXPECT_EQ(config->log_level, LogLevel::kInfo);
+  EXPECT_EQ(config->policy, Policy::kLru);
 }
 
 TEST(Parse, EveryKeyIsRead) {
   const Result<Config> config = parse_here(R"(
 strict = true
 log_level = "debug"
+policy = "s3-fifo"
 metrics_address = ""
 [sockets]
 data = "/a/data"
@@ -100,6 +102,7 @@ uids = "any"
   ASSERT_TRUE(config) << config.error().message;
   EXPECT_TRUE(config->strict);
   EXPECT_EQ(config->log_level, LogLevel::kDebug);
+  EXPECT_EQ(config->policy, Policy::kS3Fifo);
   EXPECT_EQ(config->metrics_address, "");
   EXPECT_EQ(config->sockets.admin, "/a/admin");
   const Limits& limits = config->limits;
@@ -117,7 +120,7 @@ uids = "any"
   EXPECT_EQ(config->tiers[1].huge_pages, HugePages::k2MiB);
   EXPECT_EQ(config->tiers[2].capacity.bytes, 8 * kMiB);
   EXPECT_THAT(config->tiers[2].paths, ElementsAre("/x/a", "/y/b"));
-  EXPECT_EQ(config->tiers[2].origin.line, 27u);
+  EXPECT_EQ(config->tiers[2].origin.line, 28u);
   ASSERT_THAT(config->tenants, SizeIs(2));
   EXPECT_EQ(config->tenants[0].data_socket, "/a/data");
   EXPECT_THAT(config->tenants[0].uids, ElementsAre(1000, 1001));

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the engine saw goes to the learners, and their plans to the engine. While a session trains, its access logs are
+// looked into often: a lease that is taken in shared memory wakes nobody, and a plan is followed by what is leased.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "front/host.h"
+
+namespace terrace::front {
+namespace {
+
+constexpr Duration kDrainPeriod = std::chrono::milliseconds(1);
+constexpr Duration kTrainsFor = std::chrono::seconds(60);  // after its last step mark
+
+}  // namespace
+
+void Host::make_foreseer() {
+  if (!node_.options.observe) return;
+  foreseer_ = std::make_unique<Foreseer>(
+      machine_of(node_.options, config_.links), [this](SessionId session, std::shared_ptr<const foresight::Plan> plan) {
+        // A full mailbox loses the plan: the next step brings another.
+        static_cast<void>(mailbox_->post([this, session, plan = std::move(plan)]() mutable {
+          spdlog::debug("session {}: a plan of {} uses, {} fetches and {} cleans, by version {} of its step's template",
+                        static_cast<std::uint32_t>(session), plan->uses.size(), plan->fetches.size(),
+                        plan->cleans.size(), plan->number);
+          engine_->plan(now(), session, std::move(plan));
+        }));
+      });
+}
+
+void Host::pass_on(const std::vector<foresight::Observation>& seen) {
+  for (const foresight::Observation& each : seen)
+    if (each.kind == foresight::Observation::Kind::kStep) trains_[each.session] = each.at;
+  if (foreseer_) foreseer_->observe(seen);
+}
+
+Duration Host::until_next_drain(Duration longest) const {
+  return trains_.empty() ? longest : std::min(longest, kDrainPeriod);
+}
+
+void Host::drain_trainers() {
+  for (auto at = trains_.begin(); at != trains_.end();) {
+    Session* session = find(at->first);
+    if (session == nullptr || session->state != Session::State::kOpen || now() - at->second > kTrainsFor) {
+      at = trains_.erase(at);
+      continue;
+    }
+    drain_logs(*session);
+    ++at;
+  }
+}
+
+}  // namespace terrace::front
