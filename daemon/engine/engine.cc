@@ -147,7 +147,8 @@ void EngineImpl::pump(Session& session) {
 
 // In order of arrival; demands before prefetches.
 void EngineImpl::try_admissions(Session& session, bool prefetches) {
-  std::vector<bool> closed(tiers_.size(), false);  // somebody earlier is making room there
+  std::vector<bool> closed(tiers_.size(), false);       // somebody earlier is making room there
+  std::vector<bool> planned_for(tiers_.size(), false);  // a plan is, which a request need not wait for
   for (auto at = session.admissions.begin(); at != session.admissions.end();) {
     Admission& admission = *at++;  // it may end
     if (admission.phase != Admission::Phase::kWaiting) continue;
@@ -156,13 +157,13 @@ void EngineImpl::try_admissions(Session& session, bool prefetches) {
     const std::size_t tier = admission.tier;
     const std::uint64_t id = admission.id;
     if (admission.seen_events != session.events && !room_is_coming(session, admission)) {
-      admission.behind = closed[tier];
+      admission.behind = closed[tier] || (admission.planned && planned_for[tier]);
       admission.seen_events = admission.behind ? 0 : session.events;
       try_start(session, admission);
       if (find_admission(session, id) == nullptr) continue;
     }
     if (admission.phase == Admission::Phase::kWaiting && admission.block == Admission::Block::kSpace)
-      closed[tier] = true;
+      (admission.planned ? planned_for : closed)[tier] = true;
   }
 }
 

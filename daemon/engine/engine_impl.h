@@ -337,7 +337,12 @@ class EngineImpl final : public Engine {
   // foresee.cc
   void foresee(Session& session);
   void start_planned_cleans(Session& session);
-  bool start_planned_clean(Session& session, const foresight::PlannedClean& clean);
+  enum class Planned : std::uint8_t {
+    kDone,    // it is begun, or there is nothing to do
+    kLater,   // not now
+    kNoRoom,  // nor any other that needs room there
+  };
+  Planned start_planned_clean(Session& session, const foresight::PlannedClean& clean);
   static bool waits_for_room(const Session& session, bool planned_too);
   void start_planned_fetches(Session& session);
   void plan_return(Session& session, Slot slot, Level level);

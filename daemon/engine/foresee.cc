@@ -24,12 +24,13 @@ void EngineImpl::foresee(Session& session) {
   if (session.prefetches_running > 0) revoke_late(session);
   if (!foreseen.plan) return;
   const foresight::Plan& plan = *foreseen.plan;
-  for (; foreseen.next_clean < plan.cleans.size() && plan.cleans[foreseen.next_clean].after <= foreseen.cursor;
+  for (; foreseen.next_clean < plan.cleans.size() && foreseen.cleans.size() < kDueMax &&
+         plan.cleans[foreseen.next_clean].after <= foreseen.cursor;
        ++foreseen.next_clean)
-    if (foreseen.cleans.size() < kDueMax) foreseen.cleans.push_back(plan.cleans[foreseen.next_clean]);
-  for (; foreseen.next_fetch < plan.fetches.size() && plan.fetches[foreseen.next_fetch].from <= foreseen.cursor;
+    foreseen.cleans.push_back(plan.cleans[foreseen.next_clean]);
+  for (; foreseen.next_fetch < plan.fetches.size() && foreseen.fetches.size() < kDueMax &&
+         plan.fetches[foreseen.next_fetch].from <= foreseen.cursor;
        ++foreseen.next_fetch) {
-    if (foreseen.fetches.size() >= kDueMax) continue;
     foresight::PlannedFetch fetch = plan.fetches[foreseen.next_fetch];
     fetch.due_ns += foreseen.base_ns;
     const auto later = std::ranges::upper_bound(foreseen.fetches, fetch.due_ns, {}, &foresight::PlannedFetch::due_ns);
@@ -44,7 +45,9 @@ void EngineImpl::start_planned_cleans(Session& session) {
   auto& cleans = session.foreseen.cleans;
   std::uint32_t put_off = 0;
   for (std::size_t at = 0; at < cleans.size() && put_off < kPutOffMax;) {
-    if (start_planned_clean(session, cleans[at])) {
+    const Planned planned = start_planned_clean(session, cleans[at]);
+    if (planned == Planned::kNoRoom) return;  // nor for the others: to look for it walks the tier below
+    if (planned == Planned::kDone) {
       cleans.erase(cleans.begin() + static_cast<std::ptrdiff_t>(at));
     } else {
       ++at;
@@ -53,41 +56,40 @@ void EngineImpl::start_planned_cleans(Session& session) {
   }
 }
 
-// True: it is begun, or there is nothing to do. False: not now.
-bool EngineImpl::start_planned_clean(Session& session, const foresight::PlannedClean& clean) {
+EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const foresight::PlannedClean& clean) {
   const auto tier = tier_of_place(clean.place, false);
-  if (!tier || index(clean.slot) >= session.tensors.size()) return true;
+  if (!tier || index(clean.slot) >= session.tensors.size()) return Planned::kDone;
   const Level level = tiers_[*tier].level;
   Tensor& tensor = session.at(clean.slot);
   if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
       tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier))
-    return true;
-  if (!tensor.idle() || tensor.admission != 0) return false;
-  if (droppable(session, clean.slot, level)) return true;
-  if (word(session, clean.slot).writers != 0) return false;
+    return Planned::kDone;
+  if (!tensor.idle() || tensor.admission != 0) return Planned::kLater;
+  if (droppable(session, clean.slot, level)) return Planned::kDone;
+  if (word(session, clean.slot).writers != 0) return Planned::kLater;
   Level target = home_level_;
   if (level == Level::kDevice && memory_tier_ != SIZE_MAX) target = Level::kMemory;
   const mover::Link link = link_between(tensor, level, target);
-  if (scheduler_.queued(link) + scheduler_.in_flight(link) >= kAheadMax) return false;
+  if (scheduler_.queued(link) + scheduler_.in_flight(link) >= kAheadMax) return Planned::kLater;
   if (target != home_level_ && !tensor.has(target)) {
     Place& below = *session.places[memory_tier_];
     const std::uint64_t bytes = tensor.extent_bytes();
     std::uint64_t offset = 0;
     if (below.space.largest_free_bytes() < bytes && (below.adding_bytes > 0 || grow(session, memory_tier_)))
-      return false;
-    if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) return false;
+      return Planned::kNoRoom;
+    if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) return Planned::kNoRoom;
     add_copy(session, clean.slot, memory_tier_, offset);
   }
   // As in clean_place(): dirty, so that no other copy counts.
   tensor.valid = bit(level);
   touch(session, clean.slot);
   commit();
-  if (!begin_clean(session, clean.slot)) return false;
+  if (!begin_clean(session, clean.slot)) return Planned::kLater;
   ++session.cleanings;
   start(session, clean.slot,
         {.session = session.id, .slot = clean.slot, .activity = Activity::kCleaning, .from = level, .to = target},
         {mover::Class::kCleaning, kNever});
-  return true;
+  return Planned::kDone;
 }
 
 // Whoever wanted it has it by now, or asked for it; or there is no plan any more that wants it.

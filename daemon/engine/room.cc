@@ -184,6 +184,7 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const 
   constexpr std::uint32_t kLooksMax = 1024;  // where many copies would cost a transfer
   std::uint32_t looks = 0;
   policy.offer_victims([&](Slot slot) {
+    if (choice.at_once && ++looks > kLooksMax) return false;
     const Tensor& tensor = session.at(slot);
     const std::uint64_t bytes = tensor.extent_bytes();
     const bool here = tensor.published == level;
@@ -207,7 +208,7 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const 
       found.victims.push_back(slot);
       found.victim_bytes += bytes;
     }
-    return found.victim_bytes < choice.enough_bytes && (!choice.at_once || ++looks < kLooksMax);
+    return found.victim_bytes < choice.enough_bytes;
   });
   return found;
 }

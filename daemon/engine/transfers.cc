@@ -126,7 +126,8 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
       if (result && tensor.slid_bytes < tensor.extent_bytes()) return slide_on(session, flight.slot);
       return slid(session, flight.slot, result);
     case Activity::kCleaning:
-      if (!result) tensor.home_bad = true;  // no more early ones until a write-back succeeds
+      if (!result && flight.to == home_level_)
+        tensor.home_bad = true;  // no more early ones until a write-back succeeds
       if (result && tensor.published == flight.from && finish_clean(session, flight.slot))
         tensor.valid |= bit(flight.to);
       if (tensor.admission == 0) rest(session, flight.slot);

@@ -31,7 +31,24 @@ void Learner::missed() {
   last_use_ = {};
 }
 
+void Learner::share(std::size_t sessions, std::vector<std::size_t> by_device) {
+  sessions_ = std::max<std::size_t>(sessions, 1);
+  by_device_ = std::move(by_device);
+}
+
+std::size_t Learner::known_uses() const {
+  std::size_t sum = uses_.size();
+  for (const auto& [kind, known] : templates_) sum += known.uses.size();
+  return sum;
+}
+
+void Learner::forget() {
+  templates_.clear();
+  missed();
+}
+
 void Learner::used(const Observation& seen) {
+  if (!uses_place(seen.place)) places_.push_back(seen.place);
   // Leases that are waited for at once are one wait.
   const Duration before = std::max(Duration::zero(), waited_until_ - (seen.at + -seen.waited));
   if (seen.waited > before) waited_ += seen.waited - before;
@@ -116,13 +133,14 @@ std::optional<Plan> Learner::step(const Observation& seen) {
 
 Machine Learner::part() const {
   Machine part = machine_;
-  const auto divide = [&](PlannedTier& tier) {
-    tier.capacity_bytes /= sessions_;
-    tier.in.bytes_per_s /= static_cast<double>(sessions_);
-    tier.out.bytes_per_s /= static_cast<double>(sessions_);
+  const auto divide = [](PlannedTier& tier, std::size_t sessions) {
+    tier.capacity_bytes /= sessions;
+    tier.in.bytes_per_s /= static_cast<double>(sessions);
+    tier.out.bytes_per_s /= static_cast<double>(sessions);
   };
-  for (PlannedTier& device : part.devices) divide(device);
-  if (part.has_memory) divide(part.memory);
+  for (std::size_t at = 0; at < part.devices.size(); ++at)
+    divide(part.devices[at], at < by_device_.size() ? std::max<std::size_t>(by_device_[at], 1) : sessions_);
+  if (part.has_memory) divide(part.memory, sessions_);
   return part;
 }
 

@@ -29,8 +29,15 @@ class Learner {
  public:
   explicit Learner(Machine machine) : machine_(std::move(machine)) {}
 
-  // So many sessions use the machine alike: plans are made with a part of its tiers and links.
-  void share(std::size_t sessions) { sessions_ = std::max<std::size_t>(sessions, 1); }
+  // So many sessions use the machine alike, and so many of them each of its devices (in the order of the machine's):
+  // plans are made with a part of its tiers and links.
+  void share(std::size_t sessions, std::vector<std::size_t> by_device);
+  // Whether the session was ever seen to use a tensor there.
+  bool uses_place(std::uint32_t place) const { return std::ranges::find(places_, place) != places_.end(); }
+  // How many uses it remembers: what its memory grows with.
+  std::size_t known_uses() const;
+  // All that it learned.
+  void forget();
 
   // A plan, of the step that begins, whenever one begins whose kind is known.
   std::optional<Plan> observe(const Observation& seen);
@@ -39,8 +46,7 @@ class Learner {
   const Confidence& confidence() const { return confidence_; }
 
  private:
-  static constexpr std::size_t kUsesMax = 2'000'000;  // of a step: a longer one is not learned
-  static constexpr std::size_t kHistoryMax = 256;     // kinds of former steps
+  static constexpr std::size_t kHistoryMax = 256;  // kinds of former steps
 
   void used(const Observation& seen);
   std::optional<Plan> step(const Observation& seen);
@@ -51,6 +57,8 @@ class Learner {
 
   Machine machine_;
   std::size_t sessions_ = 1;
+  std::vector<std::size_t> by_device_;
+  std::vector<std::uint32_t> places_;            // that it uses
   std::map<std::uint32_t, Template> templates_;  // by kind
   std::vector<std::uint32_t> history_;           // kinds of steps, the one that is under way last
   bool began_ = false;

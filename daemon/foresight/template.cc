@@ -33,7 +33,7 @@ Match Template::learn(std::vector<TemplateUse> step, std::int64_t period) {
     ++match.missed;
     TemplateUse use = uses[known++];
     const std::uint8_t trust = use.trust > 1 ? use.trust - 1 : 0;
-    if (trust == 0) return;
+    if (trust == 0 || merged.size() >= kUsesMax) return;
     if (trust < kTrusted && use.trust >= kTrusted) ++version;
     use.trust = trust;
     if (!merged.empty()) use.at_ns = std::max(use.at_ns, merged.back().at_ns);
@@ -41,6 +41,7 @@ Match Template::learn(std::vector<TemplateUse> step, std::int64_t period) {
   };
   const auto add = [&] {
     TemplateUse use = step[seen++];
+    if (merged.size() >= kUsesMax) return;
     use.trust = first ? kTrusted : 1;
     match.added += first ? 0 : 1;
     merged.push_back(use);
@@ -49,6 +50,7 @@ Match Template::learn(std::vector<TemplateUse> step, std::int64_t period) {
     ++match.matched;
     TemplateUse use = step[seen++];
     const TemplateUse& was = uses[known++];
+    if (merged.size() >= kUsesMax) return;
     use.at_ns = was.at_ns + (use.at_ns - was.at_ns) / kTimeWeight;
     use.trust = std::min<std::uint8_t>(was.trust + 1, kTrustMax);
     if (was.trust < kTrusted || use.mode != was.mode || use.dies != was.dies || use.bytes != was.bytes) ++version;

@@ -2,6 +2,7 @@
 // What steps of one kind have in common: the uses of tensors in their order, with the compute time between them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct TemplateUse {
 
 // Uses that begin within are of one set, in whatever order they were seen.
 inline constexpr std::int64_t kOneSetNs = 1'000;
+
+// Of a step: a longer one is not learned.
+inline constexpr std::size_t kUsesMax = 2'000'000;
 
 inline constexpr std::uint8_t kTrusted = 2;
 inline constexpr std::uint8_t kTrustMax = 4;

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "shm/layout.h"
@@ -67,9 +68,15 @@ Foreseer::~Foreseer() = default;
 void Foreseer::observe(const std::vector<foresight::Observation>& seen) {
   {
     const std::scoped_lock lock(mutex_);
-    lost_ |= waiting_.size() + seen.size() > kBehindMax;
-    if (lost_) return;
-    waiting_.insert(waiting_.end(), seen.begin(), seen.end());
+    for (const foresight::Observation& each : seen) {
+      std::size_t& behind = behind_[each.session];
+      if (behind >= kBehindOfOneMax || waiting_.size() >= kBehindMax) {
+        lost_.insert(each.session);
+        continue;
+      }
+      ++behind;
+      waiting_.push_back(each);
+    }
   }
   wake_.notify_one();
 }
@@ -87,20 +94,21 @@ void Foreseer::run(const std::stop_token& stop) {
   while (true) {
     std::vector<foresight::Observation> seen;
     std::vector<SessionId> gone;
-    bool lost = false;
+    std::set<SessionId> lost;
     {
       std::unique_lock lock(mutex_);
       if (!wake_.wait(lock, stop, [&] { return !waiting_.empty() || !gone_.empty(); })) return;
       seen.swap(waiting_);
       gone.swap(gone_);
-      lost = std::exchange(lost_, false);
+      lost.swap(lost_);
+      behind_.clear();
     }
     for (const foresight::Observation& each : seen) {
       if (stop.stop_requested()) return;
       learn(each);
     }
-    if (lost)  // after what did arrive
-      for (auto& [session, learner] : learners_) learner.missed();
+    for (const SessionId session : lost)  // after what did arrive
+      if (const auto known = learners_.find(session); known != learners_.end()) known->second.missed();
     for (const SessionId session : gone) learners_.erase(session);
   }
 }
@@ -110,9 +118,32 @@ void Foreseer::learn(const foresight::Observation& seen) {
   if (known == learners_.end() && seen.kind != foresight::Observation::Kind::kStep) return;  // it marks no steps
   foresight::Learner& learner =
       known != learners_.end() ? known->second : learners_.try_emplace(seen.session, machine_).first->second;
-  learner.share(learners_.size());
+  if (seen.kind == foresight::Observation::Kind::kStep) {
+    bound_memory();
+    share();
+  }
   if (auto plan = learner.observe(seen))
     deliver_(seen.session, std::make_shared<const foresight::Plan>(std::move(*plan)));
+}
+
+// Each plans with its part of what it uses: a rank with a GPU of its own has all of that.
+void Foreseer::share() {
+  std::vector<std::size_t> by_device;
+  for (const foresight::PlannedTier& device : machine_.devices)
+    by_device.push_back(static_cast<std::size_t>(std::ranges::count_if(
+        learners_, [&](const auto& learner) { return learner.second.uses_place(device.place); })));
+  for (auto& [session, learner] : learners_) learner.share(learners_.size(), by_device);
+}
+
+// Who knows most begins anew: steps without end, or steps that are never alike.
+void Foreseer::bound_memory() {
+  std::size_t sum = 0;
+  foresight::Learner* most = nullptr;
+  for (auto& [session, learner] : learners_) {
+    sum += learner.known_uses();
+    if (most == nullptr || learner.known_uses() > most->known_uses()) most = &learner;
+  }
+  if (sum > kKnownUsesMax) most->forget();
 }
 
 }  // namespace terrace::front

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -29,17 +30,21 @@ class Foreseer {
   Foreseer(const Foreseer&) = delete;
   Foreseer& operator=(const Foreseer&) = delete;
 
-  // Any thread, without waiting for anything. What is too much to keep is lost, and the steps that are under way with
-  // it.
+  // Any thread, without waiting for anything. What is too much to keep of a session is lost, and the step of it that is
+  // under way.
   void observe(const std::vector<foresight::Observation>& seen);
   // The session is gone.
   void forget(SessionId session);
 
  private:
-  static constexpr std::size_t kBehindMax = 1'000'000;  // observations that wait
+  static constexpr std::size_t kBehindMax = 1'000'000;      // observations that wait
+  static constexpr std::size_t kBehindOfOneMax = 500'000;   // of a session
+  static constexpr std::size_t kKnownUsesMax = 16'000'000;  // by all learners; half a gibibyte
 
   void run(const std::stop_token& stop);
   void learn(const foresight::Observation& seen);
+  void share();
+  void bound_memory();
 
   const foresight::Machine machine_;
   const Deliver deliver_;
@@ -48,8 +53,9 @@ class Foreseer {
   std::mutex mutex_;
   std::condition_variable_any wake_;
   std::vector<foresight::Observation> waiting_;
+  std::map<SessionId, std::size_t> behind_;  // how many of them wait, by session
+  std::set<SessionId> lost_;                 // of whom something was lost since the thread looked
   std::vector<SessionId> gone_;
-  bool lost_ = false;    // since the thread looked
   std::jthread thread_;  // last: it uses the others
 };
 

@@ -211,6 +211,7 @@ class Host final : public Gateway {
   std::uint64_t resubmitted_requests_ = 0;
   std::atomic<std::uint64_t> last_request_ = 0;
   Time last_sweep_{};
+  Time last_drain_{};
   Time last_watchdog_{};
   struct BlockAwaited {
     Time since{};

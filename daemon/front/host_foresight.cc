@@ -31,7 +31,9 @@ void Host::make_foreseer() {
 
 void Host::pass_on(const std::vector<foresight::Observation>& seen) {
   for (const foresight::Observation& each : seen)
-    if (each.kind == foresight::Observation::Kind::kStep) trains_[each.session] = each.at;
+    if (const Session* session = find(each.session);
+        each.kind == foresight::Observation::Kind::kStep && session != nullptr && session->region)
+      trains_[each.session] = each.at;
   if (foreseer_) foreseer_->observe(seen);
 }
 
@@ -40,6 +42,8 @@ Duration Host::until_next_drain(Duration longest) const {
 }
 
 void Host::drain_trainers() {
+  if (trains_.empty() || now() - last_drain_ < kDrainPeriod) return;
+  last_drain_ = now();
   for (auto at = trains_.begin(); at != trains_.end();) {
     Session* session = find(at->first);
     if (session == nullptr || session->state != Session::State::kOpen || now() - at->second > kTrainsFor) {

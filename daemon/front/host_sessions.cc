@@ -154,7 +154,7 @@ template void Host::send(Session&, const shm::SegmentMessage&, std::span<const i
 void Host::drain_logs(Session& session) {
   if (!session.region || session.state != Session::State::kOpen) return;
   accesses_.clear();
-  stamps_.see(stamp_now(), now());
+  if (foreseer_) stamps_.see(stamp_now(), now());  // nobody else asks when a lease was taken
   const std::uint64_t fast_leases = session.region->drain_logs(stamps_, accesses_);
   if (fast_leases != 0) engine_->accessed(now(), session.id, accesses_, fast_leases);
 }

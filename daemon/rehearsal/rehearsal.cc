@@ -160,7 +160,12 @@ Result<void> Rehearsal::do_run(const workload::Run& run, Duration compute) {
         replies_.erase(reply);
         at = open.erase(at);
       }
-      if (!open.empty()) turn(kNever);
+      if (open.empty()) break;
+      if (next_event() == kNever)
+        return fail(ErrorCode::kResourceExhausted,
+                    "what it uses does not fit at once: part of it is leased, and the rest waits for room; use a node "
+                    "with more memory at its place");
+      turn(kNever);
     }
     if (!refused) break;
     if (tries == kTriesMax) return std::unexpected(*refused);
@@ -202,10 +207,15 @@ void Rehearsal::settle() {
   while (links_.next() != kNever) turn(kNever);
 }
 
+Time Rehearsal::next_event() const {
+  const Time planned = plans_.empty() ? kNever : plans_.begin()->first;
+  return std::min({links_.next(), engine_->next_deadline(), log_due_, planned});
+}
+
 // On to the next thing that happens, or to `until`.
 void Rehearsal::turn(Time until) {
   const Time planned = plans_.empty() ? kNever : plans_.begin()->first;
-  const Time next = std::min({until, links_.next(), engine_->next_deadline(), log_due_, planned});
+  const Time next = std::min(until, next_event());
   TERRACE_CHECK(next != kNever);  // else nobody will ever go on: the engine forgot a request
   now_ = std::max(now_, next);
   if (log_due_ <= now_) drain_log();

@@ -64,6 +64,7 @@ class Rehearsal {
   Result<engine::ReplyBody> ask(engine::Body body);
   RequestId send(engine::Body body);
   void settle();
+  Time next_event() const;  // kNever: nothing is under way
   void turn(Time until);
   void pump();
   void drain_log();
