@@ -21,6 +21,7 @@ namespace terrace::client {
 class Holders {
  public:
   Holders() { stripes_[0].came.store(1, std::memory_order_relaxed); }
+  ~Holders() = default;
   Holders(const Holders&) = delete;
   Holders& operator=(const Holders&) = delete;
 
@@ -80,7 +81,8 @@ class Holders {
     std::atomic<std::uint64_t> left{0};
   };
 
-  // No system call (glibc has the number in memory that the kernel writes), and nothing to be made for a new thread.
+  // Nothing to be made for a new thread, and no system call: glibc 2.35 and later have the number in memory that the
+  // kernel writes. Without that (GLIBC_TUNABLES can switch it off) it costs what the system takes to tell it.
   Stripe& own() { return stripes_[static_cast<unsigned>(::sched_getcpu()) % kStripes]; }
   std::uint64_t left() const {
     std::uint64_t sum = 0;

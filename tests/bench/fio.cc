@@ -45,14 +45,20 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
 }
 
 Result<FioFigures> Fio::run(const FioJob& job) const {
+  auto registered = run(job, true);
+  return registered ? std::move(registered)
+                    : run(job, false);  // who may not lock so much memory has no registered ones
+}
+
+Result<FioFigures> Fio::run(const FioJob& job, bool registered_buffers) const {
   QueueSampler sampler(folder_.path());
-  const auto said =
-      output_of({program_, "--name=reference", fmt::format("--filename={}", (folder_.path() / "file").string()),
-                 fmt::format("--rw={}", word(job.pattern)), fmt::format("--bs={}", job.block_bytes),
-                 fmt::format("--size={}", file_bytes_), fmt::format("--io_size={}", job.bytes),
-                 fmt::format("--iodepth={}", job.depth), "--direct=1", "--ioengine=io_uring", "--fixedbufs=1",
-                 "--registerfiles=1", "--thread", "--gtod_reduce=1", "--norandommap", "--randrepeat=0",
-                 "--random_generator=lfsr", "--fallocate=none", "--output-format=json"});
+  const auto said = output_of(
+      {program_, "--name=reference", fmt::format("--filename={}", (folder_.path() / "file").string()),
+       fmt::format("--rw={}", word(job.pattern)), fmt::format("--bs={}", job.block_bytes),
+       fmt::format("--size={}", file_bytes_), fmt::format("--io_size={}", job.bytes),
+       fmt::format("--iodepth={}", job.depth), "--direct=1", "--ioengine=io_uring",
+       registered_buffers ? "--fixedbufs=1" : "--fixedbufs=0", "--registerfiles=1", "--thread", "--gtod_reduce=1",
+       "--norandommap", "--randrepeat=0", "--random_generator=lfsr", "--fallocate=none", "--output-format=json"});
   FioFigures figures{.queue = sampler.stop()};
   if (!said) return std::unexpected(said.error());
   const auto json = nlohmann::json::parse(*said, nullptr, false);

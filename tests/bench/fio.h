@@ -33,6 +33,7 @@ class Fio {
   // Lays the file out on the disk, written once in full. `program`: fio's binary.
   static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
 
+  // With registered buffers; where so much memory may not be locked, without.
   Result<FioFigures> run(const FioJob& job) const;
   // The smallest depth that gives 0.98 of the most that any of kDepths gives, by the medians of `rounds`; `job` has all
   // but the depth.
@@ -41,6 +42,8 @@ class Fio {
   static constexpr unsigned kDepths[] = {4, 8, 16, 32, 64};
 
  private:
+  Result<FioFigures> run(const FioJob& job, bool registered_buffers) const;
+
   std::string program_;
   Folder folder_;
   std::uint64_t file_bytes_ = 0;

@@ -9,6 +9,7 @@ order; figures are medians, every byte that comes back is compared, and what is 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -300,6 +301,8 @@ def main() -> int:
     make_environment()
     if pathlib.Path(sys.prefix).resolve() != (HOME / "venv").resolve():
         os.execve(PYTHON, [str(PYTHON), *sys.argv], environment())
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries say things there too, while they are measured
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is below is cleaned up
     folder = make_folder(options.folder)
     rows = []
@@ -308,15 +311,17 @@ def main() -> int:
             for each in measure(work, folder, 2 if options.quick else options.rounds):
                 rows.append(each)
                 if options.json:
-                    print(json.dumps(each), flush=True)
+                    print(json.dumps(each), file=results, flush=True)
         for each in full(folder):
             rows.append(each)
             if options.json:
-                print(json.dumps(each), flush=True)
+                print(json.dumps(each), file=results, flush=True)
     finally:
         shutil.rmtree(folder)
     if not options.json:
-        show(rows)
+        with contextlib.redirect_stdout(results):
+            show(rows)
+    results.close()
     if options.plot:
         plot(rows, options.plot)
     return 0

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <ostream>
 #include <string>
 
 #include "base/bytes.h"
@@ -151,6 +152,8 @@ struct Bar {
   const char* node;
   double share;  // of ideal, in the third step
 };
+
+void PrintTo(const Bar& bar, std::ostream* out) { *out << bar.workload << " on " << bar.node; }
 
 class G10 : public testing::TestWithParam<Bar> {};
 
