@@ -10,18 +10,6 @@
 namespace terrace::client {
 namespace {
 
-std::uint64_t time_stamp() {
-#if defined(__x86_64__)
-  return __builtin_ia32_rdtsc();
-#elif defined(__aarch64__)
-  std::uint64_t ticks;
-  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
-  return ticks;
-#else
-  return 0;
-#endif
-}
-
 // The logs that one thread has: of as many sessions as it is likely to use, given back at its end.
 class ThreadLogs {
  public:
@@ -72,7 +60,7 @@ class ThreadLogs {
 void log_access(std::uint64_t serial, const shm::RegionView& region, std::uint32_t slot, shm::Mode mode) {
   thread_local ThreadLogs logs;
   if (shm::LogWriter& log = logs.of(serial, region)) {
-    log.append({.slot = slot, .mode = static_cast<std::uint32_t>(mode), .stamp = time_stamp()});
+    log.append({.slot = slot, .mode = static_cast<std::uint32_t>(mode), .stamp = shm::stamp_now()});
   } else {
     region.header->unlogged.fetch_add(1, std::memory_order_relaxed);
   }

@@ -12,6 +12,7 @@
 #include "front/greeting.h"
 #include "front/host.h"
 #include "front/ring_request.h"
+#include "shm/log.h"
 
 namespace terrace::front {
 namespace {
@@ -154,7 +155,7 @@ template void Host::send(Session&, const shm::SegmentMessage&, std::span<const i
 void Host::drain_logs(Session& session) {
   if (!session.region || session.state != Session::State::kOpen) return;
   accesses_.clear();
-  if (foreseer_) stamps_.see(stamp_now(), now());  // nobody else asks when a lease was taken
+  if (foreseer_) stamps_.see(shm::stamp_now(), now());  // nobody else asks when a lease was taken
   const std::uint64_t fast_leases = session.region->drain_logs(stamps_, accesses_);
   if (fast_leases != 0) engine_->accessed(now(), session.id, accesses_, fast_leases);
 }

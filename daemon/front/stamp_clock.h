@@ -8,19 +8,6 @@
 
 namespace terrace::front {
 
-// The counter now; 0 where there is none that all processors share.
-inline std::uint64_t stamp_now() {
-#if defined(__x86_64__)
-  return __builtin_ia32_rdtsc();
-#elif defined(__aarch64__)
-  std::uint64_t ticks;
-  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
-  return ticks;
-#else
-  return 0;
-#endif
-}
-
 class StampClock {
  public:
   // A stamp and the time of the same moment. The more they are apart, the better the rate is known.

@@ -12,6 +12,19 @@
 
 namespace terrace::shm {
 
+// What entries are stamped with: a counter that all processors share, or 0 where there is none.
+inline std::uint64_t stamp_now() {
+#if defined(__x86_64__)
+  return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+  std::uint64_t ticks;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+  return ticks;
+#else
+  return 0;
+#endif
+}
+
 // The end of the thread that a log is lent to.
 class LogWriter {
  public:
