@@ -91,17 +91,9 @@ Result<void> Rehearsal::fill() {
   return {};
 }
 
-// SplitMix64 (Steele, Lea, Flood 2014).
-std::uint64_t Rehearsal::next_random() {
-  std::uint64_t z = random_ += 0x9e37'79b9'7f4a'7c15;
-  z = (z ^ (z >> 30)) * 0xbf58'476d'1ce4'e5b9;
-  z = (z ^ (z >> 27)) * 0x94d0'49bb'1331'11eb;
-  return z ^ (z >> 31);
-}
-
 Duration Rehearsal::noisy(Duration compute) {
   if (options_.noise == 0) return compute;
-  const double off = static_cast<double>(next_random() >> 11) / 9007199254740992.0 * 2 - 1;
+  const double off = static_cast<double>(random_.next() >> 11) / 9007199254740992.0 * 2 - 1;
   return Duration(static_cast<std::int64_t>(static_cast<double>(compute.count()) * (1 + options_.noise * off)));
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "engine/engine.h"
 #include "foresight/learner.h"
 #include "rehearsal/links.h"
@@ -58,7 +59,6 @@ class Rehearsal {
   Result<void> start();
   Result<void> fill();
   Result<void> do_run(const workload::Run& run, Duration compute);
-  std::uint64_t next_random();
   Duration noisy(Duration compute);
 
   Result<engine::ReplyBody> ask(engine::Body body);
@@ -83,7 +83,7 @@ class Rehearsal {
   Time log_due_ = kNever;
   std::uint64_t next_request_ = 1;
   std::uint64_t steps_ = 0;
-  std::uint64_t random_;
+  Random random_;
   std::map<RequestId, Result<engine::ReplyBody>> replies_;
 };
 

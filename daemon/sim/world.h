@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "sim/node.h"
-#include "sim/random.h"
 
 namespace terrace::sim {
 

@@ -6,9 +6,9 @@
 #include <map>
 #include <string>
 
+#include "base/random.h"
 #include "shm/word.h"
 #include "sim/node.h"
-#include "sim/random.h"
 #include "sim/world.h"
 
 namespace terrace::fuzz {
@@ -139,7 +139,7 @@ class EndingNode {
     return image;
   }
 
-  sim::Random random_;
+  Random random_;
   engine::Options options_;
   sim::Node node_;
   std::vector<std::uint32_t> places_;

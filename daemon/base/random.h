@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace terrace::sim {
+namespace terrace {
 
 // SplitMix64 (Steele, Lea, Flood 2014).
 class Random {
@@ -27,4 +27,4 @@ class Random {
   std::uint64_t state_;
 };
 
-}  // namespace terrace::sim
+}  // namespace terrace
