@@ -20,12 +20,17 @@ struct PlannedTier {
   LinkPace out;
 };
 
+// Of a tier's bytes, those that may be planned with.
+constexpr std::uint64_t usable_bytes(std::uint64_t capacity_bytes) {
+  return static_cast<std::uint64_t>(static_cast<double>(capacity_bytes) * 0.97);
+}
+
 // What a session can have. Tiers in which the homes are need no plan.
 struct Machine {
   std::vector<PlannedTier> devices;
   bool has_memory = false;  // above the homes
   PlannedTier memory;
-  std::int64_t lead_ns = 0;  // that much before they must, fetches may begin
+  std::int64_t lead_ns = 100'000'000;  // that much before they must, fetches may begin
 };
 
 // Of the step `templates[window]`, which comes after those before it and before those behind it.

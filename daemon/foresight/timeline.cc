@@ -24,13 +24,7 @@ std::optional<Span> Timeline::take_earliest(Span window, std::int64_t work_ns) {
     end = std::min({last->second, window.end_ns, begin + left});
     left -= end - begin;
   }
-  const std::int64_t begin = std::max(first->first, window.begin_ns);
-  const Span before{first->first, begin};
-  const Span after{end, std::prev(last)->second};
-  free_.erase(first, last);
-  if (before.end_ns > before.begin_ns) free_.emplace(before.begin_ns, before.end_ns);
-  if (after.end_ns > after.begin_ns) free_.emplace(after.begin_ns, after.end_ns);
-  return Span{begin, end};
+  return cut(first, last, {std::max(first->first, window.begin_ns), end});
 }
 
 std::optional<Span> Timeline::take_latest(Span window, std::int64_t work_ns) {
@@ -50,12 +44,16 @@ std::optional<Span> Timeline::take_latest(Span window, std::int64_t work_ns) {
     begin = std::max({first->first, window.begin_ns, until - left});
     left -= until - begin;
   }
-  const Span before{first->first, begin};
-  const Span after{end, std::prev(past)->second};
+  return cut(first, past, {begin, end});
+}
+
+Span Timeline::cut(Free::iterator first, Free::iterator past, Span taken) {
+  const Span before{first->first, taken.begin_ns};
+  const Span after{taken.end_ns, std::prev(past)->second};
   free_.erase(first, past);
   if (before.end_ns > before.begin_ns) free_.emplace(before.begin_ns, before.end_ns);
   if (after.end_ns > after.begin_ns) free_.emplace(after.begin_ns, after.end_ns);
-  return Span{begin, end};
+  return taken;
 }
 
 }  // namespace terrace::foresight

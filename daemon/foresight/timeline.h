@@ -26,7 +26,12 @@ class Timeline {
  private:
   static constexpr int kLooksMax = 256;  // at free intervals, a call
 
-  std::map<std::int64_t, std::int64_t> free_;  // begin -> end, disjoint, none empty
+  using Free = std::map<std::int64_t, std::int64_t>;  // begin -> end, disjoint, none empty
+
+  // Of the intervals from `first` up to `past`, what lies before and after `taken` stays free.
+  Span cut(Free::iterator first, Free::iterator past, Span taken);
+
+  Free free_;
 };
 
 }  // namespace terrace::foresight

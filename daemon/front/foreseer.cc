@@ -16,8 +16,6 @@ namespace {
 // than there is moves less than it could; the reverse makes somebody wait.
 constexpr double kDeviceBytesPerS = 10e9;
 constexpr double kBlockBytesPerS = 2e9;
-constexpr double kUsable = 0.97;  // of a tier: extents do not pack
-constexpr std::int64_t kLeadNs = 100'000'000;
 
 foresight::LinkPace pace(std::uint64_t bytes_per_s, double otherwise, std::uint32_t latency_us) {
   return {bytes_per_s != 0 ? static_cast<double>(bytes_per_s) : otherwise, std::int64_t{latency_us} * 1'000};
@@ -33,10 +31,6 @@ void yield_to_others() {
 
 foresight::Machine machine_of(const engine::Options& options, const config::Links& links) {
   foresight::Machine machine;
-  machine.lead_ns = kLeadNs;
-  const auto usable = [](const engine::TierOptions& tier) {
-    return static_cast<std::uint64_t>(static_cast<double>(tier.capacity_bytes) * kUsable);
-  };
   const foresight::LinkPace read = pace(links.block_read_bytes_per_s, kBlockBytesPerS, links.block_latency_us);
   const foresight::LinkPace write = pace(links.block_write_bytes_per_s, kBlockBytesPerS, links.block_latency_us);
   bool has_memory = false;
@@ -44,15 +38,16 @@ foresight::Machine machine_of(const engine::Options& options, const config::Link
   std::uint32_t devices = 0;
   for (std::size_t at = 0; at + 1 < options.tiers.size(); ++at) {  // the last one has the homes
     const engine::TierOptions& tier = options.tiers[at];
+    const std::uint64_t usable = foresight::usable_bytes(tier.capacity_bytes);
     if (tier.kind == tier::Kind::kMemory) {
       machine.has_memory = true;
-      machine.memory = {shm::kPlaceHost, usable(tier), read, write};
+      machine.memory = {shm::kPlaceHost, usable, read, write};
     } else if (has_memory) {
-      machine.devices.push_back({shm::kPlaceDevice0 + devices++, usable(tier),
+      machine.devices.push_back({shm::kPlaceDevice0 + devices++, usable,
                                  pace(links.host_to_device_bytes_per_s, kDeviceBytesPerS, links.device_latency_us),
                                  pace(links.device_to_host_bytes_per_s, kDeviceBytesPerS, links.device_latency_us)});
     } else {
-      machine.devices.push_back({shm::kPlaceDevice0 + devices++, usable(tier), read, write});
+      machine.devices.push_back({shm::kPlaceDevice0 + devices++, usable, read, write});
     }
   }
   return machine;
@@ -138,10 +133,14 @@ void Foreseer::share() {
 // Who knows most begins anew: steps without end, or steps that are never alike.
 void Foreseer::bound_memory() {
   std::size_t sum = 0;
+  std::size_t most_uses = 0;
   foresight::Learner* most = nullptr;
   for (auto& [session, learner] : learners_) {
-    sum += learner.known_uses();
-    if (most == nullptr || learner.known_uses() > most->known_uses()) most = &learner;
+    const std::size_t uses = learner.known_uses();
+    sum += uses;
+    if (uses <= most_uses) continue;
+    most_uses = uses;
+    most = &learner;
   }
   if (sum > kKnownUsesMax) most->forget();
 }

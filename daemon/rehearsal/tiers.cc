@@ -7,8 +7,6 @@ namespace terrace::rehearsal {
 namespace {
 
 constexpr std::uint64_t kSegmentBytes = 64 * kMiB;
-constexpr double kUsable = 0.97;  // of a tier: what is planned with, since extents do not pack
-constexpr std::int64_t kLeadNs = 100'000'000;
 
 engine::TierOptions tier(const char* name, tier::Kind kind, std::uint64_t capacity, std::uint64_t all) {
   engine::TierOptions options;
@@ -24,8 +22,6 @@ foresight::LinkPace pace(const workload::LinkSpeed& link, workload::Direction di
   return {static_cast<double>(link.bytes_per_s(direction)), link.latency.count()};
 }
 
-std::uint64_t usable(std::uint64_t bytes) { return static_cast<std::uint64_t>(static_cast<double>(bytes) * kUsable); }
-
 }  // namespace
 
 std::vector<engine::TierOptions> tiers_of(const workload::Node& node, const workload::Workload& workload) {
@@ -40,15 +36,14 @@ std::vector<engine::TierOptions> tiers_of(const workload::Node& node, const work
 foresight::Machine machine_of(const workload::Node& node, const std::vector<engine::TierOptions>& tiers) {
   using workload::Direction;
   foresight::Machine machine;
-  machine.lead_ns = kLeadNs;
   if (tiers.size() == 1) return machine;
   const workload::LinkSpeed& below = node.host_bytes > 0 ? node.hbm : node.block;
-  machine.devices.push_back(
-      {shm::kPlaceDevice0, usable(tiers[0].capacity_bytes), pace(below, Direction::kIn), pace(below, Direction::kOut)});
+  machine.devices.push_back({shm::kPlaceDevice0, foresight::usable_bytes(tiers[0].capacity_bytes),
+                             pace(below, Direction::kIn), pace(below, Direction::kOut)});
   machine.has_memory = node.host_bytes > 0 && node.block_bytes > 0;
   if (machine.has_memory)
-    machine.memory = {shm::kPlaceHost, usable(tiers[1].capacity_bytes), pace(node.block, Direction::kIn),
-                      pace(node.block, Direction::kOut)};
+    machine.memory = {shm::kPlaceHost, foresight::usable_bytes(tiers[1].capacity_bytes),
+                      pace(node.block, Direction::kIn), pace(node.block, Direction::kOut)};
   return machine;
 }
 

@@ -45,7 +45,6 @@ int main() {
   machine.devices.push_back({1, kTensors / 2 * kBytes, {50e9, 0}, {50e9, 0}});
   machine.has_memory = true;
   machine.memory = {0, kTensors * 3 / 4 * kBytes, {25e9, 0}, {25e9, 0}};
-  machine.lead_ns = 100'000'000;
   const std::clock_t begin = std::clock();
   const Plan made = plan(machine, {&known, &known, &known}, 1);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
