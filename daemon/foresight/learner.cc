@@ -2,6 +2,7 @@
 #include "foresight/learner.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace terrace::foresight {
@@ -86,7 +87,8 @@ void Learner::put_sets_in_order() {
     auto last = first;
     while (last != uses_.end() && last->at_ns - first->at_ns < kOneSetNs) ++last;
     const std::int64_t at = first->at_ns;
-    std::stable_sort(first, last, [](const TemplateUse& a, const TemplateUse& b) { return a.slot < b.slot; });
+    std::ranges::sort(first, last, {},
+                      [](const TemplateUse& use) { return std::tie(use.slot, use.at_ns, use.place, use.mode); });
     for (; first != last; ++first) first->at_ns = at;
   }
 }

@@ -8,10 +8,26 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <utility>
 
 namespace terrace::front {
+namespace {
+
+// Threads have logs of their own, and what is learned from is the order of them all: those from `added` on are merged
+// with those before.
+void put_in_order(std::vector<engine::Access>& accesses, std::size_t added) {
+  if (added == 0 || added == accesses.size() || accesses[added - 1].at <= accesses[added].at) return;
+  std::vector<engine::Access> merged;
+  merged.reserve(accesses.size());
+  const std::span all(accesses);
+  std::ranges::merge(all.first(added), all.subspan(added), std::back_inserter(merged), {}, &engine::Access::at,
+                     &engine::Access::at);
+  accesses = std::move(merged);
+}
+
+}  // namespace
 
 Result<SessionRegion> SessionRegion::create(std::uint32_t slots) {
   shm::RegionHeader layout{};
@@ -106,14 +122,13 @@ std::uint64_t SessionRegion::drain_logs(const StampClock& clock, std::vector<eng
   std::uint64_t fast_leases = 0;
   std::array<shm::LogEntry, shm::kLogEntries> entries;
   for (shm::LogReader& log : logs_) {
+    const std::size_t others = accesses.size();
     const auto drained = log.drain(entries);
     fast_leases += drained.fast_leases;
     for (const shm::LogEntry& entry : std::span(entries).first(drained.entries))
       accesses.push_back({Slot{entry.slot}, static_cast<shm::Mode>(entry.mode), clock.time_of(entry.stamp)});
+    put_in_order(accesses, others);
   }
-  // Threads have logs of their own, and what is learned from is the order of them all.
-  if (!std::ranges::is_sorted(accesses, {}, &engine::Access::at))
-    std::ranges::stable_sort(accesses, {}, &engine::Access::at);
   const std::uint64_t unlogged = view_.header->unlogged.load(std::memory_order_relaxed);
   fast_leases += unlogged - unlogged_seen_;
   unlogged_seen_ = unlogged;

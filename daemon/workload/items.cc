@@ -2,6 +2,7 @@
 #include "workload/items.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace terrace::workload {
 namespace {
@@ -132,7 +133,8 @@ std::vector<Version> versions(const Workload& workload, LinkName link) {
       born.push_back({.born = uses[at].run, .runs = runs, .bytes = workload.tensors[id].bytes});
     }
   }
-  std::ranges::stable_sort(born, {}, &Version::born);
+  std::ranges::sort(born, {},
+                    [](const Version& version) { return std::tie(version.born, version.runs, version.bytes); });
   return born;
 }
 

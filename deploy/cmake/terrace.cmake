@@ -33,7 +33,6 @@ if(TERRACE_SANITIZE)
 endif()
 
 if(TERRACE_FUZZ)
-  add_compile_options(-Wno-deprecated-declarations)  # clang names what libstdc++ 12 has in its own std::stable_sort
   add_compile_options(-fsanitize=fuzzer-no-link)  # every layer says where it went; libFuzzer is linked to its targets alone
 endif()
 
