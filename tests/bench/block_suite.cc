@@ -81,7 +81,9 @@ class BlockSuite {
   FioJob job(Pattern pattern) const {
     return {.pattern = pattern, .block_bytes = kMiB, .bytes = bytes(), .depth = depth_};
   }
-  std::string reference(const char* kind) const { return fmt::format("fio {} 1 MiB, depth {}", kind, depth_); }
+  std::string reference(const char* kind) const {
+    return rig_.fio().described(fmt::format("{} 1 MiB, depth {}", kind, depth_));
+  }
 
   void add_queue(const char* bench, const char* path, const BlockRounds& rounds) {
     bench_.add({.bench = bench,
@@ -233,13 +235,13 @@ class BlockSuite {
                           .verify = [&] { return set->check(); }},
                          job);
     if (!rounds) return std::unexpected(rounds.error());
-    bench_.add(
-        rounds->row({.bench = what.row,
-                     .path = what.path,
-                     .unit = "GiB/s",
-                     .reference = fmt::format("fio randread {} KiB, depth {}", what.tensor_bytes / kKiB, job.depth),
-                     .bar = what.bar},
-                    true));
+    bench_.add(rounds->row({.bench = what.row,
+                            .path = what.path,
+                            .unit = "GiB/s",
+                            .reference = rig_.fio().described(
+                                fmt::format("randread {} KiB, depth {}", what.tensor_bytes / kKiB, job.depth)),
+                            .bar = what.bar},
+                           true));
     return set->destroy();
   }
 

@@ -39,25 +39,27 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
   auto folder = Folder::make(disk);
   if (!folder) return std::unexpected(folder.error());
   fio.folder_ = std::move(*folder);
-  const auto laid = fio.run({.pattern = Pattern::kWrite, .block_bytes = 1 << 20, .bytes = file_bytes, .depth = 16});
+  const FioJob lay{.pattern = Pattern::kWrite,
+                   .block_bytes = 1 << 20,
+                   .bytes = file_bytes,
+                   .depth = std::ranges::max(kDepths)};  // as much locked memory as any run
+  auto laid = fio.run(lay);
+  if (!laid) {
+    fio.registered_buffers_ = false;
+    laid = fio.run(lay);
+  }
   if (!laid) return std::unexpected(laid.error());
   return fio;
 }
 
 Result<FioFigures> Fio::run(const FioJob& job) const {
-  auto registered = run(job, true);
-  return registered ? std::move(registered)
-                    : run(job, false);  // who may not lock so much memory has no registered ones
-}
-
-Result<FioFigures> Fio::run(const FioJob& job, bool registered_buffers) const {
   QueueSampler sampler(folder_.path());
   const auto said = output_of(
       {program_, "--name=reference", fmt::format("--filename={}", (folder_.path() / "file").string()),
        fmt::format("--rw={}", word(job.pattern)), fmt::format("--bs={}", job.block_bytes),
        fmt::format("--size={}", file_bytes_), fmt::format("--io_size={}", job.bytes),
        fmt::format("--iodepth={}", job.depth), "--direct=1", "--ioengine=io_uring",
-       registered_buffers ? "--fixedbufs=1" : "--fixedbufs=0", "--registerfiles=1", "--thread", "--gtod_reduce=1",
+       registered_buffers_ ? "--fixedbufs=1" : "--fixedbufs=0", "--registerfiles=1", "--thread", "--gtod_reduce=1",
        "--norandommap", "--randrepeat=0", "--random_generator=lfsr", "--fallocate=none", "--output-format=json"});
   FioFigures figures{.queue = sampler.stop()};
   if (!said) return std::unexpected(said.error());
@@ -94,6 +96,10 @@ Result<unsigned> Fio::best_depth(FioJob job, int rounds) const {
   for (const auto& [depth, of_depth] : speeds)
     if (median(of_depth) >= kAsGood * most) return depth;
   return kDepths[0];
+}
+
+std::string Fio::described(std::string_view job) const {
+  return fmt::format("fio {}{}", job, registered_buffers_ ? "" : ", without registered buffers");
 }
 
 std::string cannot_run_fio(const std::string& program) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/leftovers.h"
@@ -30,21 +31,23 @@ struct FioFigures {
 
 class Fio {
  public:
-  // Lays the file out on the disk, written once in full. `program`: fio's binary.
+  // Lays the file out on the disk, written once in full. `program`: fio's binary. Where so much memory may not be
+  // locked, fio's buffers are not registered, then and in every run.
   static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
 
-  // With registered buffers; where so much memory may not be locked, without.
   Result<FioFigures> run(const FioJob& job) const;
   // The smallest depth that gives 0.98 of the most that any of kDepths gives, by the medians of `rounds`; `job` has all
   // but the depth.
   Result<unsigned> best_depth(FioJob job, int rounds) const;
 
+  // What a row says of its reference: the job, and what this machine denies it.
+  std::string described(std::string_view job) const;
+
   static constexpr unsigned kDepths[] = {4, 8, 16, 32, 64};
 
  private:
-  Result<FioFigures> run(const FioJob& job, bool registered_buffers) const;
-
   std::string program_;
+  bool registered_buffers_ = true;
   Folder folder_;
   std::uint64_t file_bytes_ = 0;
 };

@@ -101,7 +101,8 @@ Result<void> run(Bench& bench) {
        .path = fmt::format("block -> DRAM -> device (emulated), working set {} times DRAM, {} tensors ahead",
                            kWorkingSetOfMemory, kAhead),
        .unit = "GiB/s",
-       .reference = fmt::format("the slower of fio read 1 MiB, depth {}, and memcpy", job.depth),
+       .reference = fmt::format("the slower of {}, and memcpy",
+                                rig->fio().described(fmt::format("read 1 MiB, depth {}", job.depth))),
        .bar = 0.95,
        .counts =
            {{.name = fmt::format("share of the time with the disk's queue at {}", held),
