@@ -1,29 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // [links]
-#include <fmt/format.h>
-
-#include "base/bytes.h"
 #include "config/sections.h"
 
 namespace terrace::config {
 namespace {
 
-constexpr std::string_view kPerSecond = "/s";
 constexpr std::int64_t kLatencyUsMax = 1'000'000;
 
 void read_speed(Section& section, std::string_view key, std::uint64_t& bytes_per_s) {
-  const std::optional<std::string> text = section.text(key);
-  if (!text) return;
-  if (text->ends_with(kPerSecond)) {
-    const Result<std::uint64_t> bytes =
-        parse_bytes(std::string_view(*text).substr(0, text->size() - kPerSecond.size()));
-    if (bytes && *bytes > 0) {
-      bytes_per_s = *bytes;
-      return;
-    }
-  }
-  section.complain(key,
-                   fmt::format("is \"{}\"; it must be a speed above 0, such as \"55GB/s\" or \"3.2GiB/s\"", *text));
+  if (const auto speed = section.bytes_per("s", key, "a speed above 0, such as \"55GB/s\" or \"3.2GiB/s\""))
+    bytes_per_s = *speed;
 }
 
 void read_latency(Section& section, std::string_view key, std::uint32_t& latency_us) {

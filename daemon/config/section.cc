@@ -135,6 +135,18 @@ std::optional<std::uint64_t> Section::bytes(std::string_view key) {
   return std::nullopt;
 }
 
+std::optional<std::uint64_t> Section::bytes_per(std::string_view unit, std::string_view key, std::string_view right) {
+  const std::optional<std::string> value = text(key);
+  if (!value) return std::nullopt;
+  const std::string end = fmt::format("/{}", unit);
+  if (value->ends_with(end)) {
+    const Result<std::uint64_t> size = parse_bytes(std::string_view(*value).substr(0, value->size() - end.size()));
+    if (size && *size > 0) return *size;
+  }
+  complain(key, fmt::format("is \"{}\"; it must be {}", *value, right));
+  return std::nullopt;
+}
+
 std::optional<std::size_t> Section::one_of(std::string_view key, const std::vector<std::string_view>& allowed) {
   const std::optional<std::string> value = text(key);
   if (!value) return std::nullopt;

@@ -27,6 +27,8 @@ class Section {
   std::optional<std::int64_t> integer(std::string_view key, std::int64_t min, std::int64_t max);
   // A size in bytes, from text ("64GiB") or a whole number.
   std::optional<std::uint64_t> bytes(std::string_view key);
+  // The size before "/`unit`" in a text such as "55GB/s", above 0; `right` says in messages what it must be.
+  std::optional<std::uint64_t> bytes_per(std::string_view unit, std::string_view key, std::string_view right);
   // A string that is one of `allowed`; returns its index.
   std::optional<std::size_t> one_of(std::string_view key, const std::vector<std::string_view>& allowed);
   // The value as it stands, for keys of several types; null if absent.

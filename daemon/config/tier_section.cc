@@ -97,6 +97,11 @@ void read_high_mark(Section& section, double& high_mark) {
   high_mark = *value;
 }
 
+void read_write_budget(Section& section, std::uint64_t& bytes_per_day) {
+  constexpr std::string_view kRight = "bytes a day above 0, such as \"7.68TB/day\"";
+  if (const auto budget = section.bytes_per("day", "write_budget", kRight)) bytes_per_day = *budget;
+}
+
 // Keys that belong to one kind alone are refused on the others, with the kind that has them.
 void refuse_elsewhere(Section& section, std::string_view key, std::string_view owners) {
   if (section.node(key) != nullptr) section.complain(key, fmt::format("is a key of {} tiers; remove it here", owners));
@@ -116,13 +121,14 @@ TierConfig read_tier(const toml::table& table, std::size_t index, Problems& prob
   if (!kind) return tier;  // which other keys are right hangs on the kind
   if (tier.kind == TierKind::kBlock) {
     read_paths(section, tier.paths);
+    read_write_budget(section, tier.write_budget_bytes_per_day);
     for (const std::string_view key : {"numa_node", "huge_pages"}) refuse_elsewhere(section, key, "device and memory");
   } else {
     read_numa_node(section, tier.numa_node);
     if (const auto pages = section.one_of("huge_pages", {"auto", "never", "2MiB"})) {
       tier.huge_pages = static_cast<HugePages>(*pages);
     }
-    refuse_elsewhere(section, "paths", "block");
+    for (const std::string_view key : {"paths", "write_budget"}) refuse_elsewhere(section, key, "block");
   }
   if (tier.kind == TierKind::kDevice) {
     read_device(section, tier.device);

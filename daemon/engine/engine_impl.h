@@ -21,6 +21,7 @@
 #include "engine/scheduler.h"
 #include "engine/session.h"
 #include "engine/tensor.h"
+#include "engine/write_budget.h"
 #include "tier/extent_allocator.h"
 
 namespace terrace::engine {
@@ -426,6 +427,7 @@ class EngineImpl final : public Engine {
   tier::ExtentAllocator checksum_space_{1};
   std::uint64_t spare_bytes_ = 0;
   Scheduler scheduler_;
+  WriteBudget write_budget_;  // of the block tier
 
   Time now_{};
   bool draining_ = false;

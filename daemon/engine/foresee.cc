@@ -69,6 +69,7 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
   if (word(session, clean.slot).writers != 0) return Planned::kLater;
   Level target = home_level_;
   if (level == Level::kDevice && memory_tier_ != SIZE_MAX) target = Level::kMemory;
+  if (target == Level::kBlock && !write_budget_.allows_early(now_)) return Planned::kDone;  // or it never comes to be
   const mover::Link link = link_between(tensor, level, target);
   if (scheduler_.queued(link) + scheduler_.in_flight(link) >= kAheadMax) return Planned::kLater;
   if (target != home_level_ && !tensor.has(target)) {

@@ -21,6 +21,8 @@ Result<void> check_tier(const TierOptions& tier) {
       return bad(
           fmt::format("capacity {} is not a multiple of the segment size {}", tier.capacity_bytes, tier.segment_bytes));
   }
+  if (tier.kind != tier::Kind::kBlock && tier.write_budget_bytes_per_day != 0)
+    return bad("a write budget: only a block tier has one");
   if (!(tier.high_mark > 0 && tier.high_mark <= 1))
     return bad(fmt::format("high mark {} is not in (0, 1]", tier.high_mark));
   return {};
@@ -88,7 +90,8 @@ EngineImpl::EngineImpl(Options options, CatalogMemory* catalog)
             }
             return links();
           }(),
-          options_.transfers_in_flight_max) {
+          options_.transfers_in_flight_max),
+      write_budget_(options_.tiers.back().write_budget_bytes_per_day) {
   home_level_ = tiers_.back().level;
   former_at_work_ = options_.former_at_work && home_level_ == Level::kBlock;
   if (home_level_ == Level::kBlock) {

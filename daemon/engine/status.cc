@@ -70,6 +70,8 @@ TierStatus EngineImpl::tier_status(std::size_t index) const {
     out.largest_free_bytes = block_space_.largest_free_bytes();
     out.fragmentation = block_space_.fragmentation();
     out.retired_bytes = block_space_.retired_bytes();
+    out.write_budget_bytes_per_day = tier.options.write_budget_bytes_per_day;
+    out.write_budget_left_bytes = write_budget_.left_bytes(now_);
     return out;
   }
   out.guaranteed_bytes = claimed_bytes(index);

@@ -53,6 +53,7 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
   if (flight.to == Level::kBlock) ++tensor.version;
   transfer.version = tensor.version;
   transfer.bytes = tensor.bytes;
+  if (flight.to == Level::kBlock) write_budget_.spend(now_, tensor.extent_bytes());
   transfer.to = location(session, tensor, flight.to);
   transfer.from = flight.from == Level::kNone ? transfer.to : location(session, tensor, flight.from);
   if (flight.activity == Activity::kSliding) {

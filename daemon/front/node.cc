@@ -66,6 +66,7 @@ engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t
     case config::TierKind::kBlock:
       options.name = "block";
       options.kind = tier::Kind::kBlock;
+      options.write_budget_bytes_per_day = config.write_budget_bytes_per_day;
       return options;
   }
   options.segment_bytes = config::segment_bytes(config.capacity.bytes);

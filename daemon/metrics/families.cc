@@ -77,6 +77,15 @@ void add_tiers(const engine::Status& status, Families& out) {
                               "0: all free space is in one piece; towards 1: in many small ones.", MetricType::Gauge));
   for (const Tier& tier : status.tiers) add(fragmentation, {{"tier", tier.name}}, tier.fragmentation);
 
+  for (const Tier& tier : status.tiers) {  // only the block tier has one
+    if (tier.write_budget_bytes_per_day == 0) continue;
+    MetricFamily& budget = out.emplace_back(
+        family("terrace_write_budget_left_bytes",
+               "Until nothing is written to the tier ahead of need, so that its drives last; negative: owed.",
+               MetricType::Gauge));
+    add(budget, {{"tier", tier.name}}, static_cast<double>(tier.write_budget_left_bytes));
+  }
+
   const auto count = [&](std::string name, std::string help, std::uint64_t Tier::* member) {
     MetricFamily& one = out.emplace_back(family(std::move(name), std::move(help), MetricType::Counter));
     for (const Tier& tier : status.tiers) add(one, {{"tier", tier.name}}, tier.*member);

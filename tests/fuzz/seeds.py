@@ -149,6 +149,7 @@ huge_pages = "auto"
 kind = "block"
 paths = ["/var/lib/terrace/block"]
 capacity = "80%"
+write_budget = "1TB/day"
 [[tenant]]
 name = "a"
 data_socket = "/run/terrace/a.sock"

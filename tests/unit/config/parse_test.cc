@@ -89,6 +89,7 @@ huge_pages = "2MiB"
 kind = "block"
 capacity = 8388608
 paths = ["/x/a", "/y/b"]
+write_budget = "7.68TB/day"
 [[tenant]]
 name = "team-a"
 uids = [1000, 1001]
@@ -120,6 +121,7 @@ uids = "any"
   EXPECT_EQ(config->tiers[1].huge_pages, HugePages::k2MiB);
   EXPECT_EQ(config->tiers[2].capacity.bytes, 8 * kMiB);
   EXPECT_THAT(config->tiers[2].paths, ElementsAre("/x/a", "/y/b"));
+  EXPECT_EQ(config->tiers[2].write_budget_bytes_per_day, 7'680'000'000'000u);
   EXPECT_EQ(config->tiers[2].origin.line, 28u);
   ASSERT_THAT(config->tenants, SizeIs(2));
   EXPECT_EQ(config->tenants[0].data_socket, "/a/data");
@@ -236,6 +238,7 @@ TEST(Parse, ValuesOutOfRange) {
 
 TEST(Parse, KeysOfAnotherKind) {
   EXPECT_THAT(error_of(memory_tier("paths = [\"/x\"]")), HasSubstr("tier[0].paths: is a key of block tiers"));
+  EXPECT_THAT(error_of(memory_tier("write_budget = \"1TB/day\"")), HasSubstr("write_budget: is a key of block tiers"));
   EXPECT_THAT(error_of(memory_tier("device = \"emulated\"")), HasSubstr("is a key of device tiers"));
   EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\nnuma_node = 0")), HasSubstr("device and memory tiers"));
 }
@@ -247,6 +250,14 @@ TEST(Parse, ABlockTierNeedsFiles) {
   EXPECT_THAT(error_of(block_tier("paths = [\"x\"]")), HasSubstr("absolute path"));
   EXPECT_THAT(error_of(block_tier("paths = [\"/x/\"]")), HasSubstr("absolute path of a file"));
   EXPECT_THAT(error_of(block_tier("paths = [\"/x\", \"/y\", \"/x\"]")), HasSubstr("\"/x\" twice"));
+}
+
+TEST(Parse, AWriteBudgetIsBytesADay) {
+  for (const char* budget : {"1TB", "0/day", "1TB/s", "/day", "-1GB/day"}) {
+    EXPECT_THAT(error_of(block_tier(std::string("paths = [\"/x\"]\nwrite_budget = \"") + budget + "\"")),
+                HasSubstr("it must be bytes a day above 0, such as \"7.68TB/day\""))
+        << budget;
+  }
 }
 
 TEST(Parse, TiersStandFastestFirst) {
