@@ -85,6 +85,15 @@ TEST(Families, SayWhichTierDoesNotServe) {
   EXPECT_THAT(out, testing::Not(HasSubstr("another's")));
 }
 
+TEST(Families, SayWhatIsLeftOfAWriteBudget) {
+  EXPECT_THAT(text(sample()), testing::Not(HasSubstr("write_budget")));
+  engine::Status status = sample();
+  status.tiers.push_back({.name = "block", .kind = tier::Kind::kBlock});
+  status.tiers.back().write_budget_bytes_per_day = 100;
+  status.tiers.back().write_budget_left_bytes = -7;
+  EXPECT_THAT(text(status), HasSubstr("terrace_write_budget_left_bytes{tier=\"block\"} -7\n"));
+}
+
 TEST(Families, HistogramsAreCumulative) {
   const std::string out = text(sample());
   EXPECT_THAT(out, HasSubstr("terrace_transfer_duration_seconds_count{link=\"host_to_device:1\"} 6\n"));
