@@ -119,6 +119,7 @@ def report(supervised: Supervised, lives: Lives, away: list[float], losses: list
           f"{sum(end.unanswered > 0 for end in ends)} into requests ({sum(end.unanswered for end in ends)}), "
           f"{kills - len(ends)} into a daemon that had not come back yet")
     print("carried:", ", ".join(f"{link} {count:,} bytes" for link, count in carried.items()))
+    print(f"{lives.sum('terrace_plans_total')} plans came into force")
     if away:
         print(f"nobody served for {statistics.median(away) * 1e3:.0f} ms after a kill (median; longest "
               f"{max(away) * 1e3:.0f} ms)")
@@ -135,7 +136,8 @@ def run(arguments: argparse.Namespace) -> bool:
     chance = random.Random(arguments.seed)
     context = multiprocessing.get_context("spawn")
     begun = time.monotonic()
-    with Supervised(arguments.terraced, TIERS, arguments.disk) as supervised, Lives(supervised.metrics_url) as lives:
+    with (Supervised(arguments.terraced, TIERS, arguments.disk, arguments.policy) as supervised,
+          Lives(supervised.metrics_url) as lives):
         ours, theirs = context.Pipe()
         trainer = context.Process(target=train, args=(supervised.socket, theirs), daemon=True)
         supervised.wait_for_socket()
@@ -165,6 +167,8 @@ def main() -> int:
     parser.add_argument("--terraced", type=pathlib.Path, default=ROOT / "build/release/terraced",
                         help="the daemon's binary (%(default)s)")
     parser.add_argument("--disk", type=pathlib.Path, default=ROOT / "build", help="folder for the block file (%(default)s)")
+    parser.add_argument("--policy", choices=["lru", "s3-fifo", "next-use"], default="lru",
+                        help="the daemon's (%(default)s); a plan is lost with the daemon, and made anew by the next")
     arguments = parser.parse_args()
     if arguments.kills < 1:
         parser.error("--kills is 1 or more")

@@ -51,9 +51,10 @@ def dies_with_parent() -> None:
 
 
 class Supervised:
-    """The supervisor and its daemon. `tiers`: (kind, capacity) pairs, fastest first; `disk`: where the block file goes."""
+    """The supervisor and its daemon. `tiers`: (kind, capacity) pairs, fastest first; `disk`: where the block file goes;
+    `policy`: as in the configuration."""
 
-    def __init__(self, terraced: pathlib.Path, tiers: list[tuple[str, str]], disk: pathlib.Path):
+    def __init__(self, terraced: pathlib.Path, tiers: list[tuple[str, str]], disk: pathlib.Path, policy: str = "lru"):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="terrace-kill-"))
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="kill-", dir=disk))
         self.socket = str(self.folder / "data.sock")
@@ -62,7 +63,7 @@ class Supervised:
         more = {"device": 'device = "emulated"\n', "block": f'paths = ["{self.disk}/block"]\n', "memory": ""}
         sockets = "".join(f'{name} = "{self.folder}/{name}.sock"\n' for name in ("data", "grpc", "admin"))
         (self.folder / "terraced.toml").write_text(
-            f'metrics_address = "127.0.0.1:{port}"\n[sockets]\n{sockets}' + "".join(
+            f'metrics_address = "127.0.0.1:{port}"\npolicy = "{policy}"\n[sockets]\n{sockets}' + "".join(
                 f'[[tier]]\nkind = "{kind}"\ncapacity = "{capacity}"\n{more[kind]}' for kind, capacity in tiers))
         self._command = [str(terraced), "supervise", "--restart-delay-max-ms", "20", "--config",
                          str(self.folder / "terraced.toml")]
