@@ -3,6 +3,7 @@
 them at the end of the `with`."""
 
 import ctypes
+import http.client
 import os
 import pathlib
 import random
@@ -14,7 +15,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.error
 from typing import NamedTuple
 
 from gpt_report import Metrics
@@ -150,7 +150,7 @@ class Lives:
             life = self.life
             try:
                 reading = Metrics(self._url)
-            except (OSError, urllib.error.URLError, ValueError):
+            except (OSError, http.client.HTTPException, ValueError):
                 continue  # between two lives, or in the midst of an answer
             with self._lock:
                 if life == self.life and reading.sum("terrace_up") == 1:
