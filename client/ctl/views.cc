@@ -36,6 +36,10 @@ std::string tiers_text(const v1::NodeStatus& status) {
   }
   std::string text = table.text();
   for (const auto& tier : status.tiers())
+    if (tier.context_bytes() != 0)
+      text += fmt::format("{}: the daemon's context takes {} of the GPU's memory beside it\n", tier.name(),
+                          format_bytes(tier.context_bytes()));
+  for (const auto& tier : status.tiers())
     if (!tier.failure().empty()) text += fmt::format("{} NOT SERVING: {}\n", tier.name(), tier.failure());
   return text;
 }

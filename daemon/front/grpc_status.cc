@@ -31,6 +31,7 @@ void from_tier(const engine::TierStatus& tier, v1::TierStatus& out) {
   out.set_checksum_failures(tier.checksum_failures);
   out.set_io_errors(tier.io_errors);
   out.set_failure(tier.failure);
+  out.set_context_bytes(tier.context_bytes);
   const auto evictions = [&](engine::EvictionReason reason) {
     return tier.evictions[static_cast<std::size_t>(reason)];
   };

@@ -230,7 +230,7 @@ bool Host::pump_once() {
   for (const SessionId id : output.gone) forget_token(id);  // before anybody hears that it is closed
   for (engine::Reply& reply : output.replies) {
     if (auto* status = reply.result ? std::get_if<engine::Status>(&*reply.result) : nullptr) {
-      node_.add_failures(*status);
+      node_.add_devices(*status);
       status->resubmitted_requests = resubmitted_requests_;
     }
     auto waiting = answers_.extract(reply.id);

@@ -114,11 +114,12 @@ tier::MappedTier* Node::at_place(std::uint32_t place) const {
   return found == places.end() ? nullptr : mapped[static_cast<std::size_t>(found - places.begin())].get();
 }
 
-void Node::add_failures(engine::Status& status) const {
+void Node::add_devices(engine::Status& status) const {
   for (std::size_t tier = 0; tier < mapped.size() && tier < status.tiers.size(); ++tier) {
     if (mapped[tier] == nullptr && block && !block->owned())
       status.tiers[tier].failure = "its files are not free before the last read and write of a former daemon are done";
     if (mapped[tier] == nullptr || mapped[tier]->cuda() == nullptr) continue;
+    status.tiers[tier].context_bytes = mapped[tier]->cuda()->own_bytes();
     if (const auto lost = mapped[tier]->cuda()->lost()) status.tiers[tier].failure = lost->message;
   }
 }

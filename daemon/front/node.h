@@ -26,7 +26,7 @@ struct Node {
   // The tier of a place that clients map; none for places that are not there.
   tier::MappedTier* at_place(std::uint32_t place) const;
   // Says of each tier of a status why it does not serve: its GPU is lost, or its files are another's still.
-  void add_failures(engine::Status& status) const;
+  void add_devices(engine::Status& status) const;
   // The uuid of the GPU whose memory a place is; zeros where it is none's.
   std::array<std::uint8_t, 16> gpu_at(std::uint32_t place) const;
 };

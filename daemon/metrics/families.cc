@@ -77,6 +77,13 @@ void add_tiers(const engine::Status& status, Families& out) {
                               "0: all free space is in one piece; towards 1: in many small ones.", MetricType::Gauge));
   for (const Tier& tier : status.tiers) add(fragmentation, {{"tier", tier.name}}, tier.fragmentation);
 
+  MetricFamily contexts =
+      family("terrace_gpu_context_bytes",
+             "GPU memory that the daemon takes itself, beside the tier, where it is known.", MetricType::Gauge);
+  for (const Tier& tier : status.tiers)
+    if (tier.context_bytes != 0) add(contexts, {{"tier", tier.name}}, tier.context_bytes);
+  if (!contexts.metric.empty()) out.push_back(std::move(contexts));
+
   for (const Tier& tier : status.tiers) {  // only the block tier has one
     if (tier.write_budget_bytes_per_day == 0) continue;
     MetricFamily& budget = out.emplace_back(

@@ -3,6 +3,7 @@
 // nothing of what failed half-way, gives every byte back, and stops asking a device that is lost.
 #include "tier/device/cuda_device.h"
 
+#include <cstdlib>
 #include <vector>
 
 #include "base/bytes.h"
@@ -52,6 +53,14 @@ TEST_F(CudaDeviceTest, IsTheDeviceThatItsOrdinalNames) {
   ASSERT_FALSE(third);
   EXPECT_EQ(third.error().code, ErrorCode::kFailedPrecondition);
   EXPECT_EQ(third.error().message, "cuda:2: cuDeviceGet: CUDA_ERROR_INVALID_DEVICE (101)");
+}
+
+TEST_F(CudaDeviceTest, KnowsWhatItsOwnContextTakes) {
+  ::setenv("TERRACE_NVML_LIBRARY", FAKE_CUDA, 1);
+  EXPECT_EQ((*CudaContext::open(api(), 0))->own_bytes(), fake_cuda::kContextBytes);
+  ::setenv("TERRACE_NVML_LIBRARY", "/nowhere/libnvidia-ml.so", 1);
+  EXPECT_EQ((*CudaContext::open(api(), 0))->own_bytes(), 0U) << "not known";
+  ::unsetenv("TERRACE_NVML_LIBRARY");
 }
 
 TEST_F(CudaDeviceTest, FreshMemoryIsZeroedThoughTheDeviceGivesGarbage) {

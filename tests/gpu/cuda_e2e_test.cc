@@ -31,6 +31,7 @@ class SharedControl {
     ::close(fd);
     ::setenv("TERRACE_FAKE_CUDA_CONTROL", path_.c_str(), 1);
     ::setenv("TERRACE_CUDA_LIBRARY", FAKE_CUDA, 1);
+    ::setenv("TERRACE_NVML_LIBRARY", FAKE_CUDA, 1);
     ::unsetenv("CUDA_VISIBLE_DEVICES");
     owner_ = ::getpid();
   }
@@ -299,6 +300,13 @@ TEST_F(CudaEnd, AFailedCopyIsAnErrorAndCostsNoBytes) {
   const Result<Lease> read = lease(client, tensor, Mode::kRead);
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_TRUE(holds(*read, 5));
+}
+
+TEST_F(CudaEnd, WhatTheDaemonsContextTakesIsInItsStatus) {
+  const Terraced daemon(kOnGpu);
+  const auto tiers = daemon.status()["tiers"];
+  EXPECT_EQ(tiers[0]["context_bytes"].get<std::uint64_t>(), fake_cuda::kContextBytes) << tiers;
+  EXPECT_EQ(tiers[1].value("context_bytes", std::uint64_t{0}), 0U) << tiers;
 }
 
 TEST_F(CudaEnd, TheDaemonServesOnWithoutALostGpu) {

@@ -6,15 +6,20 @@
 #include <array>
 #include <utility>
 
+#include "tier/device/gpu_memory.h"
+
 namespace terrace::tier {
 
 Result<std::shared_ptr<CudaContext>> CudaContext::open(const cuda::Api& api, int ordinal) {
   std::shared_ptr<CudaContext> made(new CudaContext(api, ordinal));
   Result<void> done = made->look();
+  const std::optional<std::uint64_t> before = done ? used_gpu_bytes(made->pci_bus_id_) : std::nullopt;
   // Set before the context is made: a thread that waits for the device then sleeps.
   if (done) done = api.primary_set_flags(made->device_, cuda::kContextBlockingSync);
   if (done) done = api.primary_retain(&made->context_, made->device_);
   if (!done) return fail(done.error().code, fmt::format("cuda:{}: {}", ordinal, done.error().message));
+  const std::optional<std::uint64_t> after = used_gpu_bytes(made->pci_bus_id_);
+  if (before && after && *after > *before) made->own_bytes_ = *after - *before;
   return made;
 }
 

@@ -37,6 +37,8 @@ class CudaContext {
   const std::string& pci_bus_id() const { return pci_bus_id_; }  // "0000:3b:00.0"
   const cuda::Uuid& uuid() const { return uuid_; }               // the same in every process, whatever it numbers first
   Result<Room> room() const;
+  // What making the context took of the device's memory; 0: not known. Whatever else came or went meanwhile is in it.
+  std::uint64_t own_bytes() const { return own_bytes_; }
 
   // Passes a result on; one that says that the device is lost is kept, with the device's name before it.
   Result<void> noted(Result<void> result);
@@ -55,6 +57,7 @@ class CudaContext {
   std::string name_;
   std::string pci_bus_id_;
   cuda::Uuid uuid_{};
+  std::uint64_t own_bytes_ = 0;
   std::atomic<bool> is_lost_ = false;
   mutable std::mutex mutex_;  // guards why_lost_
   std::optional<Error> why_lost_;

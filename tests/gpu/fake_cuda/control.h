@@ -13,6 +13,7 @@ namespace terrace::fake_cuda {
 
 inline constexpr std::size_t kDevicesMax = 8;
 inline constexpr std::uint64_t kDeviceBytes = std::uint64_t{1} << 30;  // where Control says nothing
+inline constexpr std::uint64_t kContextBytes = 123 << 20;              // what the management library says of one
 
 enum class Call : std::uint32_t {
   kInit,

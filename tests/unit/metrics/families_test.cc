@@ -85,6 +85,15 @@ TEST(Families, SayWhichTierDoesNotServe) {
   EXPECT_THAT(out, testing::Not(HasSubstr("another's")));
 }
 
+TEST(Families, SayWhatTheDaemonTakesOfAGpu) {
+  EXPECT_THAT(text(sample()), testing::Not(HasSubstr("terrace_gpu_context_bytes")));
+  engine::Status status = sample();
+  for (const char* name : {"device:0", "device:1"})
+    status.tiers.push_back({.name = name, .kind = tier::Kind::kDevice, .context_bytes = 5});
+  EXPECT_THAT(text(status), HasSubstr("terrace_gpu_context_bytes{tier=\"device:0\"} 5\n"
+                                      "terrace_gpu_context_bytes{tier=\"device:1\"} 5\n"));
+}
+
 TEST(Families, SayWhatIsLeftOfAWriteBudget) {
   EXPECT_THAT(text(sample()), testing::Not(HasSubstr("write_budget")));
   engine::Status status = sample();
