@@ -33,8 +33,9 @@ Control* map_control() {
   return static_cast<Control*>(memory);
 }
 
-bool& creates() {
-  static bool value = false;
+// The process that made memory; a child of its own has made none.
+pid_t& maker() {
+  static pid_t value = 0;
   return value;
 }
 
@@ -77,7 +78,7 @@ std::shared_ptr<Memory> Memory::create(int device, std::size_t bytes) {
   memory->shadow = static_cast<std::byte*>(shadow);
   std::memset(shadow, kGarbage, bytes);
   control().used_bytes[static_cast<std::size_t>(device)].fetch_add(bytes);
-  creates() = true;
+  maker() = ::getpid();
   return memory;
 }
 
@@ -98,7 +99,7 @@ std::shared_ptr<Memory> Memory::import(int fd) {
   if (number == nullptr) return nullptr;
   memory->device = number[std::strlen("fake-cuda-")] - '0';
   // Who makes memory is who pays for it, also where it holds what it made by a descriptor.
-  memory->counted = creates();
+  memory->counted = maker() == ::getpid();
   if (memory->counted) control().used_bytes[static_cast<std::size_t>(memory->device)].fetch_add(memory->bytes);
   return memory;
 }
