@@ -327,6 +327,7 @@ class EngineImpl final : public Engine {
   void observe_step(const Session& session, std::uint32_t kind);
   void follow(Session& session, Slot slot);
   std::optional<std::uint32_t> find_use(Foreseen& foreseen, Slot slot) const;
+  static bool leaps(Foreseen& foreseen, std::uint32_t use);
   void pass(Session& session, std::uint32_t use);
   void pass_some(Session& session, std::uint32_t most);
   void step_over(Session& session);

@@ -6,12 +6,14 @@
 #include <utility>
 
 #include "engine/engine_impl.h"
+#include "foresight/template.h"
 
 namespace terrace::engine {
 namespace {
 
 constexpr std::uint32_t kNear = 64;            // uses around the cursor in which an access is looked for
 constexpr std::uint32_t kFar = 4096;           // after some in a row that were not found there
+constexpr std::uint32_t kLeap = 16;            // uses ahead of the cursor that one access alone is not believed
 constexpr std::uint32_t kStraysMin = 8;        // so many
 constexpr std::uint32_t kStraysMax = 4096;     // in a row: the plan is of no use
 constexpr std::uint32_t kToldMax = 512;        // slots told to the policies at a time
@@ -58,6 +60,7 @@ void EngineImpl::plan(Time now, SessionId id, std::shared_ptr<const foresight::P
     foreseen.next_clean = foreseen.next_fetch = 0;
     foreseen.expected = foreseen.cleared = 0;
     foreseen.strays = 0;
+    foreseen.leap = kNoLeap;
     foreseen.cleans.clear();
     foreseen.fetches.clear();
     foreseen.told.assign(session->tensors.size(), false);
@@ -85,6 +88,7 @@ void EngineImpl::step_over(Session& session) {
   foreseen.base_ns += foreseen.plan->period_ns;
   foreseen.cursor = foreseen.passed = 0;
   foreseen.strays = 0;
+  foreseen.leap = kNoLeap;
   foreseen.next_clean = foreseen.next_fetch = 0;
   foreseen.met.assign(foreseen.plan->uses.size(), false);
   stir(session);
@@ -112,15 +116,26 @@ std::optional<std::uint32_t> EngineImpl::find_use(Foreseen& foreseen, Slot slot)
   // The far look comes ever more seldom: what strays for long must not cost more than it did before.
   const bool far = foreseen.strays >= kStraysMin && std::has_single_bit(foreseen.strays);
   const std::uint32_t reach = far ? kFar : kNear;
+  const auto is_it = [&](std::uint32_t at) { return at < size && uses[at].slot == slot && !foreseen.met[at]; };
   for (std::uint32_t away = 0; away < reach; ++away) {
-    const std::uint32_t ahead = foreseen.cursor + away;
-    if (ahead < size && uses[ahead].slot == slot && !foreseen.met[ahead]) return ahead;
-    if (away < foreseen.cursor) {
-      const std::uint32_t behind = foreseen.cursor - 1 - away;
-      if (uses[behind].slot == slot && !foreseen.met[behind]) return behind;
-    }
+    if (is_it(foreseen.cursor + away)) return foreseen.cursor + away;
+    if (away < foreseen.cursor && is_it(foreseen.cursor - 1 - away)) return foreseen.cursor - 1 - away;
   }
+  if (foreseen.leap == kNoLeap) return std::nullopt;
+  for (std::uint32_t at = foreseen.leap + 1; at < foreseen.leap + kLeap; ++at)
+    if (is_it(at)) return at;
   return std::nullopt;
+}
+
+// A single access far ahead may be one that was never planned, of a tensor that is to be used there. True: the cursor
+// stays, until another one says the same.
+bool EngineImpl::leaps(Foreseen& foreseen, std::uint32_t use) {
+  const auto& uses = foreseen.plan->uses;
+  if (use < foreseen.cursor + kLeap || uses[use].at_ns - uses[foreseen.cursor].at_ns < foresight::kOneSetNs)
+    return false;
+  const bool again = foreseen.leap != kNoLeap && use + kLeap > foreseen.leap && use < foreseen.leap + kLeap;
+  foreseen.leap = use;
+  return !again;
 }
 
 // The session used a tensor: how far has it come?
@@ -128,7 +143,7 @@ void EngineImpl::follow(Session& session, Slot slot) {
   Foreseen& foreseen = session.foreseen;
   if (!foreseen.plan) return;
   const auto use = find_use(foreseen, slot);
-  if (!use) {
+  if (!use || leaps(foreseen, *use)) {
     ++foreseen.strays;
     ++foreseen.strayed;
     ++foresight_.strayed;
@@ -138,6 +153,7 @@ void EngineImpl::follow(Session& session, Slot slot) {
   ++foreseen.matched;
   ++foresight_.matched;
   foreseen.strays = 0;
+  foreseen.leap = kNoLeap;
   foreseen.met[*use] = true;
   foreseen.cursor = std::max(foreseen.cursor, *use + 1);
   pass_some(session, kPassAtOnceMax);

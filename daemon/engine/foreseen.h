@@ -13,6 +13,8 @@
 
 namespace terrace::engine {
 
+inline constexpr std::uint32_t kNoLeap = UINT32_MAX;
+
 struct Foreseen {
   std::shared_ptr<const foresight::Plan> plan;  // none: nothing is foreseen
   std::int64_t base_ns = 0;                     // the compute of all steps before this one
@@ -20,6 +22,7 @@ struct Foreseen {
   std::uint32_t passed = 0;                     // those whose slots were told their next use
   std::vector<bool> met;                        // by use of the plan
   std::uint32_t strays = 0;                     // accesses in a row that the plan does not have near by
+  std::uint32_t leap = kNoLeap;                 // an access far ahead, of which one alone is not believed
   std::uint32_t expected = 0;                   // uses whose slots were told to the policies when the plan came
   std::uint32_t cleared = 0;                    // slots that were looked at for what a former plan said of them
   bool fresh = false;                           // it came where there was none

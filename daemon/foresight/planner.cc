@@ -18,6 +18,7 @@ struct HorizonUse {
   std::uint32_t tensor = 0;
   std::uint32_t group = 0;
   std::int64_t at_ns = 0;
+  bool dies = false;
   std::uint32_t next = kNone;  // of the same tensor
   bool give_up = false;
 };
@@ -40,6 +41,8 @@ class Planner {
     for (std::size_t at = uses_.size(); at-- > 0;) {
       std::uint32_t& later = last_[uses_[at].tensor];
       uses_[at].next = later;
+      // The use at which it died last time was not the last one then: that one was left out.
+      if (later != kNone && uses_[later].use->reads()) uses_[at].dies = false;
       later = static_cast<std::uint32_t>(at);
     }
   }
@@ -81,14 +84,19 @@ class Planner {
       bool opens = true;
       std::int64_t opened_ns = 0;
       for (const TemplateUse& use : templates[period]->uses) {
-        if (use.trust < kTrusted) continue;
+        if (use.trust < kTrusted) {
+          if (use.dies) dies_earlier(use.slot);
+          continue;
+        }
         if (opens || use.at_ns - opened_ns >= kOneSetNs) {
           begins_.push_back(std::max(base + use.at_ns, begins_.empty() ? base : begins_.back()));
           first_use_.push_back(static_cast<std::uint32_t>(uses_.size()));
           opened_ns = use.at_ns;
           opens = false;
         }
-        uses_.push_back({&use, tensor_of(use), static_cast<std::uint32_t>(begins_.size() - 1), begins_.back()});
+        const std::uint32_t tensor = tensor_of(use);
+        last_[tensor] = static_cast<std::uint32_t>(uses_.size());
+        uses_.push_back({&use, tensor, static_cast<std::uint32_t>(begins_.size() - 1), begins_.back(), use.dies});
       }
       base += templates[period]->period_ns;
       if (period == window) window_end_ = uses_.size();
@@ -98,12 +106,19 @@ class Planner {
     last_.assign(bytes_.size(), kNone);
   }
 
+  // After a use that is not planned with: the content goes after the one before.
+  void dies_earlier(Slot slot) {
+    if (index(slot) >= tensors_.size() || tensors_[index(slot)] == kNone) return;
+    uses_[last_[tensors_[index(slot)]]].dies = true;
+  }
+
   std::uint32_t tensor_of(const TemplateUse& use) {
     const auto slot = static_cast<std::uint32_t>(use.slot);
     if (slot >= tensors_.size()) tensors_.resize(std::size_t{slot} + 1, kNone);
     if (tensors_[slot] == kNone) {
       tensors_[slot] = static_cast<std::uint32_t>(bytes_.size());
       bytes_.push_back(0);
+      last_.push_back(kNone);
       slots_.push_back(use.slot);
     }
     bytes_[tensors_[slot]] = std::max(bytes_[tensors_[slot]], use.bytes);
@@ -145,7 +160,7 @@ class Planner {
       const HorizonUse& use = uses_[at];
       if (use.use->place != device.place) continue;
       const bool leaves = use.next != kNone && uses_[use.next].use->place != device.place;
-      input.uses.push_back({use.tensor, use.group, use.use->reads(), use.use->writes(), use.use->dies, leaves});
+      input.uses.push_back({use.tensor, use.group, use.use->reads(), use.use->writes(), use.dies, leaves});
       origin.push_back(at);
     }
     const SweepResult result = sweep(input);
@@ -168,7 +183,7 @@ class Planner {
       const HorizonUse& use = uses_[at];
       if (use.use->place == machine_.memory.place)
         events_.push_back({use.at_ns, use.tensor, Event::Kind::kUsed, at});
-      else if (use.use->writes() || use.use->dies)
+      else if (use.use->writes() || use.dies)
         events_.push_back({use.at_ns, use.tensor, Event::Kind::kStale});
     }
     std::sort(events_.begin(), events_.end(), [](const Event& a, const Event& b) {
@@ -192,12 +207,13 @@ class Planner {
         continue;
       }
       const TemplateUse* use = event.use == kNone ? nullptr : uses_[event.use].use;
+      const bool dies = use != nullptr && uses_[event.use].dies;
       before = static_cast<std::uint32_t>(input.uses.size());
       input.uses.push_back({.tensor = event.tensor,
                             .group = group_at(event.at_ns),
                             .reads = use == nullptr ? event.kind == Event::Kind::kNeeded : use->reads(),
                             .writes = use == nullptr ? event.kind == Event::Kind::kWritten : use->writes(),
-                            .dies = use != nullptr && use->dies});
+                            .dies = dies});
       origin.push_back(event.use);
     }
     const SweepResult result = sweep(input);
@@ -239,14 +255,13 @@ class Planner {
       const HorizonUse& use = uses_[at];
       const bool comes_back = went[use.tensor];
       went[use.tensor] = use.give_up;
-      plan_.uses.push_back(
-          {.slot = use.use->slot,
-           .place = use.use->place,
-           .give_up = use.give_up,
-           .comes_back = comes_back,
-           .writes = use.use->writes(),
-           .at_ns = use.at_ns - window_ns_,
-           .next_ns = use.use->dies || use.next == kNone ? kBeyond : uses_[use.next].at_ns - window_ns_});
+      plan_.uses.push_back({.slot = use.use->slot,
+                            .place = use.use->place,
+                            .give_up = use.give_up,
+                            .comes_back = comes_back,
+                            .writes = use.use->writes(),
+                            .at_ns = use.at_ns - window_ns_,
+                            .next_ns = use.dies || use.next == kNone ? kBeyond : uses_[use.next].at_ns - window_ns_});
     }
   }
 
@@ -268,7 +283,7 @@ class Planner {
   std::vector<std::uint32_t> tensors_;    // by slot
   std::vector<Slot> slots_;               // by tensor
   std::vector<std::uint64_t> bytes_;      // likewise
-  std::vector<std::uint32_t> last_;
+  std::vector<std::uint32_t> last_;       // likewise: the use looked at last
   std::vector<Event> events_;
   std::vector<SweepDelay> delays_;
   std::vector<TimedClean> cleans_;

@@ -4,20 +4,20 @@
 #include <algorithm>
 #include <utility>
 
+#include "foresight/alignment.h"
+
 namespace terrace::foresight {
 namespace {
 
-constexpr std::size_t kWindow = 128;     // uses that two steps may be apart and still be matched
 constexpr std::int64_t kTimeWeight = 4;  // one in so many parts of a time comes from the last step
 
-bool same(const TemplateUse& a, const TemplateUse& b) { return a.slot == b.slot && a.place == b.place; }
-
-// Distance to the first of `uses` from `at` on that is the same as `use`.
-std::size_t distance(const std::vector<TemplateUse>& uses, std::size_t at, const TemplateUse& use) {
-  const std::size_t end = std::min(uses.size(), at + kWindow);
-  for (std::size_t i = at; i < end; ++i)
-    if (same(uses[i], use)) return i - at;
-  return kWindow;
+// Uses of a tensor at one place are the same.
+std::vector<std::uint64_t> keys_of(const std::vector<TemplateUse>& uses) {
+  std::vector<std::uint64_t> keys;
+  keys.reserve(uses.size());
+  for (const TemplateUse& use : uses)
+    keys.push_back(std::uint64_t{static_cast<std::uint32_t>(use.slot)} << 32 | use.place);
+  return keys;
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ Match Template::learn(std::vector<TemplateUse> step, std::int64_t period) {
   const auto add = [&] {
     TemplateUse use = step[seen++];
     if (merged.size() >= kUsesMax) return;
-    use.trust = first ? kTrusted : 1;
+    use.trust = first ? kTrusted + 1 : 1;
     match.added += first ? 0 : 1;
     merged.push_back(use);
   };
@@ -57,24 +57,14 @@ Match Template::learn(std::vector<TemplateUse> step, std::int64_t period) {
     if (!merged.empty()) use.at_ns = std::max(use.at_ns, merged.back().at_ns);
     merged.push_back(use);
   };
-  while (known < uses.size() && seen < step.size()) {
-    if (same(uses[known], step[seen])) {
+  for (const Edit edit : align(keys_of(uses), keys_of(step))) {
+    if (edit == Edit::kBoth)
       meet();
-      continue;
-    }
-    const std::size_t ahead_known = distance(uses, known, step[seen]);
-    const std::size_t ahead_seen = distance(step, seen, uses[known]);
-    if (ahead_known == kWindow && ahead_seen == kWindow) {
+    else if (edit == Edit::kFirst)
       miss();
+    else
       add();
-    } else if (ahead_seen <= ahead_known) {
-      for (std::size_t i = 0; i < ahead_seen; ++i) add();
-    } else {
-      for (std::size_t i = 0; i < ahead_known; ++i) miss();
-    }
   }
-  while (known < uses.size()) miss();
-  while (seen < step.size()) add();
   if (first) ++version;
   uses = std::move(merged);
   period_ns = first ? period : period_ns + (period - period_ns) / kTimeWeight;

@@ -90,6 +90,41 @@ TEST(Foreseen, WhatIsNeededSoonerDoesNotGoForWhatAPlanBrings) {
   EXPECT_FALSE(planned.is_in_device(4));
 }
 
+// A plan of many uses, of two tensors by turns, in which tensor 5 comes but once.
+foresight::Plan far_plan(const Planned& planned) {
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t i = 0; i < 60; ++i) order.push_back(i % 2);
+  order[40] = 5;
+  for (const std::uint32_t i : {41, 43, 45}) order[i] = 2;
+  return planned.plan_of(order);
+}
+
+TEST(Foreseen, OneAccessFarAheadIsNotBelieved) {
+  Planned planned;
+  planned.mark_step();
+  foresight::Plan plan = far_plan(planned);
+  plan.fetches.push_back({.from = 30, .slot = planned.tensors[4].slot, .place = kDevice, .due_ns = 50 * kApartNs});
+  planned.plan(std::move(plan));
+  planned.read(0);
+  planned.read(5);
+  planned.read(1);
+  EXPECT_FALSE(planned.is_in_device(4)) << "the session has not come so far";
+  EXPECT_EQ(planned.session().matched, 2u);
+  EXPECT_EQ(planned.session().strayed, 1u);
+}
+
+TEST(Foreseen, TwoAccessesFarAheadAreWhereTheSessionIs) {
+  Planned planned;
+  planned.mark_step();
+  foresight::Plan plan = far_plan(planned);
+  plan.fetches.push_back({.from = 30, .slot = planned.tensors[4].slot, .place = kDevice, .due_ns = 50 * kApartNs});
+  planned.plan(std::move(plan));
+  planned.read(0);
+  planned.read(5);
+  planned.read(2);
+  EXPECT_TRUE(planned.is_in_device(4));
+}
+
 TEST(Foreseen, APlanOfSomethingElseIsGivenUp) {
   Planned planned;
   planned.mark_step();

@@ -72,6 +72,44 @@ TEST(Planner, MemoryAboveBlocksIsPlannedToo) {
   for (const PlannedFetch& fetch : made.fetches) EXPECT_EQ(fetch.place, kHost);
 }
 
+// A tensor that is born, read, and dead, for one run each; what comes between leaves no doubt about the order.
+Template life() {
+  Template known = loop(3, 1'000'000, kDevice, shm::Mode::kRead);
+  for (TemplateUse& use : known.uses) use.slot = Slot{0};
+  known.uses[0].mode = shm::Mode::kOverwrite;
+  known.uses[2].dies = true;
+  return known;
+}
+
+Plan plan_of(const Template& known) {
+  Machine machine;
+  machine.devices.push_back({kDevice, 80'000'000, {10e9, 0}, {10e9, 0}});
+  return plan(machine, {&known, &known, &known, &known}, 2);
+}
+
+TEST(Planner, WhatDiesIsNotUsedAgain) {
+  const Plan made = plan_of(life());
+  ASSERT_EQ(made.uses.size(), 3u);
+  EXPECT_EQ(made.uses[1].next_ns, 2 * kRunNs);
+  EXPECT_EQ(made.uses[2].next_ns, kBeyond);
+}
+
+TEST(Planner, WhatDiedWhereItIsStillReadDiedBecauseThatReadWasLeftOut) {
+  Template known = life();
+  known.uses[1].dies = true;
+  const Plan made = plan_of(known);
+  ASSERT_EQ(made.uses.size(), 3u);
+  EXPECT_EQ(made.uses[1].next_ns, 2 * kRunNs);
+}
+
+TEST(Planner, WhatDiedAfterAUseThatIsNotBelievedDiesAfterTheOneBefore) {
+  Template known = life();
+  known.uses[2].trust = kTrusted - 1;
+  const Plan made = plan_of(known);
+  ASSERT_EQ(made.uses.size(), 2u);
+  EXPECT_EQ(made.uses[1].next_ns, kBeyond);
+}
+
 TEST(Planner, EmptyTemplatesGiveEmptyPlans) {
   Template none;
   none.period_ns = 1;

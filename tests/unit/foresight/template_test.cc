@@ -70,6 +70,24 @@ TEST(Template, AReorderingLeavesTheRestKnown) {
   EXPECT_GE(match.matched, 7u);
 }
 
+TEST(Template, WhatWasLeftOutAndComesLaterAgainTakesNothingWithIt) {
+  Template known;
+  known.learn(step_of({1, 2, 3, 4, 5, 1, 6, 7}), kStepNs);
+  const Match match = known.learn(step_of({9, 2, 3, 4, 5, 1, 6, 7}), kStepNs);
+  EXPECT_EQ(match.matched, 7u);
+  EXPECT_EQ(match.missed, 1u);
+  EXPECT_EQ(match.added, 1u);
+}
+
+TEST(Template, OneMissInTheSecondStepIsForgivenAndTwoAreNot) {
+  Template known;
+  known.learn(step_of({1, 2, 3}), kStepNs);
+  known.learn(step_of({1, 3}), kStepNs);
+  EXPECT_EQ(trusted(known), (std::vector<std::uint32_t>{1, 2, 3}));
+  known.learn(step_of({1, 3}), kStepNs);
+  EXPECT_EQ(trusted(known), (std::vector<std::uint32_t>{1, 3}));
+}
+
 TEST(Template, TimesNeverGoBackwards) {
   Template known;
   known.learn(step_of({1, 2, 3}), kStepNs);
