@@ -15,6 +15,8 @@ class Random {
 
   std::uint64_t next() { return mix(state_ += 0x9e37'79b9'7f4a'7c15); }
   std::uint64_t below(std::uint64_t bound) { return next() % bound; }
+  // Of 1: at least 0, and less than 1.
+  double part() { return static_cast<double>(next() >> 11) / 9007199254740992.0; }
   bool one_in(std::uint64_t count) { return below(count) == 0; }
 
  private:

@@ -14,10 +14,11 @@ enum class PolicyKind : std::uint8_t {
   kLru,        // demand alone
   kS3Fifo,     // likewise
   kDemandMin,  // likewise, with an oracle's knowledge of the next use
+  kOracle,     // the daemon's, whose planner is told what will run instead of learning it
 };
 
 // Enumerator i is called kPolicyNames[i].
-inline constexpr std::array<std::string_view, 4> kPolicyNames = {"next-use", "lru", "s3-fifo", "demand-min"};
+inline constexpr std::array<std::string_view, 5> kPolicyNames = {"next-use", "lru", "s3-fifo", "demand-min", "oracle"};
 constexpr std::string_view name(PolicyKind kind) { return kPolicyNames[static_cast<std::size_t>(kind)]; }
 std::optional<PolicyKind> policy_of(std::string_view name);
 

@@ -53,6 +53,10 @@ Result<void> Rehearsal::start() {
     case PolicyKind::kDemandMin:
       options.make_policy = [this] { return make_demand_min_policy(oracle_); };
       break;
+    case PolicyKind::kOracle:
+      options.make_policy = engine::make_next_use_policy;
+      oracle_planner_.emplace(options_.workload, machine_of(options_.node, tiers_));
+      break;
   }
   auto engine = engine::Engine::create(std::move(options));
   if (!engine) return std::unexpected(engine.error());
@@ -93,7 +97,7 @@ Result<void> Rehearsal::fill() {
 
 Duration Rehearsal::noisy(Duration compute) {
   if (options_.noise == 0) return compute;
-  const double off = static_cast<double>(random_.next() >> 11) / 9007199254740992.0 * 2 - 1;
+  const double off = random_.part() * 2 - 1;
   return Duration(static_cast<std::int64_t>(static_cast<double>(compute.count()) * (1 + options_.noise * off)));
 }
 
@@ -108,6 +112,7 @@ Result<StepReport> Rehearsal::step() {
   const Time began = now_;
   drain_log();
   send(engine::MarkStep{static_cast<std::uint32_t>(report.kind)});
+  if (oracle_planner_) plan_later(oracle_planner_->plan(within));
   for (const workload::Run& run : workload.runs_of(within)) {
     const Duration compute = noisy(run.compute);
     report.compute += compute;

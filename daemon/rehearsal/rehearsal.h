@@ -16,6 +16,7 @@
 #include "foresight/learner.h"
 #include "rehearsal/links.h"
 #include "rehearsal/oracle.h"
+#include "rehearsal/oracle_planner.h"
 #include "rehearsal/policies.h"
 #include "rehearsal/trainer.h"
 #include "terrace/error.h"
@@ -77,6 +78,7 @@ class Rehearsal {
   Links links_;
   Trainer trainer_;
   std::optional<foresight::Learner> learner_;
+  std::optional<OraclePlanner> oracle_planner_;
   std::multimap<Time, std::shared_ptr<const foresight::Plan>> plans_;  // when they are ready
   SessionId session_{};
   Time now_{1'000};

@@ -13,16 +13,15 @@ std::uint32_t place_of(const workload::Run& run) {
   return run.place == workload::Place::kHbm ? shm::kPlaceDevice0 : shm::kPlaceHost;
 }
 
+shm::Mode mode_of(const workload::Run& run, workload::TensorId tensor) {
+  if (std::ranges::find(run.write, tensor) == run.write.end()) return shm::Mode::kRead;
+  return std::ranges::find(run.read, tensor) == run.read.end() ? shm::Mode::kOverwrite : shm::Mode::kWrite;
+}
+
 std::vector<Trainer::Ask> Trainer::lease(Time now, const workload::Run& run) {
   std::array<Ask, 3> asks{Ask{shm::Mode::kRead, {}}, Ask{shm::Mode::kWrite, {}}, Ask{shm::Mode::kOverwrite, {}}};
-  for (const workload::TensorId tensor : workload::leased(run)) {
-    const bool reads = std::ranges::find(run.read, tensor) != run.read.end();
-    const bool writes = std::ranges::find(run.write, tensor) != run.write.end();
-    asks[static_cast<std::size_t>(!writes ? shm::Mode::kRead
-                                  : reads ? shm::Mode::kWrite
-                                          : shm::Mode::kOverwrite)]
-        .tensors.push_back(handles_[tensor]);
-  }
+  for (const workload::TensorId tensor : workload::leased(run))
+    asks[static_cast<std::size_t>(mode_of(run, tensor))].tensors.push_back(handles_[tensor]);
   std::vector<Ask> refused;
   for (Ask& ask : asks) {
     if (ask.tensors.empty()) continue;

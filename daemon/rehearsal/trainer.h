@@ -18,6 +18,8 @@ namespace terrace::rehearsal {
 
 // As the engine names it.
 std::uint32_t place_of(const workload::Run& run);
+// How `run` leases a tensor of its set.
+shm::Mode mode_of(const workload::Run& run, workload::TensorId tensor);
 
 class Trainer {
  public:

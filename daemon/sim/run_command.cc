@@ -14,6 +14,7 @@
 #include "rehearsal/rehearsal.h"
 #include "workload/bound.h"
 #include "workload/node_file.h"
+#include "workload/perturb.h"
 #include "workload/reader.h"
 
 namespace terrace::sim {
@@ -131,14 +132,21 @@ RunCommand::RunCommand(CLI::App& program)
       ->capture_default_str()
       ->check(CLI::IsMember(std::vector<std::string>(rehearsal::kPolicyNames.begin(), rehearsal::kPolicyNames.end())));
   command.add_option("--steps", steps_, "how many")->capture_default_str()->check(CLI::PositiveNumber);
+  const auto is_share = [](const std::string& given) {
+    double share = -1;
+    const bool number = CLI::detail::lexical_cast(given, share) && share >= 0 && share <= 1;
+    return number ? std::string() : "'" + given + "' is not a number from 0 to 1";
+  };
   command.add_option("--noise", noise_, "compute times are off by up to this share of them, either way")
       ->capture_default_str()
-      ->check([](const std::string& given) {
-        double share = -1;
-        const bool number = CLI::detail::lexical_cast(given, share) && share >= 0 && share <= 1;
-        return number ? std::string() : "'" + given + "' is not a number from 0 to 1";
-      });
-  command.add_option("--seed", seed_, "of the noise")->capture_default_str();
+      ->check(is_share);
+  command
+      .add_option("--perturb", perturb_,
+                  "this share of the accesses is changed in each step: a third each is replaced by a read of a random "
+                  "tensor, gets such a read beside it, or is dropped (docs/policy.md)")
+      ->capture_default_str()
+      ->check(is_share);
+  command.add_option("--seed", seed_, "of the noise, and of what --perturb changes")->capture_default_str();
   command.add_flag("--json", json_, "a JSON object a step, each on its own line");
 }
 
@@ -151,8 +159,11 @@ int RunCommand::run() {
   };
   const auto node = workload::load_node(node_);
   if (!node) return refuse(node.error(), 2);
-  const auto workload = workload::load(workload_, &*node);
+  auto workload = workload::load(workload_, &*node);
   if (!workload) return refuse(workload.error(), 2);
+  if (perturb_ > 0)
+    workload = workload::perturbed(
+        *workload, *node, {.share = perturb_, .seed = seed_, .repetitions = (steps_ - 1) / workload->steps.size() + 1});
   const auto bound = workload::lower_bound(*workload, *node);
   if (!bound) return refuse(bound.error(), 2);
   auto rehearsal = rehearsal::Rehearsal::create(

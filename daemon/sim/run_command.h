@@ -29,6 +29,7 @@ class RunCommand {
   std::string policy_ = "next-use";
   std::uint64_t steps_ = 3;
   double noise_ = 0;
+  double perturb_ = 0;
   std::uint64_t seed_ = 1;
   bool json_ = false;
 };

@@ -17,6 +17,7 @@ class Content {
   // What `run` does to content. The error's message names a tensor that it reads or frees without content; its ids must
   // have been declared.
   Result<void> follow(const Run& run);
+  bool has(TensorId id) const { return has_[id]; }
 
  private:
   std::vector<bool> has_;  // by TensorId

@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "made_workloads.h"
 #include "workload/bound.h"
+#include "workload/perturb.h"
 #include "workload/reader.h"
 
 namespace terrace::rehearsal {
@@ -108,6 +109,29 @@ TEST(Rehearsal, NoiseOfAQuarterCostsAtMostTwoPoints) {
   double sum = 0;
   for (options.seed = 1; options.seed <= 4; ++options.seed) sum += share(steps(options, 3).back());
   EXPECT_GE(sum / 4, calm - 0.02);
+}
+
+TEST(Rehearsal, WhoIsToldTheStepsNeedsNoRepetition) {
+  Options options = deep();
+  options.policy = PolicyKind::kOracle;
+  const auto told = steps(options, 1);
+  const auto learning = steps(deep(), 1);
+  ASSERT_EQ(told.size(), 1u);
+  ASSERT_EQ(learning.size(), 1u);
+  EXPECT_GT(told[0].foreseen, 0.99);
+  EXPECT_GT(share(told[0]), share(learning[0]));
+}
+
+TEST(Rehearsal, ATenthOfTheAccessesChangedLeavesMostOfWhatAnOracleGets) {
+  Options options = deep();
+  options.workload = workload::perturbed(options.workload, options.node, {.share = 0.1, .seed = 1, .repetitions = 4});
+  const auto learned = steps(options, 4);
+  options.policy = PolicyKind::kOracle;
+  const auto told = steps(options, 4);
+  ASSERT_EQ(learned.size(), 4u);
+  ASSERT_EQ(told.size(), 4u);
+  EXPECT_GE(share(learned[2]), 0.9 * share(told[2]));
+  EXPECT_GE(share(learned[3]), 0.9 * share(told[3]));
 }
 
 TEST(Rehearsal, ThreeTiersArePlannedTogether) {
