@@ -146,4 +146,12 @@ Machine Learner::part() const {
   return part;
 }
 
+void share(const Machine& machine, std::span<Learner* const> learners) {
+  std::vector<std::size_t> by_device;
+  for (const PlannedTier& device : machine.devices)
+    by_device.push_back(static_cast<std::size_t>(
+        std::ranges::count_if(learners, [&](const Learner* learner) { return learner->uses_place(device.place); })));
+  for (Learner* learner : learners) learner->share(learners.size(), by_device);
+}
+
 }  // namespace terrace::foresight

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -69,5 +70,9 @@ class Learner {
   std::vector<std::uint32_t> last_use_;  // by slot, in `uses_`
   Confidence confidence_;
 };
+
+// Each of the learners plans with its part of what it uses of the machine: a rank with a GPU of its own has all of
+// that.
+void share(const Machine& machine, std::span<Learner* const> learners);
 
 }  // namespace terrace::foresight

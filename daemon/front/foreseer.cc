@@ -121,13 +121,10 @@ void Foreseer::learn(const foresight::Observation& seen) {
     deliver_(seen.session, std::make_shared<const foresight::Plan>(std::move(*plan)));
 }
 
-// Each plans with its part of what it uses: a rank with a GPU of its own has all of that.
 void Foreseer::share() {
-  std::vector<std::size_t> by_device;
-  for (const foresight::PlannedTier& device : machine_.devices)
-    by_device.push_back(static_cast<std::size_t>(std::ranges::count_if(
-        learners_, [&](const auto& learner) { return learner.second.uses_place(device.place); })));
-  for (auto& [session, learner] : learners_) learner.share(learners_.size(), by_device);
+  std::vector<foresight::Learner*> learners;
+  for (auto& [session, learner] : learners_) learners.push_back(&learner);
+  foresight::share(machine_, learners);
 }
 
 // Who knows most begins anew: steps without end, or steps that are never alike.

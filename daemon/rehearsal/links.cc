@@ -37,7 +37,7 @@ void Links::start(Time now, const mover::Transfer& transfer, bool device_beside_
   const bool memcpy = kind == mover::LinkKind::kMemcpy;
   const Direction direction =
       kind == mover::LinkKind::kHostToDevice || kind == mover::LinkKind::kBlockRead ? Direction::kIn : Direction::kOut;
-  Flight flight;
+  Flight flight{.session = transfer.to.session, .traffic = {}};
   Duration latency{};
   double bytes_per_s = terrace::index(transfer.to.tier) == 0 ? kHbmBytesPerS : kHostBytesPerS;
   if (kind == mover::LinkKind::kHostToDevice || kind == mover::LinkKind::kDeviceToHost) {
@@ -64,10 +64,11 @@ TransferId Links::take() {
   TERRACE_CHECK(!done_.empty());
   const TransferId id = done_.begin()->second;
   done_.erase(done_.begin());
-  const Traffic traffic = flights_.extract(id).mapped().traffic;
+  const Flight flight = flights_.extract(id).mapped();
+  Traffic& sum = traffic_[flight.session];
   for (std::size_t i = 0; i < 2; ++i) {
-    traffic_.hbm_bytes[i] += traffic.hbm_bytes[i];
-    traffic_.block_bytes[i] += traffic.block_bytes[i];
+    sum.hbm_bytes[i] += flight.traffic.hbm_bytes[i];
+    sum.block_bytes[i] += flight.traffic.block_bytes[i];
   }
   return id;
 }

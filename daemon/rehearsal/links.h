@@ -32,11 +32,12 @@ class Links {
   Time next() const { return done_.empty() ? kNever : done_.begin()->first; }
   // That one, which there must be.
   TransferId take();
-  // Of the transfers that are done.
-  const Traffic& traffic() const { return traffic_; }
+  // Of the session's transfers that are done.
+  const Traffic& traffic(SessionId session) { return traffic_[session]; }
 
  private:
   struct Flight {
+    SessionId session{};
     Traffic traffic;
   };
 
@@ -44,7 +45,7 @@ class Links {
   std::map<std::pair<mover::LinkKind, TierId>, Time> free_;  // since when; copies within tiers have one each
   std::set<std::pair<Time, TransferId>> done_;
   std::map<TransferId, Flight> flights_;
-  Traffic traffic_;
+  std::map<SessionId, Traffic> traffic_;
 };
 
 }  // namespace terrace::rehearsal

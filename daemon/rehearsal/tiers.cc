@@ -24,13 +24,24 @@ foresight::LinkPace pace(const workload::LinkSpeed& link, workload::Direction di
 
 }  // namespace
 
-std::vector<engine::TierOptions> tiers_of(const workload::Node& node, const workload::Workload& workload) {
+std::vector<engine::TierOptions> tiers_of(const workload::Node& node, const workload::Workload& workload,
+                                          std::size_t jobs) {
   std::uint64_t all = 0;
-  for (const workload::Tensor& tensor : workload.tensors) all += align_up(tensor.bytes, kPageBytes);
+  for (const workload::Tensor& tensor : workload.tensors) all += align_up(tensor.bytes, kPageBytes) * jobs;
   std::vector<engine::TierOptions> tiers{tier("device:0", tier::Kind::kDevice, node.hbm_bytes, all)};
   if (node.host_bytes > 0) tiers.push_back(tier("memory", tier::Kind::kMemory, node.host_bytes, all));
   if (node.block_bytes > 0) tiers.push_back(tier("block", tier::Kind::kBlock, node.block_bytes, all));
   return tiers;
+}
+
+std::vector<engine::Guarantee> parts_of(const std::vector<engine::TierOptions>& tiers, std::size_t jobs) {
+  std::vector<engine::Guarantee> parts;
+  for (const engine::TierOptions& tier : tiers) {
+    if (tier.kind == tier::Kind::kBlock) continue;
+    const std::uint32_t place = tier.kind == tier::Kind::kDevice ? shm::kPlaceDevice0 : shm::kPlaceHost;
+    parts.push_back({place, tier.capacity_bytes / jobs / kSegmentBytes * kSegmentBytes});
+  }
+  return parts;
 }
 
 foresight::Machine machine_of(const workload::Node& node, const std::vector<engine::TierOptions>& tiers) {

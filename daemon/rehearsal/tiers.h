@@ -9,8 +9,11 @@
 
 namespace terrace::rehearsal {
 
-// Tiers that never fill hold all of the workload's tensors.
-std::vector<engine::TierOptions> tiers_of(const workload::Node& node, const workload::Workload& workload);
+// Tiers that never fill hold all of the workload's tensors, of every job.
+std::vector<engine::TierOptions> tiers_of(const workload::Node& node, const workload::Workload& workload,
+                                          std::size_t jobs);
+// What each of so many jobs is guaranteed of them.
+std::vector<engine::Guarantee> parts_of(const std::vector<engine::TierOptions>& tiers, std::size_t jobs);
 
 foresight::Machine machine_of(const workload::Node& node, const std::vector<engine::TierOptions>& tiers);
 

@@ -20,6 +20,8 @@
 namespace terrace::sim {
 namespace {
 
+constexpr std::size_t kJobsMax = 256;  // sessions of an engine
+
 double microseconds(Duration duration) { return static_cast<double>(duration.count()) / 1e3; }
 
 // The part of a repetition's bound that falls to one of its steps: by its compute time.
@@ -50,11 +52,11 @@ class BoundCheck {
     slack_ = std::max(time(node.hbm_bytes, node.hbm),
                       time(workload::add_capacity(node.hbm_bytes, node.host_bytes), node.block));
   }
-  void ended(Duration repetition, Duration compute) {
-    sum_ += repetition;
-    ++repetitions_;
-    TERRACE_CHECK(repetition >= compute);
-    if (by_link_) TERRACE_CHECK(sum_ + slack_ >= bound_.total * repetitions_);
+  void ended(const rehearsal::StepReport& report, bool repetition) {
+    TERRACE_CHECK(report.makespan >= report.compute);
+    sum_ += report.makespan;
+    repetitions_ += repetition ? 1 : 0;
+    if (by_link_ && repetition) TERRACE_CHECK(sum_ + slack_ >= bound_.total * repetitions_);
   }
 
  private:
@@ -74,6 +76,7 @@ struct Heading {
   std::string workload;
   std::string node;
   std::string policy;
+  std::size_t jobs = 1;
 };
 
 void print(const Heading& heading, bool json, const workload::Workload& workload, const workload::Bound& bound,
@@ -96,6 +99,7 @@ void print(const Heading& heading, bool json, const workload::Workload& workload
     const nlohmann::ordered_json line = {{"workload", heading.workload},
                                          {"node", heading.node},
                                          {"policy", heading.policy},
+                                         {"job", report.job + 1},
                                          {"step", report.step},
                                          {"kind", workload::name(report.kind)},
                                          {"makespan_us", makespan},
@@ -111,13 +115,14 @@ void print(const Heading& heading, bool json, const workload::Workload& workload
     std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
     return;
   }
-  std::cout << fmt::format(
-                   "step {:3} {:5}  {:10.3f} ms, {:6.2f} % of it the bound's  hbm in {:8.3f} out {:8.3f} GB  block in "
-                   "{:8.3f} out {:8.3f} GB  late {} wasted {}",
-                   report.step, workload::name(report.kind), makespan / 1e3,
-                   makespan > 0 ? lower / makespan * 100 : 100, bytes[0] / 1e9, bytes[1] / 1e9, bytes[2] / 1e9,
-                   bytes[3] / 1e9, report.prefetch_late, report.prefetch_wasted)
-            << std::endl;
+  std::cout
+      << fmt::format(
+             "{}step {:3} {:5}  {:10.3f} ms, {:6.2f} % of it the bound's  hbm in {:8.3f} out {:8.3f} GB  block in "
+             "{:8.3f} out {:8.3f} GB  late {} wasted {}",
+             heading.jobs > 1 ? fmt::format("job {} ", report.job + 1) : "", report.step, workload::name(report.kind),
+             makespan / 1e3, makespan > 0 ? lower / makespan * 100 : 100, bytes[0] / 1e9, bytes[1] / 1e9,
+             bytes[2] / 1e9, bytes[3] / 1e9, report.prefetch_late, report.prefetch_wasted)
+      << std::endl;
 }
 
 }  // namespace
@@ -132,6 +137,13 @@ RunCommand::RunCommand(CLI::App& program)
       ->capture_default_str()
       ->check(CLI::IsMember(std::vector<std::string>(rehearsal::kPolicyNames.begin(), rehearsal::kPolicyNames.end())));
   command.add_option("--steps", steps_, "how many")->capture_default_str()->check(CLI::PositiveNumber);
+  command
+      .add_option(
+          "--jobs", jobs_,
+          "so many trainers do the same at once, on links that they share, each guaranteed an equal part of the "
+          "tiers; --steps are each one's")
+      ->capture_default_str()
+      ->check(CLI::Range(std::size_t{1}, kJobsMax));
   const auto is_share = [](const std::string& given) {
     double share = -1;
     const bool number = CLI::detail::lexical_cast(given, share) && share >= 0 && share <= 1;
@@ -166,22 +178,23 @@ int RunCommand::run() {
         *workload, *node, {.share = perturb_, .seed = seed_, .repetitions = (steps_ - 1) / workload->steps.size() + 1});
   const auto bound = workload::lower_bound(*workload, *node);
   if (!bound) return refuse(bound.error(), 2);
-  auto rehearsal = rehearsal::Rehearsal::create(
-      {.workload = *workload, .node = *node, .policy = *rehearsal::policy_of(policy_), .noise = noise_, .seed = seed_});
+  auto rehearsal = rehearsal::Rehearsal::create({.workload = *workload,
+                                                 .node = *node,
+                                                 .policy = *rehearsal::policy_of(policy_),
+                                                 .noise = noise_,
+                                                 .seed = seed_,
+                                                 .jobs = jobs_});
   if (!rehearsal) return refuse(rehearsal.error(), 1);
-  BoundCheck check(*bound, *node, noise_ > 0);
-  Duration repetition{};
-  Duration compute{};
-  for (std::uint64_t step = 1; step <= steps_; ++step) {
-    if (isatty(STDERR_FILENO) != 0) std::cerr << fmt::format("\rstep {} of {}\r", step, steps_) << std::flush;
+  std::vector<BoundCheck> checks(jobs_, BoundCheck(*bound, *node, noise_ > 0));
+  const std::uint64_t all = steps_ * jobs_;
+  for (std::uint64_t done = 0; done < all;) {
+    if (isatty(STDERR_FILENO) != 0) std::cerr << fmt::format("\rstep {} of {}\r", done + 1, all) << std::flush;
     const auto report = (*rehearsal)->step();
     if (!report) return refuse(report.error(), 1);
-    print({workload->name, node_, policy_}, json_, *workload, *bound, *report);
-    repetition += report->makespan;
-    compute += report->compute;
-    if (step % workload->steps.size() != 0) continue;
-    check.ended(repetition, compute);
-    repetition = compute = Duration::zero();
+    checks[report->job].ended(*report, report->step % workload->steps.size() == 0);
+    if (report->step > steps_) continue;  // until the slowest has done its own, nobody has the links alone
+    ++done;
+    print({workload->name, node_, policy_, jobs_}, json_, *workload, *bound, *report);
   }
   return 0;
 }

@@ -28,6 +28,7 @@ class RunCommand {
   std::string node_;
   std::string policy_ = "next-use";
   std::uint64_t steps_ = 3;
+  std::size_t jobs_ = 1;
   double noise_ = 0;
   double perturb_ = 0;
   std::uint64_t seed_ = 1;

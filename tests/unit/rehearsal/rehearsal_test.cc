@@ -111,6 +111,40 @@ TEST(Rehearsal, NoiseOfAQuarterCostsAtMostTwoPoints) {
   EXPECT_GE(sum / 4, calm - 0.02);
 }
 
+// Each job reads more than its part of the device holds, as fast as the link brings it.
+TEST(Rehearsal, EqualJobsShareALinkEquallyAndLoseNothingByIt) {
+  Options options{.workload = loop(48, kBytes, microseconds(50), Place::kHbm, false),
+                  .node = node_of(32 * kBytes, workload::kUnlimited, 0, kSpeed)};
+  const auto alone = steps(options, 6);
+  options.node.hbm_bytes *= 2;
+  options.jobs = 2;
+  const auto both = steps(options, 12);
+  ASSERT_EQ(alone.size(), 6u);
+  ASSERT_EQ(both.size(), 12u);
+  std::array<Duration, 2> spent{};
+  for (const StepReport& report : both)
+    if (report.step > 3) spent.at(report.job) += report.makespan;
+  EXPECT_NEAR(static_cast<double>(spent[0].count()) / static_cast<double>(spent[1].count()), 1, 0.05);
+  Duration spent_alone{};
+  for (const StepReport& report : alone)
+    if (report.step > 3) spent_alone += report.makespan;
+  EXPECT_LE(static_cast<double>(std::max(spent[0], spent[1]).count()),
+            static_cast<double>(spent_alone.count()) * 2 / 0.95);
+  EXPECT_GT(both.back().traffic.hbm_bytes[0], 0u) << "each job's bytes are its own";
+  EXPECT_LT(both.back().traffic.hbm_bytes[0], 48 * kBytes);
+}
+
+TEST(Rehearsal, WhoKnowsTheFutureKnowsThatOfOneJob) {
+  Options options = deep();
+  options.jobs = 2;
+  for (const PolicyKind policy : {PolicyKind::kDemandMin, PolicyKind::kOracle}) {
+    options.policy = policy;
+    const auto refused = Rehearsal::create(options);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::kInvalidArgument);
+  }
+}
+
 TEST(Rehearsal, WhoIsToldTheStepsNeedsNoRepetition) {
   Options options = deep();
   options.policy = PolicyKind::kOracle;
