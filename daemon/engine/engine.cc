@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bitset>
 
 #include "engine/engine_impl.h"
 #include "engine/planted.h"
@@ -147,8 +148,8 @@ void EngineImpl::pump(Session& session) {
 
 // In order of arrival; demands before prefetches.
 void EngineImpl::try_admissions(Session& session, bool prefetches) {
-  std::vector<bool> closed(tiers_.size(), false);       // somebody earlier is making room there
-  std::vector<bool> planned_for(tiers_.size(), false);  // a plan is, which a request need not wait for
+  std::bitset<kTiersMax> closed;       // somebody earlier is making room there
+  std::bitset<kTiersMax> planned_for;  // a plan is, which a request need not wait for
   for (auto at = session.admissions.begin(); at != session.admissions.end();) {
     Admission& admission = *at++;  // it may end
     if (admission.phase != Admission::Phase::kWaiting) continue;
@@ -234,8 +235,9 @@ bool EngineImpl::wait_for(RequestId request, SessionId session, Time deadline, b
 
 // By its own number, or by that of a member of a share.
 Session* EngineImpl::find_session(SessionId id) {
-  const auto part = part_of_.find(id);
-  const auto found = sessions_.find(part == part_of_.end() ? id : part->second);
+  if (!part_of_.empty())
+    if (const auto part = part_of_.find(id); part != part_of_.end()) id = part->second;
+  const auto found = sessions_.find(id);
   return found == sessions_.end() ? nullptr : found->second.get();
 }
 

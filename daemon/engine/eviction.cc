@@ -12,8 +12,8 @@ bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const
   const Tensor& tensor = session.at(slot);
   if (!tensor.written || tensor.lost || !tensor.is_valid(level)) return true;
   if (tensor.published != Level::kNone && tensor.published != level) return true;
-  if (tensor.published == level && word(session, slot).dirty) return false;
-  return (tensor.valid & ~bit(level)) != 0 || planted(Plant::kLastCopyDropped);
+  if ((tensor.valid & ~bit(level)) == 0 && !planted(Plant::kLastCopyDropped)) return false;
+  return tensor.published != level || !word(session, slot).dirty;
 }
 
 void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reason) {

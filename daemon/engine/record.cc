@@ -133,7 +133,9 @@ void EngineImpl::commit() {
     if (session == nullptr) continue;
     session->at(slot).touched = false;
     const Tensor& tensor = session->at(slot);
-    catalog_->put(session->record, index(slot), state_of(*session, tensor), rarities_of(tensor));
+    const TensorState state = state_of(*session, tensor);
+    const bool rare = (state.flags & kRare) != 0;
+    catalog_->put(session->record, index(slot), state, rare ? rarities_of(tensor) : TensorRarities{});
   }
   touched_.clear();
   for (const SessionId id : touched_sessions_) {

@@ -13,6 +13,7 @@ namespace terrace::engine {
 
 // All words that show the copy, as one: what any of them says of leases; of writing, only one that may write.
 shm::Word EngineImpl::word(const Session& session, Slot slot) const {
+  if (!session.is_share()) return session.members.front().table.load(slot);
   const Tensor& tensor = session.at(slot);
   shm::Word all{.incarnation = tensor.incarnation};
   for (const Member& member : session.members) {
