@@ -39,9 +39,9 @@ void EngineImpl::admit(const Request& request, Admission admission, bool with_bl
   if (!session) return answer(request.id, std::unexpected(session.error()));
   const auto tier = tier_of_place(admission.place, with_block);
   if (!tier) return answer(request.id, std::unexpected(tier.error()));
-  if (const auto slots = find_all(**session, admission.tensors); !slots) {
+  if (const auto found = find_all(**session, admission.tensors); !found) {
     ++tiers_[*tier].leases.errors;
-    return answer(request.id, std::unexpected(slots.error()));
+    return answer(request.id, std::unexpected(found.error()));
   }
   admission.request = request.id;
   admission.member = request.session;
@@ -109,18 +109,21 @@ bool EngineImpl::reads_content(const Admission& admission) {
          (admission.is(Admission::Kind::kAcquire) && admission.mode != shm::Mode::kOverwrite);
 }
 
-Result<void> EngineImpl::check_content(const Admission& admission, const Tensor& tensor) const {
+Result<void> EngineImpl::check_content(const Session& session, const Admission& admission, Slot slot) const {
+  const Tensor& tensor = session.at(slot);
   const bool reads = reads_content(admission);
   const bool may_be_new = admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kWrite;
   if (reads && tensor.lost)
-    return fail(ErrorCode::kDataLoss, fmt::format("the bytes of tensor '{}' are lost: overwrite it", tensor.name));
+    return fail(ErrorCode::kDataLoss,
+                fmt::format("the bytes of tensor '{}' are lost: overwrite it", name(session, slot)));
   if (reads && tensor.torn)
-    return fail(ErrorCode::kFailedPrecondition,
-                fmt::format("tensor '{}' is torn: an overwrite ended before it was whole; overwrite it", tensor.name));
-  if (reads && !may_be_new && !tensor.written)
     return fail(
         ErrorCode::kFailedPrecondition,
-        fmt::format("tensor '{}' was never written (or its content was given up): write it first", tensor.name));
+        fmt::format("tensor '{}' is torn: an overwrite ended before it was whole; overwrite it", name(session, slot)));
+  if (reads && !may_be_new && !tensor.written)
+    return fail(ErrorCode::kFailedPrecondition,
+                fmt::format("tensor '{}' was never written (or its content was given up): write it first",
+                            name(session, slot)));
   return {};
 }
 
@@ -132,11 +135,11 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
     Tensor& tensor = session.at(slot);
     if (tensor.pinned != Level::kNone && !(tensor.pinned == level && at_tier(tensor, admission.tier)))
       return fail(ErrorCode::kFailedPrecondition,
-                  fmt::format("tensor '{}' is pinned at {}: unpin it first", tensor.name,
+                  fmt::format("tensor '{}' is pinned at {}: unpin it first", name(session, slot),
                               tiers_[tier_index(tensor, tensor.pinned)].leases.name));
     if (admission.is(Admission::Kind::kPin) && pinned_by_another(session, admission, tensor))
       return fail(ErrorCode::kFailedPrecondition,
-                  fmt::format("tensor '{}' is pinned by session {} of share '{}'", tensor.name,
+                  fmt::format("tensor '{}' is pinned by session {} of share '{}'", name(session, slot),
                               static_cast<std::uint32_t>(tensor.pinner), session.share));
     if (reads_of_another(admission, tensor)) share(session, slot);
     const bool there = is_there(session, admission, tensor);
@@ -156,7 +159,7 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
       continue;
     }
     note_torn(session, slot);
-    if (const auto good = check_content(admission, tensor); !good) return std::unexpected(good.error());
+    if (const auto good = check_content(session, admission, slot); !good) return std::unexpected(good.error());
     if (former_at_work_ && needs_block(admission, tensor)) {
       ready = false;
       continue;
@@ -248,7 +251,8 @@ Result<bool> EngineImpl::claim_all(Session& session, Admission& admission, const
     const Tensor& tensor = session.at(slots[i]);
     if (tensor.published == Level::kNone || is_there(session, admission, tensor)) continue;
     const bool mine = claim(session, slots[i]);
-    const Result<void> good = mine ? check_content(admission, tensor) : await_others(session, admission, slots[i]);
+    const Result<void> good =
+        mine ? check_content(session, admission, slots[i]) : await_others(session, admission, slots[i]);
     if (mine && good) continue;
     for (std::size_t j = 0; j <= i; ++j)
       if (session.at(slots[j]).claimed) publish_best(session, slots[j]);

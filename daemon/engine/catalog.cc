@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/facts.h"
 #include "shm/layout.h"
 
 namespace terrace::engine {
@@ -40,7 +41,7 @@ Result<void> EngineImpl::check_specs(const Session& session, const std::vector<T
   std::unordered_map<std::string_view, bool> seen;
   for (const TensorSpec& spec : specs) {
     if (const auto good = check_spec(spec); !good) return good;
-    if (session.names.contains(spec.name) || !seen.emplace(spec.name, true).second)
+    if (session.names.find(spec.name, names_of(session)) || !seen.emplace(spec.name, true).second)
       return fail(ErrorCode::kAlreadyExists,
                   fmt::format("there is a tensor '{}' already: use another name, or delete that one first", spec.name));
   }
@@ -141,38 +142,46 @@ Result<void> EngineImpl::reserve_on_block(const std::vector<TensorSpec>& specs, 
   return {};
 }
 
+// False: room is being made.
+Result<bool> EngineImpl::reserve_homes(Session& session, Admission& admission, Homes& homes) {
+  if (home_level_ == Level::kBlock) {
+    if (const auto done = reserve_on_block(admission.specs, homes.pieces, homes.checksums); !done)
+      return std::unexpected(done.error());
+    return true;
+  }
+  std::vector<std::uint64_t> sizes;
+  for (const TensorSpec& spec : admission.specs) sizes.push_back(align_up(spec.bytes, kPageBytes));
+  Error refusal;
+  const Room room = admission.behind ? Room::kWait : make_room(session, admission, sizes, homes.offsets, refusal);
+  if (room == Room::kRefused) return std::unexpected(refusal);
+  admission.block = room == Room::kReady ? Admission::Block::kNothing : Admission::Block::kSpace;
+  return room == Room::kReady;
+}
+
 void EngineImpl::try_create(Session& session, Admission& admission) {
   const std::vector<TensorSpec>& specs = admission.specs;
   if (const auto good = check_specs(session, specs); !good) return fail_admission(session, admission, good.error());
   if (const auto room = check_note(session, admission.member, specs.size()); !room)
     return fail_admission(session, admission, room.error());
-  std::vector<tier::Pieces> pieces;
-  std::vector<std::uint64_t> checksums;
-  std::vector<std::uint64_t> offsets;
-  if (home_level_ == Level::kBlock) {
-    if (const auto done = reserve_on_block(specs, pieces, checksums); !done)
-      return fail_admission(session, admission, done.error());
-  } else {
-    std::vector<std::uint64_t> sizes;
-    for (const TensorSpec& spec : specs) sizes.push_back(align_up(spec.bytes, kPageBytes));
-    Error refusal;
-    const Room room = admission.behind ? Room::kWait : make_room(session, admission, sizes, offsets, refusal);
-    if (room == Room::kRefused) return fail_admission(session, admission, refusal);
-    admission.block = room == Room::kReady ? Admission::Block::kNothing : Admission::Block::kSpace;
-    if (room != Room::kReady) return;
-  }
+  const auto texts = reserve_texts(specs);
+  if (!texts) return fail_admission(session, admission, texts.error());
+  Homes homes;
+  const auto reserved = reserve_homes(session, admission, homes);
+  if (!reserved || !*reserved) free_texts(specs, *texts);
+  if (!reserved) return fail_admission(session, admission, reserved.error());
+  if (!*reserved) return;
   Handles handles;
   std::vector<GrantedSlot> granted;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    const Slot slot = add_tensor(session, specs[i]);
+    const Slot slot = add_tensor(session, specs[i], (*texts)[i]);
     Tensor& tensor = session.at(slot);
     if (home_level_ == Level::kBlock) {
       tensor.extents = bit(Level::kBlock);
-      tensor.offset[index(Level::kBlock)] = pieces[i][0].offset;
-      if (pieces[i].size() > 1) tensor.pieces = std::make_unique<tier::Pieces>(pieces[i]);
-      tensor.first_checksum = checksums[i];
+      tensor.offset[index(Level::kBlock)] = homes.pieces[i][0].offset;
+      if (homes.pieces[i].size() > 1) tensor.pieces = std::make_unique<tier::Pieces>(homes.pieces[i]);
+      tensor.first_checksum = homes.checksums[i];
     } else {
-      add_copy(session, slot, admission.tier, offsets[i]);
+      add_copy(session, slot, admission.tier, homes.offsets[i]);
     }
     handles.tensors.push_back({slot, tensor.incarnation});
     granted.push_back({static_cast<std::uint32_t>(slot), tensor.incarnation});
@@ -188,29 +197,26 @@ void EngineImpl::try_create(Session& session, Admission& admission) {
   answer(request, ReplyBody{std::move(handles)});
 }
 
-Slot EngineImpl::add_tensor(Session& session, const TensorSpec& spec) {
+Slot EngineImpl::add_tensor(Session& session, const TensorSpec& spec, std::uint64_t text) {
   Slot slot{};
   if (session.free_slots.empty()) {
-    slot = Slot{static_cast<std::uint32_t>(session.tensors.size())};
-    session.tensors.emplace_back().incarnation = 1;
+    slot = session.tensors.add();
+    session.at(slot).incarnation = 1;
   } else {
     slot = session.free_slots.back();
     session.free_slots.pop_back();
   }
   Tensor& tensor = session.at(slot);
-  tensor.name = spec.name;
   tensor.number = next_number_++;
   tensor.bytes = spec.bytes;
-  tensor.dtype = static_cast<std::uint32_t>(spec.dtype);
-  tensor.rank = static_cast<std::uint8_t>(spec.shape.size());
-  tensor.dimensions = spec.shape;
-  tensor.dimensions.insert(tensor.dimensions.end(), spec.strides.begin(), spec.strides.end());
-  session.names.emplace(tensor.name, slot);
+  TensorFacts facts = facts_of(spec);
+  facts.text = text;
+  catalog_->put(session.record, index(slot), facts, text_of(spec));
+  TERRACE_CHECK(session.names.insert(slot, names_of(session)));
   ++session.tensor_count;
   session.tensor_bytes += spec.bytes;
   touch(session, slot);
   touch(session);
-  record_facts(session, slot);
   unpublish(session, slot);
   return slot;
 }
@@ -223,7 +229,8 @@ Result<Slot> EngineImpl::find(const Session& session, Handle handle) const {
     return fail(ErrorCode::kAborted, fmt::format("the tensor of slot {}, incarnation {} was deleted: create it again",
                                                  index(handle.slot), handle.incarnation));
   if (tensor.deleted)
-    return fail(ErrorCode::kAborted, fmt::format("tensor '{}' was deleted: create it again", tensor.name));
+    return fail(ErrorCode::kAborted,
+                fmt::format("tensor '{}' was deleted: create it again", name(session, handle.slot)));
   if (!tensor.live()) return fail(ErrorCode::kNotFound, fmt::format("no tensor in slot {}", index(handle.slot)));
   return handle.slot;
 }
@@ -241,7 +248,7 @@ Result<std::vector<Slot>> EngineImpl::find_all(Session& session, const std::vect
     Tensor& tensor = session.at(*slot);
     if (tensor.mark == mark)
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("tensor '{}' is twice in the set: name it once", tensor.name));
+                  fmt::format("tensor '{}' is twice in the set: name it once", name(session, *slot)));
     tensor.mark = mark;
     slots.push_back(*slot);
   }

@@ -2,6 +2,7 @@
 #include "engine/catalog_memory.h"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -57,11 +58,6 @@ std::uint64_t column_bytes(std::uint64_t count) {
 }
 
 const TensorRarities kNoRarities{};
-const TensorFactsRest kNoRest{};
-
-bool has_rest(const TensorFacts& facts) {
-  return facts.dimension_count > TensorFacts::kDimensionsMax || facts.name_bytes > TensorFacts::kNameBytesMax;
-}
 
 }  // namespace
 
@@ -73,15 +69,15 @@ CatalogLayout::CatalogLayout(const CatalogShape& shape) : notes(kHeaderBytes), j
   const std::uint64_t state_bytes = column_bytes<TensorState>(tensors);
   const std::uint64_t facts_bytes = column_bytes<TensorFacts>(tensors);
   const std::uint64_t rarities_bytes = column_bytes<TensorRarities>(tensors);
-  const std::uint64_t rest_bytes = column_bytes<TensorFactsRest>(tensors);
-  const std::uint64_t records = session_bytes + state_bytes + facts_bytes + rarities_bytes + rest_bytes;
+  const std::uint64_t text_bytes = align_up(tensors * kTextBytesMax, kPageBytes);
+  const std::uint64_t records = session_bytes + state_bytes + facts_bytes + rarities_bytes + text_bytes;
   const std::uint64_t entries = 4 * tensors + shape.sessions_max;
   sessions = journal + align_up(kHeaderBytes + records + entries * sizeof(Former), kPageBytes);
   states = sessions + session_bytes;
   facts = states + state_bytes;
   rarities = facts + facts_bytes;
-  facts_rests = rarities + rarities_bytes;
-  end = facts_rests + rest_bytes;
+  texts = rarities + rarities_bytes;
+  end = texts + text_bytes;
 }
 
 std::uint64_t CatalogMemory::bytes_needed(const CatalogShape& shape) { return CatalogLayout(shape).end; }
@@ -93,6 +89,13 @@ CatalogMemory::CatalogMemory(std::span<std::byte> memory, const CatalogShape& sh
       notes_(memory.subspan(layout_.notes, layout_.journal - layout_.notes)),
       journal_(memory.subspan(layout_.journal, layout_.sessions - layout_.journal)) {
   static_assert(sizeof(Header) <= kHeaderBytes);
+}
+
+Result<AddressRange> CatalogMemory::map(const CatalogShape& shape) {
+  const std::uint64_t bytes = align_up(bytes_needed(shape), kPageBytes);
+  const auto memory = sealed_memfd("terrace-catalog", bytes);
+  if (!memory) return std::unexpected(memory.error());
+  return AddressRange::map(memory->get(), bytes, PROT_READ | PROT_WRITE);
 }
 
 CatalogMemory CatalogMemory::format(std::span<std::byte> memory, const CatalogShape& shape) {
@@ -174,10 +177,13 @@ TensorRecord CatalogMemory::tensor(std::size_t session, std::size_t slot) const 
   const auto& state = tensor_at<TensorState>(layout_.states, session, slot);
   const auto& facts = tensor_at<TensorFacts>(layout_.facts, session, slot);
   const bool rare = (state.flags & kRare) != 0;
+  const bool within = facts.text % kTextUnitBytes == 0 && facts.text <= texts_bytes() &&
+                      facts.text_bytes() <= texts_bytes() - facts.text;
+  const std::byte* text = memory_.data() + layout_.texts + (within ? facts.text : 0);
   return {.state = state,
           .facts = facts,
           .rarities = rare ? tensor_at<TensorRarities>(layout_.rarities, session, slot) : kNoRarities,
-          .facts_rest = has_rest(facts) ? tensor_at<TensorFactsRest>(layout_.facts_rests, session, slot) : kNoRest};
+          .text = {text, within ? facts.text_bytes() : 0}};
 }
 
 void CatalogMemory::put(const NodeRecord& node) { change(&header().node, &node, sizeof node); }
@@ -205,10 +211,12 @@ void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorState
   change(&tensor_at<TensorRarities>(layout_.rarities, session, slot), &rarities, sizeof rarities);
 }
 
-void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorFacts& facts, const TensorFactsRest& rest) {
+void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorFacts& facts,
+                        std::span<const std::byte> text) {
+  TERRACE_CHECK(text.size() == facts.text_bytes() && text.size() <= kTextBytesMax);
+  TERRACE_CHECK(facts.text % kTextUnitBytes == 0 && facts.text + text.size() <= texts_bytes());
   change(&tensor_at<TensorFacts>(layout_.facts, session, slot), &facts, sizeof facts);
-  if (!has_rest(facts)) return;
-  change(&tensor_at<TensorFactsRest>(layout_.facts_rests, session, slot), &rest, sizeof rest);
+  change(memory_.data() + layout_.texts + facts.text, text.data(), text.size());
 }
 
 // The former bytes first, then the length that makes them count, then the new bytes.
@@ -248,8 +256,12 @@ void CatalogMemory::commit() {
   if (between_stores) between_stores();
 }
 
-// Whether change() has such a target: one whole record, and nothing of what the catalog itself goes by.
+// Whether change() has such a target: one whole record or text, and nothing of what the catalog itself goes by.
 bool CatalogMemory::is_record(std::uint64_t offset, std::uint64_t bytes) const {
+  const auto is_text = [&](std::uint64_t first, std::uint64_t size) {
+    return first >= layout_.texts && first < layout_.end && (first - layout_.texts) % kTextUnitBytes == 0 && size > 0 &&
+           size % kTextUnitBytes == 0 && size <= kTextBytesMax && size <= layout_.end - first;
+  };
   const auto is_one_of = [&](std::uint64_t first, std::uint64_t size, std::uint64_t count) {
     return bytes == size && offset >= first && (offset - first) % size == 0 && (offset - first) / size < count;
   };
@@ -260,8 +272,7 @@ bool CatalogMemory::is_record(std::uint64_t offset, std::uint64_t bytes) const {
          is_one_of(layout_.sessions, sizeof(SessionRecord), shape_.sessions_max) ||
          is_one_of(layout_.states, sizeof(TensorState), tensors) ||
          is_one_of(layout_.facts, sizeof(TensorFacts), tensors) ||
-         is_one_of(layout_.rarities, sizeof(TensorRarities), tensors) ||
-         is_one_of(layout_.facts_rests, sizeof(TensorFactsRest), tensors);
+         is_one_of(layout_.rarities, sizeof(TensorRarities), tensors) || is_text(offset, bytes);
 }
 
 // Where each of its entries begins.

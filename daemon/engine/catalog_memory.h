@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "base/mapping.h"
 #include "engine/catalog_records.h"
 #include "terrace/error.h"
 
@@ -34,7 +35,7 @@ struct CatalogLayout {
   std::uint64_t states;
   std::uint64_t facts;
   std::uint64_t rarities;
-  std::uint64_t facts_rests;
+  std::uint64_t texts;
   std::uint64_t end;
 };
 
@@ -43,7 +44,7 @@ struct TensorRecord {
   const TensorState& state;
   const TensorFacts& facts;
   const TensorRarities& rarities;
-  const TensorFactsRest& facts_rest;
+  std::span<const std::byte> text;  // empty: its facts speak of one that lies outside of the texts
 };
 
 class CatalogMemory {
@@ -51,6 +52,8 @@ class CatalogMemory {
   // Address space that a catalog of this shape needs; pages that were never touched cost nothing.
   static std::uint64_t bytes_needed(const CatalogShape& shape);
 
+  // Memory for one, zeroed, in a memfd of this process alone.
+  static Result<AddressRange> map(const CatalogShape& shape);
   // A fresh catalog in zeroed memory, page-aligned, of at least bytes_needed(). Borrowed.
   static CatalogMemory format(std::span<std::byte> memory, const CatalogShape& shape);
   // One that a former daemon left, with its last unfinished change undone. The memory may hold anything: whatever this
@@ -75,6 +78,8 @@ class CatalogMemory {
   std::span<const tier::Extent, kRetiredMax> retired() const;
   const SessionRecord& session(std::size_t index) const;
   TensorRecord tensor(std::size_t session, std::size_t slot) const;
+  // How many bytes of texts there can be: who writes them gives them out.
+  std::uint64_t texts_bytes() const { return layout_.end - layout_.texts; }
 
   // Changes, in effect at once and undone at open() unless commit() came after them. What is equal already costs a
   // comparison.
@@ -82,9 +87,10 @@ class CatalogMemory {
   void put(std::span<const TierRecord> tiers);
   void put_retired(std::size_t index, tier::Extent extent);
   void put(std::size_t index, const SessionRecord& session);
-  // The rarities count if the state says so, and are not looked at otherwise; the rest of the facts likewise.
+  // The rarities count if the state says so, and are not looked at otherwise.
   void put(std::size_t session, std::size_t slot, const TensorState& state, const TensorRarities& rarities);
-  void put(std::size_t session, std::size_t slot, const TensorFacts& facts, const TensorFactsRest& rest);
+  // `text`: of just the bytes that the facts say.
+  void put(std::size_t session, std::size_t slot, const TensorFacts& facts, std::span<const std::byte> text);
   void commit();
 
   // Whether a note of so many slots finds room. Notes go when requests are answered.

@@ -14,10 +14,13 @@ namespace terrace::engine {
 
 inline constexpr std::uint64_t kCatalogMagic = 0x31474C54'43525254;  // "TRRCTLG1", little-endian
 // Goes up with the records, and with shm::kProtocolVersion: trainers of the former protocol could not resume.
-inline constexpr std::uint32_t kCatalogVersion = 5;
+inline constexpr std::uint32_t kCatalogVersion = 6;
 inline constexpr std::size_t kTiersMax = shm::kPlacesMax + 1;  // devices, memory, block
 inline constexpr std::size_t kNameBytesMax = 175;
 inline constexpr std::size_t kRankMax = 8;
+inline constexpr std::uint64_t kTextUnitBytes = 8;
+inline constexpr std::uint64_t kTextBytesMax =  // of a tensor with the most dimensions, strides stated, and a long name
+    2 * kRankMax * sizeof(std::int64_t) + (kNameBytesMax / kTextUnitBytes + 1) * kTextUnitBytes;
 inline constexpr std::size_t kRetiredMax = 1024;  // extents of the block tier
 
 // What changes of a tensor, of every one. Of a free slot all but the incarnation is zero; one of another session is a
@@ -60,23 +63,19 @@ struct TensorRarities {
   std::array<tier::Extent, tier::kPiecesMax> pieces{};
 };
 
-// What does not change.
+// What does not change. Its dimensions and its name lie one behind the other among the texts, in as many bytes as they
+// have, rounded up to 8.
 struct TensorFacts {
-  static constexpr std::size_t kDimensionsMax = 4;
-  static constexpr std::size_t kNameBytesMax = 80;
   std::uint64_t bytes = 0;
+  std::uint64_t text = 0;  // where, from the texts' begin; a multiple of 8
   std::uint32_t dtype = 0;
   std::uint8_t rank = 0;
-  std::uint8_t dimension_count = 0;                       // shape, then strides if stated
-  std::uint16_t name_bytes = 0;                           // of all of its name
-  std::array<std::int64_t, kDimensionsMax> dimensions{};  // the first
-  std::array<char, kNameBytesMax> name{};                 // the first
-};
+  std::uint8_t dimension_count = 0;  // shape, then strides if stated
+  std::uint16_t name_bytes = 0;
 
-// What of its facts finds no room there.
-struct TensorFactsRest {
-  std::array<std::int64_t, 2 * kRankMax - TensorFacts::kDimensionsMax> dimensions{};
-  std::array<char, 104> name{};
+  constexpr std::uint64_t text_bytes() const {
+    return (dimension_count * sizeof(std::int64_t) + name_bytes + (kTextUnitBytes - 1)) & ~(kTextUnitBytes - 1);
+  }
 };
 
 // An ordinary session has one. A share has one with its tensors and memory, under its own number and without a process
@@ -138,8 +137,7 @@ struct GrantedSlot {
 inline constexpr std::uint32_t kFresh = 2;  // published by the grant: of an overwrite, with no content yet
 
 static_assert(sizeof(TensorState) == 64 && sizeof(TensorRarities) == 160 && sizeof(GrantRecord) == 32);
-static_assert(sizeof(TensorFacts) == 128 && sizeof(TensorFactsRest) == 200);
-static_assert(TensorFacts::kNameBytesMax + sizeof(TensorFactsRest::name) >= kNameBytesMax);
+static_assert(sizeof(TensorFacts) == 24 && kTextBytesMax % kTextUnitBytes == 0);
 static_assert(sizeof(SessionRecord) % 8 == 0 && sizeof(NodeRecord) % 8 == 0 && sizeof(GrantedSlot) == 8);
 static_assert(std::is_trivially_copyable_v<TensorState> && std::is_trivially_copyable_v<SessionRecord>);
 

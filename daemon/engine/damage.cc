@@ -60,6 +60,7 @@ std::string damage_of_rarities(const TensorState& state, const TensorRarities& r
 std::string damage_of(const TensorRecord& record, const HomeTier& home) {
   const TensorState& state = record.state;
   if (std::string damage = damage_of(record.facts, home.capacity_bytes); !damage.empty()) return damage;
+  if (record.text.size() != record.facts.text_bytes()) return "its name lies outside of the catalog's texts";
   if (state.incarnation > shm::kIncarnationMask) return fmt::format("its incarnation is {}", state.incarnation);
   if ((state.extents & bit(home.level)) == 0) return "it has no home";
   if (std::string damage = damage_of_copies(state); !damage.empty()) return damage;

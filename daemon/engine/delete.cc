@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
+#include "engine/facts.h"
 
 namespace terrace::engine {
 
@@ -24,7 +25,7 @@ void EngineImpl::on(const Request& request, const DeleteTensors& body) {
 // The name is free at once, the bytes when nothing uses them any more.
 void EngineImpl::delete_tensor(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
-  session.names.erase(tensor.name);
+  session.names.erase(slot, names_of(session));
   --session.tensor_count;
   session.tensor_bytes -= tensor.bytes;
   tensor.deleted = true;
@@ -52,6 +53,7 @@ bool EngineImpl::try_finish_delete(Session& session, Slot slot) {
   for (const Level level : {Level::kDevice, Level::kMemory})
     if (tensor.has(level)) drop_copy(session, slot, level);
   if (tensor.has(Level::kBlock)) free_home(tensor);
+  free_text(session, slot);
   const std::uint32_t incarnation = (tensor.incarnation + 1) & shm::kIncarnationMask;
   touch(session, slot);
   show_free(session, slot, incarnation);
@@ -73,11 +75,12 @@ void EngineImpl::on(const Request& request, const DontNeed& body) {
     const Tensor& tensor = (*session)->at(slot);
     const Admission* bringing = tensor.admission == 0 ? nullptr : find_admission(**session, tensor.admission);
     if (bringing != nullptr && !bringing->is(Admission::Kind::kPrefetch))
-      return answer(request.id, fail(ErrorCode::kFailedPrecondition,
-                                     fmt::format("tensor '{}' is being brought in for another request", tensor.name)));
+      return answer(request.id,
+                    fail(ErrorCode::kFailedPrecondition,
+                         fmt::format("tensor '{}' is being brought in for another request", name(**session, slot))));
     if (leased(**session, slot))
       return answer(request.id, fail(ErrorCode::kFailedPrecondition,
-                                     fmt::format("tensor '{}' is leased: release it first", tensor.name)));
+                                     fmt::format("tensor '{}' is leased: release it first", name(**session, slot))));
   }
   for (const Slot slot : *slots) {
     observe_forgotten(**session, slot);
@@ -119,12 +122,14 @@ void EngineImpl::on(const Request& request, const ListTensors& body) {
   std::uint64_t page_bytes = 0;
   for (std::uint32_t at = body.first_slot; at < (*session)->tensors.size(); ++at) {
     const Tensor& tensor = (*session)->tensors[at];
-    if (!tensor.live() || tensor.deleted || !tensor.name.starts_with(body.prefix)) continue;
+    if (!tensor.live() || tensor.deleted) continue;
+    const TensorRecord record = recorded(**session, Slot{at});
+    if (!name_of(record).starts_with(body.prefix)) continue;
     if (page_bytes >= body.page_bytes_max) {
       list.next_slot = at;
       break;
     }
-    page_bytes += sizeof(TensorInfo) + tensor.name.size() + tensor.dimensions.size() * sizeof(std::int64_t);
+    page_bytes += sizeof(TensorInfo) + record.text.size();
     list.tensors.push_back(describe(**session, Slot{at}));
   }
   answer(request.id, ReplyBody{std::move(list)});
@@ -135,11 +140,11 @@ void EngineImpl::on(const Request& request, const FindTensors& body) {
   if (!session) return answer(request.id, std::unexpected(session.error()));
   TensorList list;
   for (const std::string& name : body.names) {
-    const auto found = (*session)->names.find(name);
-    if (found == (*session)->names.end())
+    const auto found = (*session)->names.find(name, names_of(**session));
+    if (!found)
       return answer(request.id, fail(ErrorCode::kNotFound, fmt::format("there is no tensor '{}': create it first",
                                                                        name.substr(0, kNameBytesMax))));
-    list.tensors.push_back(describe(**session, found->second));
+    list.tensors.push_back(describe(**session, *found));
   }
   answer(request.id, ReplyBody{std::move(list)});
 }
@@ -148,11 +153,7 @@ TensorInfo EngineImpl::describe(const Session& session, Slot slot) const {
   const Tensor& tensor = session.at(slot);
   TensorInfo info;
   info.handle = {slot, tensor.incarnation};
-  info.spec.name = tensor.name;
-  info.spec.bytes = tensor.bytes;
-  info.spec.dtype = static_cast<DType>(tensor.dtype);
-  info.spec.shape.assign(tensor.dimensions.begin(), tensor.dimensions.begin() + tensor.rank);
-  info.spec.strides.assign(tensor.dimensions.begin() + tensor.rank, tensor.dimensions.end());
+  info.spec = spec_of(recorded(session, slot));
   info.pinned = tensor.pinned != Level::kNone;
   const shm::Word held = word(session, slot);
   if (tensor.published != Level::kNone) {

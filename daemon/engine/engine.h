@@ -96,9 +96,9 @@ std::optional<std::uint32_t> tenant_socket(const Options& options, const Session
 
 class Engine {
  public:
-  // InvalidArgument names what is wrong with the options. `catalog`, freshly formatted, borrowed: where a successor
-  // finds everything; none: nothing survives.
-  static Result<std::unique_ptr<Engine>> create(Options options, CatalogMemory* catalog = nullptr);
+  // InvalidArgument names what is wrong with the options. `catalog`, freshly formatted, borrowed: where names and
+  // shapes are kept, and where a successor, if there is to be one, finds everything.
+  static Result<std::unique_ptr<Engine>> create(Options options, CatalogMemory& catalog);
   // The successor of an engine that died, as the opened catalog and the tables of the sessions say. Sessions that are
   // not among the survivors are gone. FailedPrecondition: the tiers are others, or the catalog is damaged; then nothing
   // was changed in it. InvalidArgument as create().

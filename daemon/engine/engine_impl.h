@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -28,9 +29,10 @@ namespace terrace::engine {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(Options options, CatalogMemory* catalog);
-  // Before anything else; only with no catalog of its own yet.
-  Result<void> restore_from(CatalogMemory& catalog, std::span<const Survivor> survivors);
+  EngineImpl(Options options, CatalogMemory& catalog);
+  // One of them, before anything else.
+  void begin_catalog();
+  Result<void> restore_from(std::span<const Survivor> survivors);
 
   void submit(Time now, Request request) override;
   void cancel(Time now, RequestId request) override;
@@ -159,7 +161,14 @@ class EngineImpl final : public Engine {
   void try_create(Session& session, Admission& admission);
   Result<void> reserve_on_block(const std::vector<TensorSpec>& specs, std::vector<tier::Pieces>& pieces,
                                 std::vector<std::uint64_t>& checksums);
-  Slot add_tensor(Session& session, const TensorSpec& spec);
+  // What is reserved for tensors that are created: on the block tier, or else in the tier above.
+  struct Homes {
+    std::vector<tier::Pieces> pieces;
+    std::vector<std::uint64_t> checksums;
+    std::vector<std::uint64_t> offsets;
+  };
+  Result<bool> reserve_homes(Session& session, Admission& admission, Homes& homes);
+  Slot add_tensor(Session& session, const TensorSpec& spec, std::uint64_t text);
   void delete_tensor(Session& session, Slot slot);
   void finish_leaving(Session& session);
   bool try_finish_delete(Session& session, Slot slot);
@@ -231,7 +240,7 @@ class EngineImpl final : public Engine {
   static bool waits_behind(const Admission& admission, const Tensor& tensor);
   bool all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const;
   static bool reads_content(const Admission& admission);
-  Result<void> check_content(const Admission& admission, const Tensor& tensor) const;
+  Result<void> check_content(const Session& session, const Admission& admission, Slot slot) const;
   Result<bool> ready_to_start(Session& session, Admission& admission, const std::vector<Slot>& slots);
   void try_start(Session& session, Admission& admission);
   Room reserve(Session& session, Admission& admission, const std::vector<Slot>& slots, Error& refusal);
@@ -361,7 +370,14 @@ class EngineImpl final : public Engine {
   void touch(Session& session, Slot slot);
   void touch(Session& session);
   void commit();
-  void record_facts(const Session& session, Slot slot);
+  TensorRecord recorded(const Session& session, Slot slot) const;
+  std::string_view name(const Session& session, Slot slot) const;
+  auto names_of(const Session& session) const {
+    return [this, &session](Slot slot) { return name(session, slot); };
+  }
+  Result<std::vector<std::uint64_t>> reserve_texts(const std::vector<TensorSpec>& specs);
+  void free_texts(const std::vector<TensorSpec>& specs, const std::vector<std::uint64_t>& places);
+  void free_text(const Session& session, Slot slot);
   // kResourceExhausted: no note of so many slots finds room just now.
   Result<void> check_note(Session& session, SessionId member, std::size_t slots) const;
   void note(Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots);
@@ -411,9 +427,10 @@ class EngineImpl final : public Engine {
   void check_places(const Session& session) const;
   void check_block() const;
   void check_catalog() const;
+  void check_texts() const;
 
   Options options_;
-  CatalogMemory* catalog_ = nullptr;
+  CatalogMemory* catalog_;
   std::vector<std::pair<SessionId, Slot>> touched_;
   std::vector<SessionId> touched_sessions_;
   std::set<std::size_t> free_records_;
@@ -426,6 +443,7 @@ class EngineImpl final : public Engine {
   Level home_level_ = Level::kDevice;
   tier::ExtentAllocator block_space_{kPageBytes};
   tier::ExtentAllocator checksum_space_{1};
+  tier::ExtentAllocator text_space_{kTextUnitBytes};  // of the catalog
   std::uint64_t spare_bytes_ = 0;
   Scheduler scheduler_;
   WriteBudget write_budget_;  // of the block tier

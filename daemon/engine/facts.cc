@@ -2,44 +2,47 @@
 #include "engine/facts.h"
 
 #include <algorithm>
-#include <span>
-#include <string_view>
 
 #include "base/check.h"
 
 namespace terrace::engine {
 
-PackedFacts packed(const Tensor& tensor) {
-  PackedFacts to;
-  to.facts.bytes = tensor.bytes;
-  to.facts.dtype = tensor.dtype;
-  to.facts.rank = tensor.rank;
-  to.facts.dimension_count = static_cast<std::uint8_t>(tensor.dimensions.size());
-  to.facts.name_bytes = static_cast<std::uint16_t>(tensor.name.size());
-  const std::span numbers(tensor.dimensions);
-  const std::size_t first_numbers = std::min(numbers.size(), TensorFacts::kDimensionsMax);
-  TERRACE_CHECK(numbers.size() <= 2 * kRankMax && tensor.name.size() <= kNameBytesMax);
-  std::ranges::copy(numbers.first(first_numbers), to.facts.dimensions.begin());
-  std::ranges::copy(numbers.subspan(first_numbers), to.rest.dimensions.begin());
-  const std::string_view name = tensor.name;
-  const std::size_t first_bytes = std::min(name.size(), TensorFacts::kNameBytesMax);
-  std::ranges::copy(name.substr(0, first_bytes), to.facts.name.begin());
-  std::ranges::copy(name.substr(first_bytes), to.rest.name.begin());
-  return to;
+TensorFacts facts_of(const TensorSpec& spec) {
+  TERRACE_CHECK(spec.shape.size() <= kRankMax && spec.strides.size() <= kRankMax && spec.name.size() <= kNameBytesMax);
+  return {.bytes = spec.bytes,
+          .dtype = static_cast<std::uint32_t>(spec.dtype),
+          .rank = static_cast<std::uint8_t>(spec.shape.size()),
+          .dimension_count = static_cast<std::uint8_t>(spec.shape.size() + spec.strides.size()),
+          .name_bytes = static_cast<std::uint16_t>(spec.name.size())};
 }
 
-std::string name_of(const TensorRecord& record) {
-  std::string name(record.facts.name.begin(), record.facts.name.end());
-  name.append(record.facts_rest.name.begin(), record.facts_rest.name.end());
-  name.resize(record.facts.name_bytes);
-  return name;
+std::vector<std::byte> text_of(const TensorSpec& spec) {
+  std::vector<std::byte> text(facts_of(spec).text_bytes());
+  auto at = text.begin();
+  for (const auto part : {std::as_bytes(std::span(spec.shape)), std::as_bytes(std::span(spec.strides)),
+                          std::as_bytes(std::span(spec.name))})
+    at = std::ranges::copy(part, at).out;
+  return text;
 }
 
-std::vector<std::int64_t> dimensions_of(const TensorRecord& record) {
-  std::vector<std::int64_t> dimensions(record.facts.dimensions.begin(), record.facts.dimensions.end());
-  dimensions.insert(dimensions.end(), record.facts_rest.dimensions.begin(), record.facts_rest.dimensions.end());
-  dimensions.resize(record.facts.dimension_count);
-  return dimensions;
+std::string_view name_of(const TensorRecord& record) {
+  const auto name = record.text.subspan(record.facts.dimension_count * sizeof(std::int64_t), record.facts.name_bytes);
+  return {reinterpret_cast<const char*>(name.data()), name.size()};
+}
+
+std::span<const std::int64_t> dimensions_of(const TensorRecord& record) {
+  return {reinterpret_cast<const std::int64_t*>(record.text.data()), record.facts.dimension_count};
+}
+
+TensorSpec spec_of(const TensorRecord& record) {
+  const auto dimensions = dimensions_of(record);
+  const auto shape = dimensions.first(record.facts.rank);
+  const auto strides = dimensions.subspan(record.facts.rank);
+  return {.name = std::string(name_of(record)),
+          .bytes = record.facts.bytes,
+          .dtype = static_cast<DType>(record.facts.dtype),
+          .shape = {shape.begin(), shape.end()},
+          .strides = {strides.begin(), strides.end()}};
 }
 
 }  // namespace terrace::engine

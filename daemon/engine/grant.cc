@@ -23,9 +23,9 @@ Result<void> EngineImpl::lease_resident(Session& session, const Admission& admis
       if (taken.torn) shm::tear(table.word(slots[j]), taken.incarnation);
     }
     note_torn(session, slots[i]);
-    if (const auto good = check_content(admission, tensor); !good) return good;
+    if (const auto good = check_content(session, admission, slots[i]); !good) return good;
     return fail(ErrorCode::kResourceExhausted,
-                fmt::format("tensor '{}' has {} readers and {} writers: no more leases fit", tensor.name,
+                fmt::format("tensor '{}' has {} readers and {} writers: no more leases fit", name(session, slots[i]),
                             step.word.readers, step.word.writers));
   }
   return {};
@@ -34,7 +34,7 @@ Result<void> EngineImpl::lease_resident(Session& session, const Admission& admis
 // Each word's turn is the other one after the grant.
 void EngineImpl::note_leases(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
   const Member& member = *session.find_member(admission.member);
-  if (catalog_ == nullptr || !member.maps_segments) return;
+  if (!member.maps_segments) return;
   // Of which an overwrite gives the content up, or finds none.
   const auto fresh = [](const Tensor& tensor) { return tensor.published == Level::kNone || tensor.torn; };
   std::vector<GrantedSlot> granted;

@@ -25,12 +25,13 @@ void EngineImpl::check_invariants(std::span<const SessionId> scribbled) const {
   }
   check_block();
   check_catalog();
+  check_texts();
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     if (!tiers_[tier].mapped()) continue;
     TERRACE_CHECK(claimed_bytes(tier) <= tiers_[tier].options.capacity_bytes);  // law 3
     std::uint64_t used = 0;
     for (const auto& [id, session] : sessions_)
-      for (const Tensor& tensor : session->tensors)
+      for (const Tensor& tensor : session->tensors.all())
         if (tensor.live() && at_tier(tensor, tier)) used += tensor.extent_bytes();
     TERRACE_CHECK(used == tiers_[tier].used_bytes);
   }
@@ -52,7 +53,6 @@ void EngineImpl::check_invariants(std::span<const SessionId> scribbled) const {
 
 // What a successor would find is what is so.
 void EngineImpl::check_catalog() const {
-  if (catalog_ == nullptr) return;
   TERRACE_CHECK(touched_.empty() && touched_sessions_.empty() && freed_records_.empty());
   for (const auto& [id, session] : sessions_) {
     const SessionRecord record = record_of(*session);
@@ -72,6 +72,22 @@ void EngineImpl::check_catalog() const {
   }
 }
 
+// Each in a place of its own, and no place lost.
+void EngineImpl::check_texts() const {
+  std::vector<tier::Extent> texts;
+  std::uint64_t used = 0;
+  for (const auto& [id, session] : sessions_)
+    for (std::uint32_t at = 0; at < session->tensors.size(); ++at) {
+      if (!session->at(Slot{at}).live()) continue;
+      const TensorFacts& facts = recorded(*session, Slot{at}).facts;
+      TERRACE_CHECK(facts.bytes == session->at(Slot{at}).bytes);
+      texts.push_back({facts.text, facts.text_bytes()});
+      used += facts.text_bytes();
+    }
+  check_disjoint(texts);
+  TERRACE_CHECK(used == text_space_.used_bytes());
+}
+
 void EngineImpl::check_session(const Session& session, bool scribbled) const {
   std::size_t transfers = 0;
   std::uint64_t count = 0;
@@ -83,7 +99,7 @@ void EngineImpl::check_session(const Session& session, bool scribbled) const {
     if (!tensor.deleted) {
       ++count;
       bytes += tensor.bytes;
-      TERRACE_CHECK(session.names.at(tensor.name) == Slot{at});
+      TERRACE_CHECK(session.names.find(name(session, Slot{at}), names_of(session)) == Slot{at});
     }
     if (session.life != Session::Life::kOpen) continue;
     check_tensor(session, Slot{at});
@@ -160,12 +176,12 @@ void EngineImpl::check_places(const Session& session) const {
     const Level level = tiers_[tier].level;
     std::vector<tier::Extent> extents = place.fenced;
     std::uint64_t leaving = 0;
-    for (const Tensor& tensor : session.tensors) {
+    for (const Tensor& tensor : session.tensors.all()) {
       if (!tensor.live() || !at_tier(tensor, tier)) continue;
       tier::Extent extent = tensor.extent(level);
       const auto flight = flights_.find(TransferId{tensor.transfer});
       if (tensor.activity == Activity::kSliding && flight != flights_.end() && flight->second.from == level) {
-        const tier::Extent target{tensor.slide_offset, extent.bytes};
+        const tier::Extent target{tensor.slide->offset, extent.bytes};
         if (target.end() > extent.offset && target.offset < extent.offset)
           extent = {target.offset, extent.end() - target.offset};
         else
@@ -192,7 +208,7 @@ void EngineImpl::check_block() const {
   std::vector<tier::Extent> checksums;
   std::uint64_t used = 0;
   for (const auto& [id, session] : sessions_) {
-    for (const Tensor& tensor : session->tensors) {
+    for (const Tensor& tensor : session->tensors.all()) {
       if (!tensor.live() || !tensor.has(Level::kBlock)) continue;
       const tier::Location at = location(*session, tensor, Level::kBlock);
       TERRACE_CHECK(at.pieces.bytes() == tensor.extent_bytes());

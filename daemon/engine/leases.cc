@@ -28,7 +28,7 @@ void EngineImpl::on(const Request& request, const Release& body) {
     if (outcome == shm::Outcome::kNotLeased)
       result =
           fail(ErrorCode::kFailedPrecondition,
-               fmt::format("tensor '{}' is not leased in this mode: nothing to release", session.at(handle.slot).name));
+               fmt::format("tensor '{}' is not leased in this mode: nothing to release", name(session, handle.slot)));
     else if (index(handle.slot) >= session.tensors.size())
       result = fail(ErrorCode::kNotFound, fmt::format("no tensor in slot {}", index(handle.slot)));
     else
@@ -56,7 +56,7 @@ void EngineImpl::tear(Session& session, Slot slot) {
       if (Session::shows(member, tensor)) shm::tear(member.table.word(slot), tensor.incarnation);
   forget(session, slot);
   if (bringing != nullptr && reads_content(*bringing))
-    fail_admission(session, *bringing, check_content(*bringing, tensor).error());
+    fail_admission(session, *bringing, check_content(session, *bringing, slot).error());
 }
 
 bool EngineImpl::pinned_by(const Session& session, Slot slot, SessionId member) {
@@ -79,9 +79,8 @@ void EngineImpl::on(const Request& request, const Unpin& body) {
   if (!slots) return answer(request.id, std::unexpected(slots.error()));
   for (const Slot slot : *slots)
     if (!pinned_by(**session, slot, request.session) && !body.again)
-      return answer(request.id,
-                    fail(ErrorCode::kFailedPrecondition,
-                         fmt::format("tensor '{}' is not pinned by this session", (*session)->at(slot).name)));
+      return answer(request.id, fail(ErrorCode::kFailedPrecondition,
+                                     fmt::format("tensor '{}' is not pinned by this session", name(**session, slot))));
   for (const Slot slot : *slots)
     if (pinned_by(**session, slot, request.session)) unpin(**session, slot);
   ++(*session)->events;

@@ -11,29 +11,29 @@ namespace terrace::engine {
 namespace {
 
 constexpr std::uint32_t kNone = UINT32_MAX;
+constexpr std::uint32_t kAway = UINT32_MAX - 1;  // has no copy in the tier
 
 class LruPolicy final : public Policy {
  public:
   void arrived(Slot slot, Time) override {
     const auto at = static_cast<std::uint32_t>(slot);
     if (at >= links_.size()) links_.resize(std::max<std::size_t>(at + std::size_t{1}, links_.size() * 2));
-    TERRACE_CHECK(!links_[at].here);
-    links_[at].here = true;
+    TERRACE_CHECK(!links_[at].here());
     append(at);
   }
 
   void used(Slot slot, Time) override {
     const auto at = static_cast<std::uint32_t>(slot);
-    if (at >= links_.size() || !links_[at].here || at == newest_) return;
+    if (at >= links_.size() || !links_[at].here() || at == newest_) return;
     unlink(at);
     append(at);
   }
 
   void left(Slot slot) override {
     const auto at = static_cast<std::uint32_t>(slot);
-    TERRACE_CHECK(at < links_.size() && links_[at].here);
-    links_[at].here = false;
+    TERRACE_CHECK(at < links_.size() && links_[at].here());
     unlink(at);
+    links_[at].older = kAway;
   }
 
   void offer_victims(const std::function<bool(Slot)>& take) const override {
@@ -46,9 +46,9 @@ class LruPolicy final : public Policy {
 
  private:
   struct Links {
-    std::uint32_t older = kNone;
+    std::uint32_t older = kAway;
     std::uint32_t newer = kNone;
-    bool here = false;
+    bool here() const { return older != kAway; }
   };
 
   void append(std::uint32_t at) {

@@ -58,15 +58,16 @@ Result<void> Engine::check(const Options& options, const CatalogShape& shape) {
   return {};
 }
 
-Result<std::unique_ptr<Engine>> Engine::create(Options options, CatalogMemory* catalog) {
-  const auto good = catalog == nullptr ? check_options(options) : check(options, catalog->shape());
-  if (!good) return std::unexpected(good.error());
-  return std::make_unique<EngineImpl>(std::move(options), catalog);
+Result<std::unique_ptr<Engine>> Engine::create(Options options, CatalogMemory& catalog) {
+  if (const auto good = check(options, catalog.shape()); !good) return std::unexpected(good.error());
+  auto engine = std::make_unique<EngineImpl>(std::move(options), catalog);
+  engine->begin_catalog();
+  return engine;
 }
 
-EngineImpl::EngineImpl(Options options, CatalogMemory* catalog)
+EngineImpl::EngineImpl(Options options, CatalogMemory& catalog)
     : options_(std::move(options)),
-      catalog_(catalog),
+      catalog_(&catalog),
       scheduler_(
           [this] {
             for (const TierOptions& tier : options_.tiers) {
@@ -103,7 +104,10 @@ EngineImpl::EngineImpl(Options options, CatalogMemory* catalog)
   }
   for (const mover::Link& link : links()) link_status_[link].link = link;
   if (former_at_work_) hold_block(true);
-  if (catalog_ == nullptr) return;
+  text_space_.extend(catalog_->texts_bytes());
+}
+
+void EngineImpl::begin_catalog() {
   for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) free_records_.insert(record);
   std::vector<TierRecord> records;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) records.push_back(tier_record(tiers_[tier].options));

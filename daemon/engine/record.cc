@@ -2,6 +2,8 @@
 // The engine's state on its way into the catalog. Whatever changes a tensor, a session or the node as they are recorded
 // touches it; commit() writes what was touched as one change. It comes before a word is published and before transfers
 // and replies leave, so that nobody ever acts on what a successor would not know.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -28,13 +30,13 @@ void put_member(SessionRecord& record, const Member& member) {
 
 void EngineImpl::touch(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
-  if (catalog_ == nullptr || tensor.touched) return;
+  if (tensor.touched) return;
   tensor.touched = true;
   touched_.emplace_back(session.id, slot);
 }
 
 void EngineImpl::touch(Session& session) {
-  if (catalog_ == nullptr || session.touched) return;
+  if (session.touched) return;
   session.touched = true;
   touched_sessions_.push_back(session.id);
 }
@@ -69,8 +71,8 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
 
 TensorRarities EngineImpl::rarities_of(const Tensor& tensor) {
   TensorRarities rarities;
-  rarities.slide_offset = tensor.slide_offset;
-  rarities.slid_bytes = tensor.slid_bytes;
+  if (tensor.slide != nullptr) rarities.slide_offset = tensor.slide->offset;
+  if (tensor.slide != nullptr) rarities.slid_bytes = tensor.slide->bytes;
   rarities.holder = static_cast<std::uint32_t>(tensor.holder);
   rarities.pinner = static_cast<std::uint32_t>(tensor.pinner);
   rarities.sliding = static_cast<std::uint8_t>(tensor.sliding);
@@ -127,7 +129,6 @@ NodeRecord EngineImpl::node_record() const {
 }
 
 void EngineImpl::commit() {
-  if (catalog_ == nullptr) return;
   for (const auto& [id, slot] : touched_) {
     Session* session = find_session(id);
     if (session == nullptr) continue;
@@ -157,23 +158,47 @@ void EngineImpl::commit() {
   catalog_->commit();
 }
 
-void EngineImpl::record_facts(const Session& session, Slot slot) {
-  if (catalog_ == nullptr) return;
-  const Tensor& tensor = session.at(slot);
-  const auto [facts, rest] = packed(tensor);
-  catalog_->put(session.record, index(slot), facts, rest);
+TensorRecord EngineImpl::recorded(const Session& session, Slot slot) const {
+  return catalog_->tensor(session.record, index(slot));
+}
+
+std::string_view EngineImpl::name(const Session& session, Slot slot) const { return name_of(recorded(session, slot)); }
+
+// Places among the catalog's texts, in their order.
+Result<std::vector<std::uint64_t>> EngineImpl::reserve_texts(const std::vector<TensorSpec>& specs) {
+  std::vector<std::uint64_t> places;
+  for (const TensorSpec& spec : specs) {
+    const auto place = text_space_.allocate(facts_of(spec).text_bytes());
+    if (!place) {
+      free_texts(specs, places);
+      return fail(
+          ErrorCode::kResourceExhausted,
+          fmt::format("the name and shape of tensor '{}' find no room in the catalog: delete others", spec.name));
+    }
+    places.push_back(place->offset);
+  }
+  return places;
+}
+
+// Of the first specs, as many as there are places.
+void EngineImpl::free_texts(const std::vector<TensorSpec>& specs, const std::vector<std::uint64_t>& places) {
+  for (std::size_t i = 0; i < places.size(); ++i) text_space_.free({places[i], facts_of(specs[i]).text_bytes()});
+}
+
+void EngineImpl::free_text(const Session& session, Slot slot) {
+  const TensorFacts& facts = recorded(session, slot).facts;
+  text_space_.free({facts.text, facts.text_bytes()});
 }
 
 Result<void> EngineImpl::check_note(Session& session, SessionId member, std::size_t slots) const {
-  if (catalog_ == nullptr || !session.find_member(member)->maps_segments || catalog_->has_room_for_note(slots))
-    return {};
+  if (!session.find_member(member)->maps_segments || catalog_->has_room_for_note(slots)) return {};
   return fail(ErrorCode::kResourceExhausted, "too many requests are granted and not yet answered: ask again");
 }
 
 // The notes of a request that changes what its trainer holds: until its answer is in the ring, a successor undoes it,
 // and the trainer asks again.
 void EngineImpl::note(Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots) {
-  if (catalog_ == nullptr || !session.find_member(SessionId{grant.session})->maps_segments) return;
+  if (!session.find_member(SessionId{grant.session})->maps_segments) return;
   if (planted(Plant::kNoteSkipped)) return;
   notes_.emplace(RequestId{grant.request}, catalog_->note(grant, slots));
 }

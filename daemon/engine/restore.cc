@@ -57,12 +57,13 @@ Result<void> Engine::check_succession(const Options& options, const CatalogShape
 Result<std::unique_ptr<Engine>> Engine::restore(Options options, CatalogMemory& catalog,
                                                 std::span<const Survivor> survivors) {
   if (auto good = check(options, catalog.shape()); !good) return std::unexpected(good.error());
-  auto engine = std::make_unique<EngineImpl>(std::move(options), nullptr);
-  if (auto restored = engine->restore_from(catalog, survivors); !restored) return std::unexpected(restored.error());
+  auto engine = std::make_unique<EngineImpl>(std::move(options), catalog);
+  if (auto restored = engine->restore_from(survivors); !restored) return std::unexpected(restored.error());
   return engine;
 }
 
-Result<void> EngineImpl::restore_from(CatalogMemory& catalog, std::span<const Survivor> survivors) {
+Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors) {
+  CatalogMemory& catalog = *catalog_;
   if (auto same = check_tiers(options_, catalog.tiers()); !same) return same;
   next_session_ = catalog.node().next_session;
   next_number_ = catalog.node().next_number;
@@ -79,7 +80,6 @@ Result<void> EngineImpl::restore_from(CatalogMemory& catalog, std::span<const Su
   for (auto& [id, session] : sessions_)
     if (auto restored = restore_session(catalog, *session); !restored) return restored;
   if (auto agree = check_restored(); !agree) return agree;
-  catalog_ = &catalog;
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
     if (!is_in_use(record)) {
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});
@@ -110,7 +110,7 @@ Result<void> EngineImpl::check_restored() const {
       const bool named = member.token != std::array<std::uint8_t, 16>{};
       if (named && !tokens.insert(member.token).second) return damaged("two sessions have one token");
     }
-    for (const Tensor& tensor : session->tensors)
+    for (const Tensor& tensor : session->tensors.all())
       if (tensor.live()) numbers.push_back(tensor.number);
   }
   std::ranges::sort(numbers);
@@ -203,11 +203,11 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& 
     session.places[tier]->space.extend(was.mapped_bytes[tier]);
   }
   for (std::uint32_t at = 0; at < was.slots_used; ++at) {
-    session.tensors.emplace_back().incarnation = 1;
+    session.at(session.tensors.add()).incarnation = 1;
     const TensorRecord tensor = catalog.tensor(session.record, at);
     if (tensor.state.session == was.id)
       if (auto restored = restore_tensor(session, Slot{at}, tensor); !restored) return restored;
-    if (!session.tensors.back().live()) session.free_slots.push_back(Slot{at});
+    if (!session.at(Slot{at}).live()) session.free_slots.push_back(Slot{at});
   }
   std::ranges::reverse(session.free_slots);
   return {};
@@ -228,11 +228,10 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
   if ((was.flags & kUnderWay) != 0) ++restored_.transfers;
   const HomeTier home{home_level_, tiers_.back().options.capacity_bytes};
   if (const std::string damage = damage_of(record, home); !damage.empty()) return bad(damage);
-  tensor.name = name_of(record);
+  const tier::Extent text{record.facts.text, record.facts.text_bytes()};
+  if (!text_space_.is_free(text)) return bad("its name overlaps another's");
+  text_space_.take(text);
   tensor.bytes = record.facts.bytes;
-  tensor.dtype = record.facts.dtype;
-  tensor.rank = record.facts.rank;
-  tensor.dimensions = dimensions_of(record);
   tensor.number = was.number;
   tensor.version = was.version;
   tensor.offset = was.offset;
@@ -272,14 +271,13 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
     if (!place.space.is_free(fresh)) return bad("its extent slid into another's");
     place.space.take(fresh);
     tensor.sliding = level;
-    tensor.slide_offset = rare.slide_offset;
-    tensor.slid_bytes = rare.slid_bytes;
+    tensor.slide = std::make_unique<Slide>(rare.slide_offset, rare.slid_bytes);
   }
   if ((was.extents & bit(Level::kBlock)) != 0)
     if (auto restored = restore_home(tensor, record); !restored) return bad(restored.error().message);
   if (may_still_land(tensor, was)) tensor.activity = Activity::kLanding;
   if (!tensor.deleted) {
-    if (!session.names.emplace(tensor.name, slot).second) return bad("another has its name");
+    if (!session.names.insert(slot, names_of(session))) return bad("another has its name");
     ++session.tensor_count;
     session.tensor_bytes += tensor.bytes;
   }

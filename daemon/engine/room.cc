@@ -70,7 +70,7 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
   }
   if (bytes > limit_bytes(session, admission.tier)) {
     const std::string set = admission.tensors.size() == 1
-                                ? fmt::format("tensor '{}'", session.at(admission.tensors.front().slot).name)
+                                ? fmt::format("tensor '{}'", name(session, admission.tensors.front().slot))
                                 : fmt::format("a set of {} tensors", admission.tensors.size() + admission.specs.size());
     refusal = full(session, admission.tier, fmt::format("no room for {}, {} bytes", set, bytes));
     return Room::kRefused;
@@ -311,8 +311,7 @@ void EngineImpl::start_slide(Session& session, Slot slot, Level level, std::uint
   Place& place = place_of(session, tensor, level);
   place.space.take({new_offset, std::min(old.bytes, old.offset > new_offset ? old.offset - new_offset : old.bytes)});
   tensor.sliding = level;
-  tensor.slide_offset = new_offset;
-  tensor.slid_bytes = 0;
+  tensor.slide = std::make_unique<Slide>(new_offset);
   if (tensor.is_valid(level)) return slide_on(session, slot);
   slid(session, slot, {});  // nothing is written there: only the books change
 }
@@ -322,8 +321,8 @@ void EngineImpl::start_slide(Session& session, Slot slot, Level level, std::uint
 void EngineImpl::slide_on(Session& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
   const std::uint64_t old = tensor.offset[index(tensor.sliding)];
-  const std::uint64_t left = tensor.extent_bytes() - tensor.slid_bytes;
-  const std::uint64_t apart = old > tensor.slide_offset ? old - tensor.slide_offset : left;
+  const std::uint64_t left = tensor.extent_bytes() - tensor.slide->bytes;
+  const std::uint64_t apart = old > tensor.slide->offset ? old - tensor.slide->offset : left;
   start(session, slot,
         {.session = session.id,
          .slot = slot,

@@ -10,15 +10,14 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "engine/admission.h"
 #include "engine/foreseen.h"
 #include "engine/lease_table.h"
+#include "engine/name_index.h"
 #include "engine/policy.h"
-#include "engine/tensor.h"
+#include "engine/tensor_table.h"
 #include "tier/extent_allocator.h"
 
 namespace terrace::engine {
@@ -78,11 +77,11 @@ struct Session {
   std::vector<Member> members;
   Life life = Life::kOpen;
 
-  std::deque<Tensor> tensors;                        // by slot; records stay where they are
-  std::vector<Slot> free_slots;                      // last freed first
-  std::unordered_map<std::string_view, Slot> names;  // of live tensors; looked up, never walked
-  std::vector<Slot> leaving;                         // deleted tensors that something still keeps
-  std::vector<std::unique_ptr<Place>> places;        // by tier index; null where the tier is not mapped
+  TensorTable tensors;
+  std::vector<Slot> free_slots;                // last freed first
+  NameIndex names;                             // of live tensors
+  std::vector<Slot> leaving;                   // deleted tensors that something still keeps
+  std::vector<std::unique_ptr<Place>> places;  // by tier index; null where the tier is not mapped
 
   std::list<Admission> admissions;                          // in order of arrival
   std::deque<std::pair<Handle, std::uint32_t>> prefetches;  // not begun: tensor, place

@@ -20,6 +20,10 @@ void EngineImpl::on(const Request& request, const OpenSession& body) {
                                    records_used())));
   if (body.table.size() == 0)
     return answer(request.id, fail(ErrorCode::kInvalidArgument, "a session needs a lease table of at least one slot"));
+  if (const std::size_t most = catalog_->shape().tensors_per_session_max; body.table.size() > most)
+    return answer(request.id,
+                  fail(ErrorCode::kInvalidArgument,
+                       fmt::format("a lease table of {} slots, and the catalog holds {}", body.table.size(), most)));
   if (body.share)
     if (const auto good = check_share(body); !good) return answer(request.id, std::unexpected(good.error()));
   if (joins) return join_now(request.id, body);
@@ -114,7 +118,7 @@ void EngineImpl::end_session(Session& session, const Error& why) {
   touch(session);
   while (!session.admissions.empty()) fail_admission(session, session.admissions.front(), why);
   session.prefetches.clear();
-  for (const Tensor& tensor : session.tensors) {
+  for (const Tensor& tensor : session.tensors.all()) {
     const TransferId transfer{tensor.transfer};
     if (tensor.transfer == 0 || !scheduler_.withdraw(transfer)) continue;
     flights_.erase(transfer);
@@ -125,18 +129,20 @@ void EngineImpl::end_session(Session& session, const Error& why) {
 
 // Nothing of it is under way any more: its bytes are free, its memory leaves with it.
 void EngineImpl::finish_session(Session& session) {
-  for (Tensor& tensor : session.tensors) {
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    Tensor& tensor = session.at(Slot{at});
     if (!tensor.live()) continue;
+    free_text(session, Slot{at});
     for (const Level level : {Level::kDevice, Level::kMemory})
       if (tensor.has(level)) tiers_[tier_index(tensor, level)].used_bytes -= tensor.extent_bytes();
     if (tensor.has(Level::kBlock)) free_home(tensor);
   }
   const SessionId id = session.id;
-  if (catalog_ != nullptr) freed_records_.push_back(session.record);
+  freed_records_.push_back(session.record);
   for (const Member& member : session.members) {
     if (member.close_request) answer(*member.close_request, ReplyBody{Done{}});
     if (member.id == id) continue;
-    if (catalog_ != nullptr) freed_records_.push_back(member.record);
+    freed_records_.push_back(member.record);
     part_of_.erase(member.id);
     output_.gone.push_back(member.id);
   }

@@ -56,7 +56,6 @@ Member EngineImpl::member_of(const OpenSession& open, SessionId id) {
 }
 
 std::size_t EngineImpl::take_record() {
-  if (catalog_ == nullptr) return 0;
   TERRACE_CHECK(!free_records_.empty());  // those that wait to be open count for the bound too
   const std::size_t record = *free_records_.begin();
   free_records_.erase(free_records_.begin());
@@ -97,7 +96,7 @@ void EngineImpl::leave(Session& session, SessionId id, const Error& why) {
     if (tensor.live() && tensor.pinner == id) unpin(session, Slot{at});
   }
   const auto member = std::ranges::find(session.members, id, &Member::id);
-  if (catalog_ != nullptr) freed_records_.push_back(member->record);
+  freed_records_.push_back(member->record);
   if (member->close_request) answer(*member->close_request, ReplyBody{Done{}});
   session.members.erase(member);
   part_of_.erase(id);
@@ -170,16 +169,16 @@ Result<void> EngineImpl::await_others(Session& session, Admission& admission, Sl
   const bool own = asks != nullptr && Session::shows(*asks, tensor) && asks->table.load(slot).leased();
   if (own || !session.is_share())
     return fail(ErrorCode::kFailedPrecondition,
-                fmt::format("tensor '{}' is leased at {}: release it first", tensor.name, place));
+                fmt::format("tensor '{}' is leased at {}: release it first", name(session, slot), place));
   if (!waits)
     return fail(ErrorCode::kFailedPrecondition,
                 fmt::format("tensor '{}' is leased at {} by other sessions of share '{}': ask again when they are done",
-                            tensor.name, place, session.share));
+                            name(session, slot), place, session.share));
   if (must_not_wait(session, admission))
     return fail(ErrorCode::kFailedPrecondition,
                 fmt::format("tensor '{}' is leased by other sessions of share '{}', and this one holds leases in it: "
                             "release them before waiting, or take what is used together in one set",
-                            tensor.name, session.share));
+                            name(session, slot), session.share));
   const Handle handle{slot, tensor.incarnation};
   if (std::ranges::find(admission.awaited, handle) == admission.awaited.end()) admission.awaited.push_back(handle);
   if (!waits_behind(admission, tensor)) tensor.awaited_by = admission.id;

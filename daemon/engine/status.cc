@@ -119,7 +119,7 @@ SessionStatus EngineImpl::session_status(const Session& session) const {
     if (session.places[tier] == nullptr) continue;
     const Place& place = *session.places[tier];
     std::uint64_t used = 0;
-    for (const Tensor& tensor : session.tensors)
+    for (const Tensor& tensor : session.tensors.all())
       if (tensor.live() && at_tier(tensor, tier)) used += tensor.extent_bytes();
     out.places.push_back({tiers_[tier].place, place.floor_bytes, place.mapped_bytes(), used});
   }

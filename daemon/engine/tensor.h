@@ -5,12 +5,9 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "base/bytes.h"
 #include "base/ids.h"
-#include "terrace/dtype.h"
 #include "tier/extent.h"
 
 namespace terrace::engine {
@@ -33,44 +30,46 @@ enum class Activity : std::uint8_t {
   kLanding,   // no transfer: a former daemon's read may still land in its extents; the word is not resident
 };
 
+// Where a sliding copy goes.
+struct Slide {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;  // those of the first bytes that are there already
+};
+
+// What of it does not change is in the catalog alone: engine/facts.h.
 struct Tensor {
-  std::string name;
   std::uint64_t number = 0;                     // never used twice; 0: the slot is free
   std::uint64_t bytes = 0;                      // as asked for
   std::uint64_t version = 0;                    // of the bytes at home on the block tier
   std::array<std::uint64_t, kLevels> offset{};  // of each copy that has an extent (block: of the only piece)
   std::unique_ptr<tier::Pieces> pieces;         // block: if there are several
   std::uint64_t first_checksum = 0;             // block
-  std::uint64_t slide_offset = 0;               // kSliding: where to, at `sliding`
-  std::uint64_t slid_bytes = 0;                 // kSliding: those of the first bytes that are there already
+  std::unique_ptr<Slide> slide;                 // kSliding: of the copy at `sliding`
   std::uint64_t admission = 0;                  // the admission that is bringing it somewhere; 0: none
   std::uint64_t transfer = 0;                   // id of the transfer that touches it; 0: none
-  std::vector<std::int64_t> dimensions;         // shape, then strides if stated
   std::uint64_t mark = 0;                       // scratch of whoever walks a set
   std::uint64_t awaited_by = 0;  // the admission that waits for leases of other members on it to end; 0: none
   SessionId pinner{};            // of a share's, pinned: by whom
   SessionId holder{};            // of a share's, published to this member alone, which may write; 0: to all members
   std::uint32_t incarnation = 0;
   std::uint32_t wanted = 0;  // admissions that wait for its leases to end
-  std::uint32_t dtype = 0;
-  std::uint8_t rank = 0;
-  std::uint8_t device = 0;         // tier index of the device copy
-  std::uint8_t extents = 0;        // levels with an extent, as bits
-  std::uint8_t valid = 0;          // levels whose bytes are the content, as bits; settled when the word is claimed
-  Level published = Level::kNone;  // the copy that the word leases
-  Level pinned = Level::kNone;
-  Level leaving = Level::kNone;  // kEvicting: the copy that is given up
-  Level sliding = Level::kNone;  // kSliding: the copy that moves
+  std::uint8_t device = 0;   // tier index of the device copy
+  std::uint8_t extents = 0;  // levels with an extent, as bits
+  std::uint8_t valid = 0;    // levels whose bytes are the content, as bits; settled when the word is claimed
   Activity activity = Activity::kIdle;
-  bool claimed : 1 = false;     // the word is kClaimed
-  bool written : 1 = false;     // it has content
-  bool lost : 1 = false;        // it had content, which no copy has any more
-  bool torn : 1 = false;        // it has no content, since an overwrite ended before it was whole
-  bool deleted : 1 = false;     // only what is in use keeps it
-  bool forget : 1 = false;      // its content goes when the activity ends
-  bool prefetched : 1 = false;  // arrived by a prefetch, and not leased since
-  bool touched : 1 = false;     // since the last commit
-  bool home_bad : 1 = false;    // writing to its home failed, and there is no other region for it
+  Level published : 2 = Level::kNone;  // the copy that the word leases
+  Level pinned : 2 = Level::kNone;
+  Level leaving : 2 = Level::kNone;  // kEvicting: the copy that is given up
+  Level sliding : 2 = Level::kNone;  // kSliding: the copy that moves
+  bool claimed : 1 = false;          // the word is kClaimed
+  bool written : 1 = false;          // it has content
+  bool lost : 1 = false;             // it had content, which no copy has any more
+  bool torn : 1 = false;             // it has no content, since an overwrite ended before it was whole
+  bool deleted : 1 = false;          // only what is in use keeps it
+  bool forget : 1 = false;           // its content goes when the activity ends
+  bool prefetched : 1 = false;       // arrived by a prefetch, and not leased since
+  bool touched : 1 = false;          // since the last commit
+  bool home_bad : 1 = false;         // writing to its home failed, and there is no other region for it
 
   bool live() const { return number != 0; }
   bool has(Level level) const { return (extents & bit(level)) != 0; }
@@ -80,6 +79,6 @@ struct Tensor {
   std::uint64_t extent_bytes() const { return align_up(bytes, kPageBytes); }
   tier::Extent extent(Level level) const { return {offset[index(level)], extent_bytes()}; }
 };
-static_assert(sizeof(Tensor) - sizeof(std::string) <= 224, "thousands of tensors a session, hundreds of bytes at most");
+static_assert(sizeof(Tensor) == 128, "two cache lines, of a million tensors");
 
 }  // namespace terrace::engine

@@ -57,10 +57,10 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
   transfer.to = location(session, tensor, flight.to);
   transfer.from = flight.from == Level::kNone ? transfer.to : location(session, tensor, flight.from);
   if (flight.activity == Activity::kSliding) {
-    transfer.bytes = std::min(flight.step_bytes, tensor.bytes - tensor.slid_bytes);
+    transfer.bytes = std::min(flight.step_bytes, tensor.bytes - tensor.slide->bytes);
     const std::uint64_t old = tensor.offset[index(flight.from)];
-    transfer.from.pieces = tier::Pieces({old + tensor.slid_bytes, flight.step_bytes});
-    transfer.to.pieces = tier::Pieces({tensor.slide_offset + tensor.slid_bytes, flight.step_bytes});
+    transfer.from.pieces = tier::Pieces({old + tensor.slide->bytes, flight.step_bytes});
+    transfer.to.pieces = tier::Pieces({tensor.slide->offset + tensor.slide->bytes, flight.step_bytes});
   }
   if (flight.to == Level::kBlock) tensor.valid &= static_cast<std::uint8_t>(~bit(Level::kBlock));
   if (planted(Plant::kCleanBeforeCompletion) && flight.to == Level::kBlock) tensor.valid |= bit(flight.to);
@@ -123,8 +123,8 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
     case Activity::kEvicting:
       return evicted(session, flight, result);
     case Activity::kSliding:
-      tensor.slid_bytes += result ? flight.step_bytes : 0;
-      if (result && tensor.slid_bytes < tensor.extent_bytes()) return slide_on(session, flight.slot);
+      tensor.slide->bytes += result ? flight.step_bytes : 0;
+      if (result && tensor.slide->bytes < tensor.extent_bytes()) return slide_on(session, flight.slot);
       return slid(session, flight.slot, result);
     case Activity::kCleaning:
       if (!result && flight.to == home_level_)
@@ -165,7 +165,7 @@ void EngineImpl::fetched(Session& session, const Flight& flight, const Result<vo
   }
   if (result.error().code == ErrorCode::kDataLoss && flight.from != Level::kNone) lose_copy(tensor, flight.from);
   Error error = result.error();
-  error.message = fmt::format("tensor '{}': {}", tensor.name, error.message);
+  error.message = fmt::format("tensor '{}': {}", name(session, flight.slot), error.message);
   if (tensor.admission == 0) {
     rest(session, flight.slot);
   } else {
@@ -197,8 +197,8 @@ void EngineImpl::evicted(Session& session, const Flight& flight, const Result<vo
     drop_copy(session, flight.slot, flight.from);
   } else {
     Error error = result.error();
-    error.message =
-        fmt::format("writing back tensor '{}' failed, its bytes stay where they are: {}", tensor.name, error.message);
+    error.message = fmt::format("writing back tensor '{}' failed, its bytes stay where they are: {}",
+                                name(session, flight.slot), error.message);
     place_of(session, tensor, flight.from).write_back_error = std::move(error);
   }
   rest(session, flight.slot);
@@ -209,7 +209,8 @@ void EngineImpl::slid(Session& session, Slot slot, const Result<void>& result) {
   const Level level = tensor.sliding;
   const std::size_t tier = tier_index(tensor, level);
   const tier::Extent old = tensor.extent(level);
-  const tier::Extent fresh{tensor.slide_offset, old.bytes};
+  const std::unique_ptr<Slide> slide = std::move(tensor.slide);
+  const tier::Extent fresh{slide->offset, old.bytes};
   const bool overlaps = fresh.offset < old.offset && fresh.end() > old.offset;
   tensor.sliding = Level::kNone;
   touch(session, slot);
@@ -218,9 +219,8 @@ void EngineImpl::slid(Session& session, Slot slot, const Result<void>& result) {
     free_extent(session, tier, overlaps ? tier::Extent{fresh.end(), old.end() - fresh.end()} : old);
   } else {
     free_extent(session, tier, overlaps ? tier::Extent{fresh.offset, old.offset - fresh.offset} : fresh);
-    if (tensor.slid_bytes > 0 || overlaps) lose_copy(tensor, level);
+    if (slide->bytes > 0 || overlaps) lose_copy(tensor, level);
   }
-  tensor.slide_offset = tensor.slid_bytes = 0;
   rest(session, slot);
 }
 

@@ -235,7 +235,7 @@ std::string EngineImpl::holders(const Session& session, const std::vector<Handle
   std::string text;
   for (std::size_t i = 0; i < handles.size() && i < kNamedMax; ++i) {
     const shm::Word held = word(session, handles[i].slot);
-    text += fmt::format("{}'{}' ({} readers, {} writers)", i == 0 ? "" : ", ", session.at(handles[i].slot).name,
+    text += fmt::format("{}'{}' ({} readers, {} writers)", i == 0 ? "" : ", ", name(session, handles[i].slot),
                         held.readers, held.writers);
   }
   if (handles.size() > kNamedMax) text += fmt::format(" and {} more", handles.size() - kNamedMax);

@@ -42,7 +42,7 @@ bool is_nobodys(std::span<const std::byte> catalog) {
 
 }  // namespace
 
-// The engine, with a catalog where there is somebody to keep it: a successor's, where a catalog was left.
+// The engine, with the catalog that was left, or with one of its own.
 Result<void> Host::make_engine() {
   const engine::CatalogShape shape{config_.limits.sessions_max, config_.limits.tensors_per_session_max};
   Result<void> opened;
@@ -54,9 +54,8 @@ Result<void> Host::make_engine() {
     if (auto expected = expect_block(false); !expected) return expected;
     catalog_.reset();
     for (auto& [name, descriptor] : std::exchange(adopted_, {})) drop_kept(name);  // of no use
-    if (store_.keeps())
-      if (auto made = make_catalog(shape); !made) return made;
-    auto engine = engine::Engine::create(node_.options, catalog_ ? &*catalog_ : nullptr);
+    if (auto made = make_catalog(shape); !made) return made;
+    auto engine = engine::Engine::create(node_.options, *catalog_);
     if (!engine) return std::unexpected(engine.error());
     engine_ = std::move(*engine);
     return {};
@@ -118,6 +117,7 @@ Result<void> Host::make_catalog(const engine::CatalogShape& shape) {
   const auto mapped = map_catalog(catalog_memory_, bytes);
   if (!mapped) return std::unexpected(mapped.error());
   catalog_ = engine::CatalogMemory::format(*mapped, shape);
+  if (!store_.keeps()) return {};
   Result<void> stored = store_.store(kCatalogName, catalog_memory_.get());
   if (stored && node_.block) stored = store_.store(kChecksumsName, node_.block->checksums().descriptor());
   return stored;

@@ -60,7 +60,13 @@ Result<void> Rehearsal::start() {
       oracle_planner_.emplace(options_.workload, machine_of(options_.node, tiers_));
       break;
   }
-  auto engine = engine::Engine::create(std::move(options));
+  const engine::CatalogShape shape{.sessions_max = options.sessions_max = 1,
+                                   .tensors_per_session_max = static_cast<std::uint32_t>(trainer_.table().size())};
+  auto memory = engine::CatalogMemory::map(shape);
+  if (!memory) return std::unexpected(memory.error());
+  catalog_range_ = std::move(*memory);
+  catalog_ = engine::CatalogMemory::format({catalog_range_.data(), catalog_range_.size()}, shape);
+  auto engine = engine::Engine::create(std::move(options), *catalog_);
   if (!engine) return std::unexpected(engine.error());
   engine_ = std::move(*engine);
   for (Job& job : jobs_) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/mapping.h"
 #include "engine/engine.h"
 #include "rehearsal/job.h"
 #include "rehearsal/links.h"
@@ -72,6 +73,8 @@ class Rehearsal {
 
   Options options_;
   Oracle oracle_;
+  AddressRange catalog_range_;
+  std::optional<engine::CatalogMemory> catalog_;
   std::unique_ptr<engine::Engine> engine_;
   std::vector<engine::TierOptions> tiers_;
   Links links_;

@@ -158,7 +158,7 @@ void World::harm(std::uint64_t tensor_number) {
 // Between any two stores of the catalog the process may end, and a trainer may lease or release in its table.
 void World::arm() {
   if (!options_.restarts || !random_.one_in(20)) return;
-  node_.catalog->between_stores = [this, left = random_.below(random_.one_in(2) ? 12 : 400)]() mutable {
+  node_.catalog.between_stores = [this, left = random_.below(random_.one_in(2) ? 12 : 400)]() mutable {
     if (left-- != 0) return;
     if (random_.one_in(2)) throw Death{};
     meanwhile();
@@ -179,7 +179,7 @@ void World::restart() {
   say(lingers ? "the daemon dies in the midst of reads and writes, and has a successor"
               : "the daemon dies, and has a successor");
   ++counts_.restarts;
-  node_.catalog->between_stores = nullptr;
+  node_.catalog.between_stores = nullptr;
   hanging_.clear();
   doorbells_.clear();  // whoever waits is looked at anyway
   take_replies();      // those that were in their rings

@@ -2,7 +2,6 @@
 #include "sim/node.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include "base/check.h"
 
@@ -33,15 +32,12 @@ engine::TensorSpec spec_of(std::string name, std::uint64_t bytes) {
   return spec;
 }
 
-Node::Node(engine::Options options, bool with_catalog) : options_(options) {
-  if (with_catalog) {
-    const std::uint64_t bytes = align_up(engine::CatalogMemory::bytes_needed(shape()), kPageBytes);
-    catalog_memory_ =
-        *AddressRange::map(sealed_memfd("terrace-sim-catalog", bytes)->get(), bytes, PROT_READ | PROT_WRITE);
-    catalog = engine::CatalogMemory::format({catalog_memory_.data(), bytes}, shape());
-    options.sessions_max = options_.sessions_max = shape().sessions_max;
-  }
-  auto made = Engine::create(std::move(options), catalog ? &*catalog : nullptr);
+Node::Node(engine::Options options, const engine::CatalogShape& holds)
+    : catalog_range(engine::CatalogMemory::map(holds).value()),
+      catalog(engine::CatalogMemory::format(catalog_bytes(), holds)),
+      options_(std::move(options)) {
+  options_.sessions_max = std::min(options_.sessions_max, holds.sessions_max);
+  auto made = Engine::create(options_, catalog);
   if (!made) throw Violation(made.error().message);
   engine = std::move(*made);
   for (const engine::TierOptions& tier : options_.tiers)
@@ -269,8 +265,8 @@ void Node::drain() {
 
 std::map<SessionId, const engine::SessionRecord*> Node::surviving_records() const {
   std::map<SessionId, const engine::SessionRecord*> records;
-  for (std::size_t i = 0; i < shape().sessions_max; ++i)
-    if (catalog->session(i).lives()) records[SessionId{catalog->session(i).id}] = &catalog->session(i);
+  for (std::size_t i = 0; i < catalog.shape().sessions_max; ++i)
+    if (catalog.session(i).lives()) records[SessionId{catalog.session(i).id}] = &catalog.session(i);
   return records;
 }
 
@@ -285,7 +281,7 @@ std::vector<engine::Survivor> Node::survivors() const {
 }
 
 std::vector<RequestId> Node::restart(const std::function<bool()>& coin, bool lingers) {
-  catalog->between_stores = nullptr;
+  catalog.between_stores = nullptr;
   engine.reset();
   options_.former_at_work |= lingers;
   for (const mover::Transfer& transfer : std::exchange(transfers, {})) {
@@ -293,7 +289,7 @@ std::vector<RequestId> Node::restart(const std::function<bool()>& coin, bool lin
     break_off(transfer, coin);
   }
   orders.clear();
-  auto opened = engine::CatalogMemory::open({catalog_memory_.data(), catalog_memory_.size()}, shape());
+  auto opened = engine::CatalogMemory::open(catalog_bytes(), catalog.shape());
   if (!opened) throw Violation("the successor opens the catalog: " + opened.error().message);
   catalog = *opened;
   const auto records = surviving_records();
@@ -305,7 +301,7 @@ std::vector<RequestId> Node::restart(const std::function<bool()>& coin, bool lin
     require(space.size() * kPageBytes >= mapped, "segments that the catalog names are there");
     space.resize(mapped / kPageBytes);
   }
-  auto restored = Engine::restore(options_, *catalog, survivors());
+  auto restored = Engine::restore(options_, catalog, survivors());
   if (!restored) throw Violation("the successor restores the catalog: " + restored.error().message);
   engine = std::move(*restored);
   const auto sessions = engine->status().sessions;

@@ -46,8 +46,8 @@ class Node {
     explicit Client(std::size_t count) : slots(count), table(slots) {}
   };
 
-  // With a catalog, the engine can end at any point and have a successor: restart().
-  explicit Node(engine::Options options, bool with_catalog = false);
+  // With a catalog, so that the engine can end at any point and have a successor: restart().
+  explicit Node(engine::Options options, const engine::CatalogShape& holds = shape());
 
   // Sends a request; its reply comes into `replies` in time.
   RequestId send(SessionId session, engine::Body body, Time deadline = kNever);
@@ -115,10 +115,11 @@ class Node {
   void end_former(const std::function<bool()>& coin);
   // What a successor finds: the sessions with their tables, and the catalog's memory.
   std::vector<engine::Survivor> survivors() const;
-  std::span<std::byte> catalog_bytes() { return {catalog_memory_.data(), catalog_memory_.size()}; }
+  std::span<std::byte> catalog_bytes() { return {catalog_range.data(), catalog_range.size()}; }
   static engine::CatalogShape shape() { return {.sessions_max = 16, .tensors_per_session_max = 256}; }
 
-  std::optional<engine::CatalogMemory> catalog;
+  AddressRange catalog_range;
+  engine::CatalogMemory catalog;
   std::unique_ptr<engine::Engine> engine;
   Time now{1'000};
   std::vector<std::unique_ptr<Client>> clients;
@@ -156,7 +157,6 @@ class Node {
   std::map<SessionId, const engine::SessionRecord*> surviving_records() const;
 
   engine::Options options_;
-  AddressRange catalog_memory_;
   std::map<RequestId, SessionId> asker_;
   std::map<SessionId, std::uint32_t> completions_;
   std::uint64_t next_request_ = 1;

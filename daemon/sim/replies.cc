@@ -37,10 +37,9 @@ void World::take_replies() {
 
 // 0: the session has ended meanwhile.
 std::uint64_t World::number_of(const Node::Client& client, Handle handle) {
-  if (!node_.catalog) return ++numbers_;
-  for (std::size_t record = 0; record < node_.catalog->shape().sessions_max; ++record)
-    if (node_.catalog->session(record).id == static_cast<std::uint32_t>(client.space))
-      return node_.catalog->tensor(record, terrace::index(handle.slot)).state.number;
+  for (std::size_t record = 0; record < node_.catalog.shape().sessions_max; ++record)
+    if (node_.catalog.session(record).id == static_cast<std::uint32_t>(client.space))
+      return node_.catalog.tensor(record, terrace::index(handle.slot)).state.number;
   return 0;
 }
 

@@ -43,7 +43,7 @@ engine::Options tiers_by_seed(std::uint64_t seed) {
 
 World::World(WorldOptions options)
     : options_(std::move(options)),
-      node_(options_.engine, options_.restarts),
+      node_(options_.engine),
       trainers_(kTrainers),
       has_block_(options_.engine.tiers.back().kind == tier::Kind::kBlock),
       faults_(options_.faults) {
@@ -64,7 +64,7 @@ void World::event(std::uint64_t number) {
   arm();
   try {
     act();
-    if (node_.catalog) node_.catalog->between_stores = nullptr;
+    node_.catalog.between_stores = nullptr;
     for (const std::size_t index : std::exchange(doorbells_, {}))
       if (trainers_[index].open()) node_.ring(*trainers_[index].client);
     take_replies();

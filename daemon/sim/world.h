@@ -164,7 +164,6 @@ class World {
   std::vector<std::size_t> doorbells_;  // rung while the engine was at work
   std::uint64_t named_ = 0;
   std::uint64_t values_ = 0;
-  std::uint64_t numbers_ = 0;
   std::uint64_t digest_ = 0;
   Counts counts_;
 };

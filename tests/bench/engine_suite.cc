@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine alone: requests of every kind against tiers that move nothing, on one thread.
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <random>
 
@@ -33,12 +32,13 @@ struct Trainer {
 // The engine with what a daemon has around it: a catalog, and tiers that do at once whatever they are told.
 class Node {
  public:
-  Node() : catalog_memory_(mapped()), catalog_(engine::CatalogMemory::format(bytes(), kShape)) {
+  Node()
+      : catalog_memory_(*engine::CatalogMemory::map(kShape)), catalog_(engine::CatalogMemory::format(bytes(), kShape)) {
     engine::Options options;
     options.sessions_max = kShape.sessions_max;
     options.tiers = {tier("device:0", tier::Kind::kDevice, 32 * kMiB), tier("memory", tier::Kind::kMemory, 128 * kMiB),
                      tier("block", tier::Kind::kBlock, 1 * kGiB)};
-    engine_ = std::move(*engine::Engine::create(std::move(options), &catalog_));
+    engine_ = std::move(*engine::Engine::create(std::move(options), catalog_));
     for (std::uint32_t i = 0; i < kSessions; ++i) open();
   }
 
@@ -74,10 +74,6 @@ class Node {
  private:
   static constexpr engine::CatalogShape kShape{.sessions_max = 16, .tensors_per_session_max = 4096};
 
-  static AddressRange mapped() {
-    const std::uint64_t bytes = align_up(engine::CatalogMemory::bytes_needed(kShape), kPageBytes);
-    return *AddressRange::map(sealed_memfd("terrace-bench-catalog", bytes)->get(), bytes, PROT_READ | PROT_WRITE);
-  }
   std::span<std::byte> bytes() { return {catalog_memory_.data(), catalog_memory_.size()}; }
 
   static engine::TierOptions tier(std::string name, tier::Kind kind, std::uint64_t capacity) {

@@ -189,12 +189,12 @@ Result<void> run_tensors(Bench& bench) {
   if (!few) return std::unexpected(few.error());
   auto many = start(bench, count);
   if (!many) return std::unexpected(many.error());
-  // The first tenth also touches what there is once a session.
-  if (const auto added = many->add(count / 10 - kFew); !added) return added;
+  // The first tenth also touches what there is once a session, and of the arena as much as those that follow.
+  if (const auto added = many->add(count / 10); !added) return added;
   auto before = resident_by_name(many->daemon->pid());
   const std::uint64_t names_before = many->name_bytes;
-  const auto more = static_cast<double>(count - count / 10);
-  for (std::size_t done = count / 10; done < count; done = many->tensors.size()) {
+  const auto more = static_cast<double>(count - many->tensors.size());
+  for (std::size_t done = many->tensors.size(); done < count; done = many->tensors.size()) {
     if (const auto added = many->add(std::min(count - done, count / 10)); !added) return added;
     bench.say(fmt::format("scale: {} tensors", many->tensors.size()));
   }

@@ -142,8 +142,7 @@ class Catalog {
       case 7:
         return layout.facts + tensor * sizeof(engine::TensorFacts) + input.below(sizeof(engine::TensorFacts));
       default:
-        return layout.facts_rests + tensor * sizeof(engine::TensorFactsRest) +
-               input.below(sizeof(engine::TensorFactsRest));
+        return layout.texts + input.below(kPageBytes);
     }
   }
   void write(std::uint64_t offset, std::span<const std::byte> bytes) {

@@ -21,7 +21,7 @@ constexpr std::size_t kTensorsMax = 12;
 // Random trainers on a node, until its daemon ends in the middle of something.
 class EndingNode {
  public:
-  explicit EndingNode(std::uint64_t seed) : random_(seed), options_(sim::tiers_by_seed(seed)), node_(options_, true) {
+  explicit EndingNode(std::uint64_t seed) : random_(seed), options_(sim::tiers_by_seed(seed)), node_(options_) {
     options_.sessions_max = sim::Node::shape().sessions_max;
     std::uint32_t devices = 0;
     for (const engine::TierOptions& tier : options_.tiers) {
@@ -41,14 +41,14 @@ class EndingNode {
     TERRACE_CHECK(!trainers_.empty());
     for (std::uint64_t steps = 100 + random_.below(300); steps > 0; --steps) act();
     struct Death {};
-    node_.catalog->between_stores = [left = random_.below(60)]() mutable {
+    node_.catalog.between_stores = [left = random_.below(60)]() mutable {
       if (left-- == 0) throw Death{};
     };
     try {
       for (int step = 0; step < 100; ++step) act();
     } catch (const Death&) {
     }
-    node_.catalog->between_stores = nullptr;
+    node_.catalog.between_stores = nullptr;
     return take_image();
   }
 

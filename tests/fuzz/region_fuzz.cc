@@ -260,7 +260,11 @@ class Hostile {
 
 void run(Input input) {
   const engine::Options options = three_tiers();
-  auto engine = engine::Engine::create(options);
+  constexpr engine::CatalogShape kShape{.sessions_max = 256, .tensors_per_session_max = kSlots};
+  const auto memory = engine::CatalogMemory::map(kShape);
+  TERRACE_CHECK(memory.has_value());
+  auto catalog = engine::CatalogMemory::format({memory->data(), memory->size()}, kShape);
+  auto engine = engine::Engine::create(options, catalog);
   TERRACE_CHECK(engine.has_value());
   EngineDriver driver(**engine, options);
   Honest honest(driver);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "engine/damage.h"
+#include "engine/facts.h"
 #include "unit/engine/harness.h"
 
 namespace terrace::engine {
@@ -31,17 +32,17 @@ class Damage : public ::testing::Test {
     }
   }
 
-  NodeRecord& node() { return const_cast<NodeRecord&>(harness_.catalog->node()); }
-  SessionRecord& session(std::size_t i) { return const_cast<SessionRecord&>(harness_.catalog->session(i)); }
+  NodeRecord& node() { return const_cast<NodeRecord&>(harness_.catalog.node()); }
+  SessionRecord& session(std::size_t i) { return const_cast<SessionRecord&>(harness_.catalog.session(i)); }
   TensorState& state(std::size_t i, std::size_t slot) {
-    return const_cast<TensorState&>(harness_.catalog->tensor(i, slot).state);
+    return const_cast<TensorState&>(harness_.catalog.tensor(i, slot).state);
   }
   TensorState& state() { return state(0, 1); }
-  TensorFacts& facts() { return const_cast<TensorFacts&>(harness_.catalog->tensor(0, 1).facts); }
+  TensorFacts& facts() { return const_cast<TensorFacts&>(harness_.catalog.tensor(0, 1).facts); }
   // Which count from now on.
   TensorRarities& rarities(std::size_t slot) {
     state(0, slot).flags |= kRare;
-    auto& rare = const_cast<TensorRarities&>(harness_.catalog->tensor(0, slot).rarities);
+    auto& rare = const_cast<TensorRarities&>(harness_.catalog.tensor(0, slot).rarities);
     return rare = TensorRarities{};
   }
   template <typename T>
@@ -60,7 +61,7 @@ class Damage : public ::testing::Test {
     for (std::size_t i = 0; i < 2; ++i) {
       const auto record = std::as_bytes(std::span(&session(i), 1));
       seen.insert(seen.end(), record.begin(), record.end());
-      const TensorRecord first = harness_.catalog->tensor(i, 0);
+      const TensorRecord first = harness_.catalog.tensor(i, 0);
       for (const auto column : {std::as_bytes(std::span(&first.state, 3)), std::as_bytes(std::span(&first.facts, 3))})
         seen.insert(seen.end(), column.begin(), column.end());
     }
@@ -90,7 +91,7 @@ class Damage : public ::testing::Test {
     value = sound;
   }
 
-  Harness harness_{three_tiers(), true};
+  Harness harness_{three_tiers()};
 };
 
 TEST_F(Damage, NoneIsTaken) {
@@ -146,7 +147,7 @@ TEST_F(Damage, OfASessionWithMoreSlotsThanTheCatalogHas) {
   session(0).slots_used = Harness::shape().tensors_per_session_max + 1;
   Options options = three_tiers();
   options.sessions_max = Harness::shape().sessions_max;
-  const auto taken = Engine::restore(options, *harness_.catalog, survivors);
+  const auto taken = Engine::restore(options, harness_.catalog, survivors);
   ASSERT_FALSE(taken.has_value());
   EXPECT_EQ(taken.error().code, ErrorCode::kFailedPrecondition);
   EXPECT_THAT(taken.error().message, HasSubstr("uses 257 slots"));
@@ -163,7 +164,12 @@ TEST_F(Damage, OfFacts) {
   refuses(facts().name_bytes, 0, "its name has 0 bytes");
   refuses(facts().name_bytes, kNameBytesMax + 1, "its name has 176 bytes");
   refuses(facts().name_bytes, UINT16_MAX, "its name has 65535 bytes");
-  refuses(facts().name[0], 'a', "another has its name");
+  auto& name = const_cast<char&>(name_of(harness_.catalog.tensor(0, 1)).front());
+  refuses(name, 'a', "another has its name");
+  refuses(facts().text, facts().text + 1, "outside");
+  refuses(facts().text, harness_.catalog.texts_bytes(), "outside");
+  refuses(facts().text, UINT64_MAX - 7, "outside");
+  refuses(facts().text, harness_.catalog.tensor(0, 0).facts.text, "its name overlaps another's");
 }
 
 TEST_F(Damage, OfPlaces) {
@@ -209,8 +215,8 @@ TEST_F(Damage, OfStates) {
   refuses(state().incarnation, UINT32_MAX, "incarnation");
   TensorState other = state();
   other.incarnation = UINT32_MAX;
-  const TensorRecord sound = harness_.catalog->tensor(0, 1);
-  EXPECT_THAT(damage_of({other, sound.facts, sound.rarities, sound.facts_rest}, {Level::kBlock, 64 * kMiB}),
+  const TensorRecord sound = harness_.catalog.tensor(0, 1);
+  EXPECT_THAT(damage_of({other, sound.facts, sound.rarities, sound.text}, {Level::kBlock, 64 * kMiB}),
               HasSubstr("its incarnation is 4294967295"));
   refuses(state(0, 2).number, state().number, "one number");
   rarities(1).piece_count = 9;
@@ -243,7 +249,7 @@ TEST_F(Damage, OfSlides) {
   rare.sliding = level;
   last.offset[level] += kPageBytes;
   rare.slide_offset = last.offset[level] - kPageBytes;
-  EXPECT_TRUE(damage_of(harness_.catalog->tensor(0, 2), {Level::kBlock, 64 * kMiB}).empty());
+  EXPECT_TRUE(damage_of(harness_.catalog.tensor(0, 2), {Level::kBlock, 64 * kMiB}).empty());
   refuses(rare.slide_offset, last.offset[level], "goes");
   refuses(rare.slide_offset, 0, "slid into another's");
   refuses(rare.slid_bytes, 3 * kPageBytes, "goes");
@@ -335,8 +341,8 @@ TEST_F(Damage, NoneIsAChangeOfTheHeaderThatIsUndone) {
     journal_used() = sizeof entry + bytes;
     return take_over();
   };
-  const auto tiers = harness_.catalog->tiers();
-  const auto retired = harness_.catalog->retired();
+  const auto tiers = harness_.catalog.tiers();
+  const auto retired = harness_.catalog.retired();
   EXPECT_TRUE(change(tiers.data(), tiers.size_bytes(), 0).has_value());
   EXPECT_TRUE(change(&retired[5], sizeof retired[5], 0).has_value());
   EXPECT_FALSE(change(&retired[5], sizeof retired[5], 8).has_value()) << "none begins there";
@@ -350,12 +356,12 @@ TEST_F(Damage, OfAHomeInATierThatThereIsNot) {
   Options options = three_tiers();
   options.tiers.pop_back();
   options.sessions_max = Harness::shape().sessions_max;
-  Harness harness(options, true);
+  Harness harness(options);
   const auto& client = *harness.open();
   harness.create(client, "a", kPageBytes);
-  auto& state = const_cast<TensorState&>(harness.catalog->tensor(0, 0).state);
+  auto& state = const_cast<TensorState&>(harness.catalog.tensor(0, 0).state);
   state.extents |= bit(Level::kBlock);
-  const auto taken = Engine::restore(options, *harness.catalog, harness.survivors());
+  const auto taken = Engine::restore(options, harness.catalog, harness.survivors());
   ASSERT_FALSE(taken.has_value());
   EXPECT_EQ(taken.error().code, ErrorCode::kFailedPrecondition);
   EXPECT_THAT(taken.error().message, HasSubstr("on a block tier, and there is none"));
@@ -366,13 +372,13 @@ TEST_F(Damage, NoneAreStrides) {
   spec.shape = {2, 3};
   spec.strides = {3, 1};
   ASSERT_TRUE(harness_.ask(harness_.clients[0]->id, CreateTensors{{spec}}));
-  auto& strided = const_cast<TensorFacts&>(harness_.catalog->tensor(0, 3).facts);
+  auto& strided = const_cast<TensorFacts&>(harness_.catalog.tensor(0, 3).facts);
   ASSERT_EQ(strided.dimension_count, 4);
   EXPECT_TRUE(take_over().has_value());
   refuses(strided.dimension_count, 3, "3 numbers do not make a shape of 2 dimensions");
 }
 
-// The longest that there are lie in two parts.
+// The longest that there are.
 TEST_F(Damage, NoneAreLongNamesAndManyDimensions) {
   TensorSpec spec = spec_of(std::string(kNameBytesMax - 1, 'n') + "!", kPageBytes);
   spec.shape = {1, 1, 1, 1, 1, 1, 2, 3};

@@ -241,7 +241,7 @@ TEST(Failures, WithNoSpareLeftTheHomeStands) {
 }
 
 TEST(Failures, WithoutRoomForANoteNothingIsGranted) {
-  Harness harness(three_tiers(), true);
+  Harness harness(three_tiers());
   OpenSession open;
   open.maps_segments = true;
   const auto& client = *harness.open(open);
@@ -249,8 +249,8 @@ TEST(Failures, WithoutRoomForANoteNothingIsGranted) {
   harness.write(client, a, 21);
   const std::vector<GrantedSlot> many(65536);
   const GrantRecord grant{.kind = GrantRecord::Kind::kLeases, .count = static_cast<std::uint32_t>(many.size())};
-  while (harness.catalog->has_room_for_note(many.size())) harness.catalog->note(grant, many);
-  while (harness.catalog->has_room_for_note(0)) harness.catalog->note({.kind = GrantRecord::Kind::kStep}, {});
+  while (harness.catalog.has_room_for_note(many.size())) harness.catalog.note(grant, many);
+  while (harness.catalog.has_room_for_note(0)) harness.catalog.note({.kind = GrantRecord::Kind::kStep}, {});
   const auto refused = [&](Body body) {
     const auto result = harness.ask(client.id, std::move(body));
     ASSERT_FALSE(result);
@@ -261,13 +261,13 @@ TEST(Failures, WithoutRoomForANoteNothingIsGranted) {
   refused(CreateTensors{{spec_of("b", kMiB)}});
   refused(MarkStep{});
   EXPECT_EQ(harness.status().steps, 0u);
-  harness.catalog->forget_notes();
+  harness.catalog.forget_notes();
   EXPECT_EQ(harness.read(client, a), 21u) << "no lease was taken, and the content is not given up";
   harness.create(client, "b", kMiB);
 }
 
 TEST(Failures, ASuccessorSaysWhatItsPredecessorWasKilledIn) {
-  Harness harness(three_tiers(), true);
+  Harness harness(three_tiers());
   const auto& client = *harness.open();
   const Handle a = harness.create(client, "a", kMiB);
   const Handle b = harness.create(client, "b", kMiB);

@@ -83,7 +83,7 @@ class Former : public ::testing::Test {
     for (std::size_t i = 0; i < fresh.size(); ++i) EXPECT_EQ(harness_.read(*client_, fresh[i], kHost), 100 * (i + 1));
   }
 
-  Harness harness_{memory_and_block(), true};
+  Harness harness_{memory_and_block()};
   Harness::Client* client_ = nullptr;
 };
 

@@ -14,7 +14,9 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string refusal(Options options) {
-  const auto engine = Engine::create(std::move(options));
+  Harness harness(three_tiers());
+  options.sessions_max = Harness::shape().sessions_max;
+  const auto engine = Engine::create(std::move(options), harness.catalog);
   if (engine) return "none";
   EXPECT_EQ(engine.error().code, ErrorCode::kInvalidArgument);
   return engine.error().message;
@@ -77,10 +79,10 @@ TEST(Options, OfTheEngineAreNamed) {
 }
 
 TEST(Options, NeedACatalogWithRoomForTheirSessions) {
-  Harness harness(three_tiers(), true);
+  Harness harness(three_tiers());
   Options options = three_tiers();
   options.sessions_max = Harness::shape().sessions_max + 1;
-  const auto engine = Engine::create(options, &*harness.catalog);
+  const auto engine = Engine::create(options, harness.catalog);
   ASSERT_FALSE(engine.has_value());
   EXPECT_EQ(engine.error().code, ErrorCode::kInvalidArgument);
   EXPECT_THAT(engine.error().message, HasSubstr("17 sessions, and the catalog holds 16"));

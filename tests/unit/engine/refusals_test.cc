@@ -174,10 +174,13 @@ TEST_F(Refusals, OfAQuotaAreOfItsTenantAlone) {
   EXPECT_THAT(refused.error().message, HasSubstr("1048576 of 1048576 bytes are used"));
 }
 
-TEST_F(Refusals, OfASessionWithoutATable) {
+TEST_F(Refusals, OfASessionWithoutATableOrWithOneThatIsTooLarge) {
   EXPECT_EQ(harness_.open({}, 0), nullptr);
   EXPECT_EQ(harness_.refusal.code, ErrorCode::kInvalidArgument);
   EXPECT_THAT(harness_.refusal.message, HasSubstr("a lease table of at least one slot"));
+  EXPECT_EQ(harness_.open({}, 257), nullptr);
+  EXPECT_EQ(harness_.refusal.code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(harness_.refusal.message, HasSubstr("a lease table of 257 slots, and the catalog holds 256"));
   EXPECT_EQ(harness_.status().sessions.size(), 1u);
 }
 
@@ -276,7 +279,8 @@ TEST_F(Refusals, OfPrefetchesBeyondTheQueueAreCounted) {
 // every other entry is free, while the free pages of the tier lie together.
 TEST_F(Refusals, OfAHomeWhoseChecksumsFindNoRoomSideBySide) {
   constexpr int kPages = 520;
-  Harness harness(three_tiers(4 * kMiB, 8 * kMiB, kPages * kPageBytes));
+  Harness harness(three_tiers(4 * kMiB, 8 * kMiB, kPages * kPageBytes),
+                  {.sessions_max = 1, .tensors_per_session_max = 1024});
   const auto& client = *harness.open({}, 1024);
   const auto remove = [&](Handle tensor) { ASSERT_TRUE(harness.ask(client.id, DeleteTensors{{tensor}})); };
   const Handle front = harness.create(client, "front", kPages / 2 * kPageBytes / 2);

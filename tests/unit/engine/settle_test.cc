@@ -31,7 +31,7 @@ class Settle : public ::testing::Test {
   }
   std::uint32_t answers() { return harness_.survivors()[0].completions; }
 
-  Harness harness_{three_tiers(), true};
+  Harness harness_{three_tiers()};
   Harness::Client* client_ = nullptr;
   std::uint64_t unanswered_ = 0;
 };

@@ -15,7 +15,7 @@ constexpr KillNow kill_now;
 
 class Shares : public ::testing::Test {
  protected:
-  Shares() : harness_(three_tiers(), true) {}
+  Shares() : harness_(three_tiers()) {}
   Harness::Client* open(const std::string& name, bool create, bool write = true, Tenant tenant = {}) {
     OpenSession open;
     open.tenant = tenant;
@@ -243,7 +243,7 @@ TEST_F(Shares, LetReadersPastAWriterThatWaitsForBothOfThem) {
 
 TEST_F(Shares, KeepWhatOneReleasedIfAnothersOverwriteNeverTookEffect) {
   for (std::uint64_t kill = 0; kill < 20; ++kill) {
-    Harness harness(three_tiers(), true);
+    Harness harness(three_tiers());
     OpenSession open;
     open.share = ShareAccess{"weights", true, true};
     open.maps_segments = true;
@@ -252,7 +252,7 @@ TEST_F(Shares, KeepWhatOneReleasedIfAnothersOverwriteNeverTookEffect) {
     Harness::Client& two = *harness.open(open);
     const Handle tensor = harness.create(one, "layer", kMiB);
     harness.write(one, tensor, 1000, kHost);
-    harness.catalog->between_stores = [left = kill]() mutable {
+    harness.catalog.between_stores = [left = kill]() mutable {
       if (left-- == 0) throw kill_now;
     };
     bool killed = false;

@@ -57,7 +57,7 @@ TEST(Status, ListsPageByPage) {
 }
 
 TEST(Status, OfALongLabelIsCutInTheCatalogAlone) {
-  Harness harness(three_tiers(), true);
+  Harness harness(three_tiers());
   OpenSession open;
   open.label.assign(100, 'x');
   ASSERT_NE(harness.open(open), nullptr);

@@ -37,7 +37,7 @@ class Succession : public ::testing::Test {
     return *reinterpret_cast<T*>(harness_.catalog_bytes().data() + offset);
   }
 
-  Harness harness_{three_tiers(), true};
+  Harness harness_{three_tiers()};
   Harness::Client* client_ = harness_.open();
 };
 
@@ -99,7 +99,7 @@ TEST_F(Succession, OfOptionsThatMakeNoEngineIsNot) {
   ++options.sessions_max;
   const auto refused = [&] {
     const auto could = Engine::check_succession(options, Harness::shape(), catalog());
-    const auto taken = Engine::restore(options, *harness_.catalog, harness_.survivors());
+    const auto taken = Engine::restore(options, harness_.catalog, harness_.survivors());
     EXPECT_FALSE(could.has_value() || taken.has_value());
     if (could || taken) return std::string();
     EXPECT_EQ(could.error().code, ErrorCode::kInvalidArgument);
@@ -114,7 +114,7 @@ TEST_F(Succession, OfOptionsThatMakeNoEngineIsNot) {
 
 // What the question passes over, since it may be changing just then, the successor itself finds out.
 TEST_F(Succession, IsAskedForAgainByTheSuccessorItself) {
-  const auto taken = Engine::restore(options_of(6 * kMiB), *harness_.catalog, harness_.survivors());
+  const auto taken = Engine::restore(options_of(6 * kMiB), harness_.catalog, harness_.survivors());
   ASSERT_FALSE(taken.has_value());
   EXPECT_EQ(taken.error().code, ErrorCode::kFailedPrecondition);
   EXPECT_THAT(taken.error().message, HasSubstr("tier 0 had 4194304 bytes"));
