@@ -39,7 +39,7 @@ void EngineImpl::admit(const Request& request, Admission admission, bool with_bl
   if (!session) return answer(request.id, std::unexpected(session.error()));
   const auto tier = tier_of_place(admission.place, with_block);
   if (!tier) return answer(request.id, std::unexpected(tier.error()));
-  if (const auto found = find_all(**session, admission.tensors); !found) {
+  if (const auto found = find_all(**session, admission.tensors, admission.slots); !found) {
     ++tiers_[*tier].leases.errors;
     return answer(request.id, std::unexpected(found.error()));
   }
@@ -179,10 +179,11 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
 void EngineImpl::try_start(Session& session, Admission& admission) {
   admission.missing_bytes = 0;
   if (admission.is(Admission::Kind::kCreate)) return try_create(session, admission);
-  const auto slots = find_all(session, admission.tensors);
-  if (!slots) return fail_admission(session, admission, slots.error());
-  if (tiers_[admission.tier].mapped() && all_there(session, admission, *slots)) return grant(session, admission);
-  const auto ready = ready_to_start(session, admission, *slots);
+  const std::vector<Slot>& slots = admission.slots;
+  if (const auto found = find_all(session, admission.tensors, admission.slots); !found)
+    return fail_admission(session, admission, found.error());
+  if (tiers_[admission.tier].mapped() && all_there(session, admission, slots)) return grant(session, admission);
+  const auto ready = ready_to_start(session, admission, slots);
   if (!ready) return fail_admission(session, admission, ready.error());
   if (!*ready && session.is_share()) drop_wants(session, admission);
   if (!*ready || admission.behind) {
@@ -192,11 +193,11 @@ void EngineImpl::try_start(Session& session, Admission& admission) {
   }
   Error refusal;
   set_mark_ = next_mark_++;
-  for (const Slot slot : *slots) session.at(slot).mark = set_mark_;
-  const Room room = reserve(session, admission, *slots, refusal);
+  for (const Slot slot : slots) session.at(slot).mark = set_mark_;
+  const Room room = reserve(session, admission, slots, refusal);
   set_mark_ = UINT64_MAX;
   if (room == Room::kRefused) return fail_admission(session, admission, refusal);
-  if (room == Room::kReady) return assemble(session, admission, *slots);
+  if (room == Room::kReady) return assemble(session, admission, slots);
   admission.waited = true;
   admission.block = room == Room::kLeases   ? Admission::Block::kLeases
                     : room == Room::kOthers ? Admission::Block::kOthers

@@ -39,6 +39,7 @@ struct Admission {
   Time started{};
   Time deadline = kNever;
   std::vector<Handle> tensors;
+  std::vector<Slot> slots;          // theirs, when it was last looked at
   std::vector<TensorSpec> specs;    // kCreate
   std::vector<Handle> wanted;       // leased copies whose end it waits for, to have their room
   std::vector<Handle> awaited;      // of its set, leased by other members of the share

@@ -236,11 +236,17 @@ Result<Slot> EngineImpl::find(const Session& session, Handle handle) const {
 }
 
 Result<std::vector<Slot>> EngineImpl::find_all(Session& session, const std::vector<Handle>& handles) {
+  std::vector<Slot> slots;
+  if (const auto found = find_all(session, handles, slots); !found) return std::unexpected(found.error());
+  return slots;
+}
+
+Result<void> EngineImpl::find_all(Session& session, const std::vector<Handle>& handles, std::vector<Slot>& slots) {
+  slots.clear();
   if (handles.size() > shm::kSetMax)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} tensors in a set: at most {}", handles.size(), shm::kSetMax));
   const std::uint64_t mark = next_mark_++;
-  std::vector<Slot> slots;
   slots.reserve(handles.size());
   for (const Handle& handle : handles) {
     const auto slot = find(session, handle);
@@ -252,7 +258,7 @@ Result<std::vector<Slot>> EngineImpl::find_all(Session& session, const std::vect
     tensor.mark = mark;
     slots.push_back(*slot);
   }
-  return slots;
+  return {};
 }
 
 }  // namespace terrace::engine

@@ -89,7 +89,15 @@ void EngineImpl::tick(Time now) {
 
 Time EngineImpl::next_deadline() const { return deadlines_.empty() ? kNever : deadlines_.begin()->first; }
 
-Output EngineImpl::take_output() { return std::exchange(output_, Output{}); }
+void EngineImpl::take_output(Output& output) {
+  output.clear();
+  output.replies.swap(output_.replies);
+  output.transfers.swap(output_.transfers);
+  output.segment_orders.swap(output_.segment_orders);
+  output.gone.swap(output_.gone);
+  output.pressure.swap(output_.pressure);
+  output.observations.swap(output_.observations);
+}
 
 void EngineImpl::stir(Session& session) {
   if (session.stirred) return;
@@ -148,6 +156,7 @@ void EngineImpl::pump(Session& session) {
 
 // In order of arrival; demands before prefetches.
 void EngineImpl::try_admissions(Session& session, bool prefetches) {
+  if (session.admissions.empty()) return;
   std::bitset<kTiersMax> closed;       // somebody earlier is making room there
   std::bitset<kTiersMax> planned_for;  // a plan is, which a request need not wait for
   for (auto at = session.admissions.begin(); at != session.admissions.end();) {
@@ -200,9 +209,7 @@ void EngineImpl::expire_one(RequestId request, const Waiting& waiting) {
 void EngineImpl::watch_pressure() {
   for (std::size_t i = 0; i < tiers_.size(); ++i) {
     Tier& tier = tiers_[i];
-    const auto mark =
-        static_cast<std::uint64_t>(static_cast<double>(tier.options.capacity_bytes) * tier.options.high_mark);
-    const bool above = tier.used_bytes > mark;
+    const bool above = tier.used_bytes > tier.high_mark_bytes;
     if (above == tier.above) continue;
     tier.above = above;
     output_.pressure.push_back({static_cast<TierId>(i), above, tier.used_bytes, tier.options.capacity_bytes});

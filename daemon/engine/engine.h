@@ -71,6 +71,15 @@ struct Output {
   std::vector<SessionId> gone;
   std::vector<Pressure> pressure;
   std::vector<foresight::Observation> observations;  // of ordinary sessions, where Options::observe asks for them
+
+  void clear() {
+    replies.clear();
+    transfers.clear();
+    segment_orders.clear();
+    gone.clear();
+    pressure.clear();
+    observations.clear();
+  }
 };
 
 // One entry of an access log, unverified.
@@ -138,7 +147,13 @@ class Engine {
 
   // When tick is next needed; kNever if nothing waits.
   virtual Time next_deadline() const = 0;
-  virtual Output take_output() = 0;
+  // Into one that was taken before, whose memory is used again.
+  virtual void take_output(Output& output) = 0;
+  Output take_output() {
+    Output output;
+    take_output(output);
+    return output;
+  }
   virtual Status status() const = 0;
   // Aborts unless the laws hold (O(everything)): for tests and simulation. Nothing is asked of the lease words of
   // sessions that scribbled over them.

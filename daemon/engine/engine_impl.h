@@ -47,7 +47,7 @@ class EngineImpl final : public Engine {
   void former_ended(Time now) override;
   void tick(Time now) override;
   Time next_deadline() const override;
-  Output take_output() override;
+  void take_output(Output& output) override;
   Status status() const override;
   void check_invariants(std::span<const SessionId> scribbled) const override;
 
@@ -58,6 +58,7 @@ class EngineImpl final : public Engine {
     std::uint32_t place = 0;
     std::uint8_t unit = 0;  // of devices
     std::uint64_t used_bytes = 0;
+    std::uint64_t high_mark_bytes = 0;
     bool above = false;  // its high mark
     std::uint64_t checksum_failures = 0;
     std::uint64_t io_errors = 0;
@@ -176,6 +177,8 @@ class EngineImpl final : public Engine {
   void drop_content(Session& session, Slot slot);
   Result<Slot> find(const Session& session, Handle handle) const;
   Result<std::vector<Slot>> find_all(Session& session, const std::vector<Handle>& handles);
+  // The same into `slots`, whose memory is used again.
+  Result<void> find_all(Session& session, const std::vector<Handle>& handles, std::vector<Slot>& slots);
   TensorInfo describe(const Session& session, Slot slot) const;
 
   // delete.cc
@@ -466,6 +469,7 @@ class EngineImpl final : public Engine {
   std::map<SessionId, SessionId> part_of_;  // members of shares, and the share
   std::vector<SessionId> stirred_;
   std::vector<PendingOpen> opens_;
+  bool fenced_ = false;  // some session may have a fence
   bool opens_stirred_ = false;
   std::unordered_map<RequestId, Waiting> waiting_;
   std::set<std::pair<Time, RequestId>> deadlines_;

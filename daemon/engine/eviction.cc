@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies are given up: clean ones for nothing, dirty ones after a write-back, downward tier by tier.
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "engine/engine_impl.h"
 #include "engine/planted.h"
@@ -153,7 +155,7 @@ void EngineImpl::clean(Session& session) {
 void EngineImpl::clean_place(Session& session, std::size_t tier) {
   constexpr std::uint32_t kCleaningsMax = 4;  // at a time, per session
   constexpr std::uint32_t kLooksMax = 64;     // copies looked at in one walk
-  constexpr std::uint32_t kLooksAnEvent = 8;  // on average, where walks find nothing
+  constexpr std::uint32_t kLooksAnEvent = 4;  // on average, where walks find less than could be begun
   Place& place = *session.places[tier];
   if (place.clean_pause > 0) {
     --place.clean_pause;
@@ -163,7 +165,9 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   const auto limit = static_cast<double>(limit_bytes(session, tier));
   const double mark = limit * tiers_[tier].options.high_mark;
   if (session.cleanings >= kCleaningsMax || static_cast<double>(place.used_bytes()) <= mark) return;
-  std::vector<Slot> cold;
+  std::array<Slot, kCleaningsMax> cold{};
+  const std::size_t cold_max = kCleaningsMax - session.cleanings;
+  std::size_t found = 0;
   double window = limit - mark;
   std::uint32_t looks = 0;
   place.policy->offer_victims([&](Slot slot) {
@@ -171,13 +175,13 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
     window -= static_cast<double>(tensor.extent_bytes());
     if (tensor.idle() && tensor.admission == 0 && tensor.published == level && tensor.written && !tensor.home_bad &&
         !tensor.deleted && tensor.pinned == Level::kNone && !droppable(session, slot, level))
-      cold.push_back(slot);
-    return window > 0 && ++looks < kLooksMax;
+      cold[found++] = slot;
+    return window > 0 && ++looks < kLooksMax && found < cold_max;
   });
-  if (cold.empty()) place.clean_pause = looks / kLooksAnEvent;
-  for (const Slot slot : cold) {
+  if (found < cold_max) place.clean_pause = looks / kLooksAnEvent;
+  for (const Slot slot : std::span(cold).first(found)) {
     Tensor& tensor = session.at(slot);
-    if (session.cleanings >= kCleaningsMax || scheduler_.queued(link_between(tensor, level, home_level_)) > 0) return;
+    if (scheduler_.queued(link_between(tensor, level, home_level_)) > 0) return;
     // It is dirty, so that no other copy counts; recorded before the word, which says so until now, forgets it.
     tensor.valid = bit(level);
     touch(session, slot);

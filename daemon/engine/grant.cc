@@ -52,19 +52,20 @@ void EngineImpl::note_leases(Session& session, const Admission& admission, const
 }
 
 void EngineImpl::grant(Session& session, Admission& admission) {
-  const auto slots = find_all(session, admission.tensors);
-  if (!slots) return fail_admission(session, admission, slots.error());
+  const std::vector<Slot>& slots = admission.slots;
+  if (const auto found = find_all(session, admission.tensors, admission.slots); !found)
+    return fail_admission(session, admission, found.error());
   if (admission.is(Admission::Kind::kAcquire)) {
-    if (const auto room = check_note(session, admission.member, slots->size()); !room)
+    if (const auto room = check_note(session, admission.member, slots.size()); !room)
       return fail_admission(session, admission, room.error());
-    note_leases(session, admission, *slots);
+    note_leases(session, admission, slots);
   }
   if (admission.is(Admission::Kind::kAcquire))
-    if (const auto leased = lease_resident(session, admission, *slots); !leased)
+    if (const auto leased = lease_resident(session, admission, slots); !leased)
       return fail_admission(session, admission, leased.error());
   const Level level = tiers_[admission.tier].level;
   Located located;
-  for (const Slot slot : *slots) {
+  for (const Slot slot : slots) {
     settle_granted(session, admission, slot);
     const Tensor& tensor = session.at(slot);
     located.tensors.push_back(placement(tensor, level));

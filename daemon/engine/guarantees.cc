@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/engine_impl.h"
 #include "engine/planted.h"
@@ -147,6 +148,7 @@ void EngineImpl::fence_for(const PendingOpen& open) {
 
 void EngineImpl::fence(Session& session, std::size_t tier, std::uint64_t at) {
   Place& place = *session.places[tier];
+  fenced_ = true;
   place.fence = at;
   const std::uint64_t end = place.space.capacity_bytes();
   if (end <= at) return;
@@ -158,6 +160,7 @@ void EngineImpl::fence(Session& session, std::size_t tier, std::uint64_t at) {
 }
 
 void EngineImpl::unfence_all() {
+  if (!std::exchange(fenced_, false)) return;
   for (auto& [id, session] : sessions_)
     for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
       if (tiers_[tier].mapped() && session->places[tier]->fence != kNoFence) unfence(*session, tier);
@@ -182,6 +185,7 @@ void EngineImpl::unfence(Session& session, std::size_t tier) {
 
 // Empties what lies behind the fences.
 void EngineImpl::reclaim(Session& session) {
+  if (!fenced_) return;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     if (!tiers_[tier].mapped() || session.places[tier]->fence == kNoFence) continue;
     for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {

@@ -173,6 +173,7 @@ void EngineImpl::check_places(const Session& session) const {
     if (!tiers_[tier].mapped()) continue;
     const Place& place = *session.places[tier];
     place.space.check_invariants();
+    TERRACE_CHECK(fenced_ || place.fence == kNoFence);
     const Level level = tiers_[tier].level;
     std::vector<tier::Extent> extents = place.fenced;
     std::uint64_t leaving = 0;

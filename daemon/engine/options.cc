@@ -87,6 +87,8 @@ EngineImpl::EngineImpl(Options options, CatalogMemory& catalog)
                 made.leases.name = "block";
               }
               made.leases.place = made.place;
+              made.high_mark_bytes =
+                  static_cast<std::uint64_t>(static_cast<double>(tier.capacity_bytes) * tier.high_mark);
               tiers_.push_back(std::move(made));
             }
             return links();

@@ -129,8 +129,9 @@ NodeRecord EngineImpl::node_record() const {
 }
 
 void EngineImpl::commit() {
+  Session* session = nullptr;
   for (const auto& [id, slot] : touched_) {
-    Session* session = find_session(id);
+    if (session == nullptr || session->id != id) session = find_session(id);
     if (session == nullptr) continue;
     session->at(slot).touched = false;
     const Tensor& tensor = session->at(slot);
@@ -140,7 +141,7 @@ void EngineImpl::commit() {
   }
   touched_.clear();
   for (const SessionId id : touched_sessions_) {
-    Session* session = find_session(id);
+    session = find_session(id);
     if (session == nullptr) continue;
     session->touched = false;
     catalog_->put(session->record, record_of(*session));

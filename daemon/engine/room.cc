@@ -14,11 +14,16 @@ namespace terrace::engine {
 // All or none; the largest first, which packs best.
 bool EngineImpl::allocate_all(Place& place, const std::vector<std::uint64_t>& sizes,
                               std::vector<std::uint64_t>& offsets) {
+  offsets.assign(sizes.size(), 0);
+  if (sizes.size() == 1) {  // as most are
+    const auto extent = place.space.allocate(sizes.front());
+    if (extent) offsets.front() = extent->offset;
+    return extent.has_value();
+  }
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(),
             [&](std::size_t a, std::size_t b) { return std::pair(sizes[b], a) < std::pair(sizes[a], b); });
-  offsets.assign(sizes.size(), 0);
   for (std::size_t i = 0; i < order.size(); ++i) {
     if (const auto extent = place.space.allocate(sizes[order[i]])) {
       offsets[order[i]] = extent->offset;

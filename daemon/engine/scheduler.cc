@@ -135,6 +135,7 @@ TransferId Scheduler::pick(ClassQueue& queue) {
 }
 
 void Scheduler::dispatch(std::vector<mover::Transfer>& out) {
+  if (waiting_.empty()) return;
   for (auto& [link, queue] : links_) {
     while (!queue.held && queue.waiting > 0 && has_room(queue)) {
       const auto classed =

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -221,7 +222,8 @@ bool Host::pump_once() {
   const auto segments = mover_->take_segments();
   for (const mover::SegmentDone& done : segments) segment_done(done);
 
-  engine::Output output = engine_->take_output();
+  engine::Output output = std::exchange(output_memory_, {});
+  engine_->take_output(output);
   const bool idle = transfers.empty() && segments.empty() && output.replies.empty() && output.transfers.empty() &&
                     output.segment_orders.empty() && output.gone.empty() && output.pressure.empty();
   if (!output.observations.empty()) pass_on(output.observations);
@@ -247,6 +249,7 @@ bool Host::pump_once() {
     for (const engine::Pressure& pressure : output.pressure)
       for (auto& [number, watcher] : watchers_) watcher(pressure);
   }
+  output_memory_ = std::move(output);
   return !idle;
 }
 

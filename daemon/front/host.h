@@ -187,6 +187,7 @@ class Host final : public Gateway {
   AddressRange catalog_range_;
   std::optional<engine::CatalogMemory> catalog_;
   std::unique_ptr<engine::Engine> engine_;
+  engine::Output output_memory_;  // of the output before: its vectors are used again
   Fd barrier_;
   std::unique_ptr<Watch> barrier_watch_;
   std::vector<std::move_only_function<void()>> behind_barrier_;

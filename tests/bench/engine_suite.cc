@@ -48,17 +48,17 @@ class Node {
     Trainer& trainer = *trainers_[random_() % kSessions];
     const std::uint32_t place = random_() % 4 == 0 ? shm::kPlaceDevice0 : shm::kPlaceHost;
     const std::size_t which = kChanging + random_() % (kTensors - kChanging);
-    const std::vector<Handle> one{trainer.tensors[which]};
+    const Handle one = trainer.tensors[which];
     const std::uint64_t kind = random_() % 100;
     if (kind < 60) {
       const auto mode = static_cast<shm::Mode>(1 + random_() % 2);
-      if (ask(trainer.id, engine::Acquire{place, kind < 40 ? shm::Mode::kRead : mode, one})) give_back(trainer, one[0]);
+      if (ask(trainer.id, engine::Acquire{place, kind < 40 ? shm::Mode::kRead : mode, {one}})) give_back(trainer, one);
     } else if (kind < 75) {
-      (void)ask(trainer.id, engine::Prefetch{place, one});
+      (void)ask(trainer.id, engine::Prefetch{place, {one}});
     } else if (kind < 85) {
-      (void)ask(trainer.id, engine::Move{kind < 80 ? shm::kPlaceBlock : place, one});
+      (void)ask(trainer.id, engine::Move{kind < 80 ? shm::kPlaceBlock : place, {one}});
     } else if (kind < 92) {
-      (void)ask(trainer.id, engine::Evict{one});
+      (void)ask(trainer.id, engine::Evict{{one}});
     } else if (kind < 96) {
       (void)ask(trainer.id, engine::MarkStep{});
     } else {
@@ -144,16 +144,16 @@ class Node {
 
   void carry_out() {
     for (bool more = true; more;) {
-      engine::Output output = engine_->take_output();
-      for (engine::Reply& reply : output.replies) {
+      engine_->take_output(output_);
+      for (engine::Reply& reply : output_.replies) {
         engine_->answered(reply.id);
         TERRACE_CHECK(!answer_.has_value());
         answer_ = std::move(reply.result);
       }
-      for (const mover::SegmentOrder& order : output.segment_orders) engine_->segment_done(now_, {order, {}});
-      for (const mover::Transfer& transfer : output.transfers) engine_->transfer_done(now_, {transfer.id, {}, {}});
-      transfers_ += output.transfers.size();
-      more = !output.transfers.empty() || !output.segment_orders.empty();
+      for (const mover::SegmentOrder& order : output_.segment_orders) engine_->segment_done(now_, {order, {}});
+      for (const mover::Transfer& transfer : output_.transfers) engine_->transfer_done(now_, {transfer.id, {}, {}});
+      transfers_ += output_.transfers.size();
+      more = !output_.transfers.empty() || !output_.segment_orders.empty();
     }
   }
 
@@ -163,6 +163,7 @@ class Node {
   std::vector<std::unique_ptr<Trainer>> trainers_;
   std::mt19937_64 random_{kSeed};
   std::optional<Result<engine::ReplyBody>> answer_;
+  engine::Output output_;
   std::uint64_t last_request_ = 0;
   Time now_{1};
   std::uint64_t lives_ = 0;
