@@ -7,7 +7,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "bench/plot.h"
 #include "bench/suite.h"
 #include "bench/table.h"
+#include "picture/picture.h"
 
 namespace terrace::bench {
 namespace {
@@ -55,7 +55,8 @@ std::vector<std::string> lacks(const Arguments& arguments, const std::vector<Sui
       for (const std::string& lack : suite.lacks(arguments.settings))
         missing.push_back(fmt::format("{}: {}", suite.name, lack));
   if (!arguments.picture.empty())
-    if (const std::string lack = cannot_plot(arguments.settings.python); !lack.empty()) missing.push_back(lack);
+    if (const std::string lack = picture::cannot_draw(arguments.settings.python); !lack.empty())
+      missing.push_back(lack);
   std::error_code error;
   const auto room = std::filesystem::space(arguments.settings.disk, error).available;
   if (error)
@@ -129,13 +130,6 @@ int run(Arguments arguments) {
   return drawn ? (all ? 0 : 1) : refuse({drawn.error().message});
 }
 
-// The Python that was built for this tree, where this is run from a build; else the PATH's.
-std::string python_default(const std::filesystem::path& own_folder) {
-  if (const char* const named = std::getenv("TERRACE_PYTHON"); named != nullptr && *named != '\0') return named;
-  const std::filesystem::path built = own_folder.parent_path() / "venv" / "bin" / "python";
-  return std::filesystem::exists(built) ? built.string() : "python3";
-}
-
 // Installed beside the package's data, or in the tree.
 std::filesystem::path examples_default(const std::filesystem::path& own_folder) {
   std::filesystem::path installed = own_folder.parent_path() / "share" / "terrace" / "examples";
@@ -153,7 +147,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   }
   Settings& settings = arguments.settings;
   settings.disk = std::filesystem::current_path();
-  settings.python = python_default(own_folder);
+  settings.python = picture::default_python();
   settings.examples = examples_default(own_folder);
   settings.fio = "fio";
   app.add_option("suites", arguments.suites, text)->required()->check(CLI::IsMember(names));

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/plot.h"
 
-#include <fmt/format.h>
-
-#include <fstream>
-
-#include "bench/leftovers.h"
+#include "picture/picture.h"
 
 namespace terrace::bench {
 namespace {
@@ -17,7 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-rows = json.load(open(sys.argv[1]))[::-1]
+rows = json.load(sys.stdin)[::-1]
 good = lambda row, ratio: max(1e-9, ratio) / row["bar"] if row["better"] == "higher" else row["bar"] / max(1e-9, ratio)
 figure, axes = pyplot.subplots(figsize=(10, 1 + 0.32 * len(rows)))
 for at, row in enumerate(rows):
@@ -31,29 +27,15 @@ axes.set_yticks(range(len(rows)), [row["bench"] for row in rows])
 axes.set_xlabel("times as good as the bar (green: by the ratio, olive: by the interval, red: missed;\n"
                 "gray: the reference against itself)")
 figure.tight_layout()
-figure.savefig(sys.argv[2], dpi=120)
+figure.savefig(sys.argv[1], dpi=120)
 )py";
 
 }  // namespace
 
-std::string cannot_plot(const std::string& python) {
-  if (output_of({python, "-c", "import matplotlib"}, true)) return "";
-  return fmt::format(
-      "--plot needs a Python with matplotlib, and {} has none: install it (python3-matplotlib, or pip "
-      "install matplotlib), or name another with --python PATH",
-      python);
-}
-
 Result<void> plot(const std::vector<Row>& rows, const std::filesystem::path& file, const std::string& python) {
-  auto folder = Folder::make(std::filesystem::temp_directory_path());
-  if (!folder) return std::unexpected(folder.error());
-  const std::filesystem::path data = folder->path() / "rows.json";
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const Row& row : rows) json.push_back(to_json(row));
-  std::ofstream(data) << json.dump();
-  const auto drawn = output_of({python, "-c", kScript, data.string(), file.string()});
-  if (!drawn) return fail(drawn.error().code, fmt::format("no picture could be drawn: {}", drawn.error().message));
-  return {};
+  return picture::draw(kScript, json.dump(), file, python);
 }
 
 }  // namespace terrace::bench

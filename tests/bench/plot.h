@@ -11,9 +11,6 @@
 
 namespace terrace::bench {
 
-// Why no picture can be drawn with this Python, with what to install; empty: one can be.
-std::string cannot_plot(const std::string& python);
-
 // Draws each row's ratio against its bar, and the reference's interval, into a PNG. By a Python with matplotlib.
 Result<void> plot(const std::vector<Row>& rows, const std::filesystem::path& file, const std::string& python);
 

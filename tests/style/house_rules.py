@@ -31,7 +31,10 @@ BELOW = {
     "metrics": {"base", "tier", "mover", "engine", "front", "config"},
     "front": {"base", "service", "tier", "mover", "foresight", "engine", "config", "topology"},
     "rehearsal": {"base", "tier", "mover", "foresight", "engine", "workload"},
-    "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "config", "topology", "workload"},
+    "picture": {"base"},
+    "forecast": {"base", "mover", "rehearsal", "workload"},
+    "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "picture", "forecast", "config", "topology",
+            "workload"},
 }
 PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')
