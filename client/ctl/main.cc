@@ -11,6 +11,7 @@
 
 #include "ctl/connection.h"
 #include "ctl/json.h"
+#include "ctl/plan_command.h"
 #include "ctl/top.h"
 #include "ctl/upgrade.h"
 #include "ctl/views.h"
@@ -93,10 +94,12 @@ int print(const std::string& text) {
   return report({ErrorCode::kInternal, fmt::format("standard output: {}", std::strerror(error)), error});
 }
 
+int finish(const Result<std::string>& text) { return text ? print(*text) : report(text.error()); }
+
 int run(int argc, char** argv) {
   Arguments arguments;
   Command command = nullptr;
-  CLI::App app("Asks a terraced how it is, drains it, and upgrades it.", "terracectl");
+  CLI::App app("Asks a terraced how it is, drains it, upgrades it, and plans for one.", "terracectl");
   app.set_version_flag("--version", TERRACE_VERSION);
   app.add_option("--socket", arguments.socket,
                  "Admin socket (default: TERRACE_ADMIN_SOCKET, $XDG_RUNTIME_DIR/terrace/admin.sock, "
@@ -124,14 +127,17 @@ int run(int argc, char** argv) {
   CLI::App* next =
       add("upgrade", "Replace the daemon by the program that now lies in its place; trainers go on", upgrade);
   next->add_flag("--check", arguments.upgrade.check_only, "Only ask that program whether it could go on");
+  CLI::App* forecast = app.add_subcommand(
+      "plan",
+      "What a model takes of a node: tiers, step time, drives, and what more DRAM would change. Needs no daemon");
+  const PlanCommand plan(*forecast);
   CLI11_PARSE(app, argc, argv);
 
+  if (forecast->parsed()) return finish(plan.run(arguments.json));
   auto socket = find_socket(arguments.socket);
   if (!socket) return report(socket.error());
   Connection connection(std::move(*socket));
-  const auto text = command(connection, arguments);
-  if (!text) return report(text.error());
-  return print(*text);
+  return finish(command(connection, arguments));
 }
 
 }  // namespace

@@ -31,8 +31,24 @@ Traffic operator-(const Traffic& later, const Traffic& earlier) {
   return difference;
 }
 
+Traffic& Traffic::operator+=(const Traffic& more) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    hbm_bytes[i] += more.hbm_bytes[i];
+    block_bytes[i] += more.block_bytes[i];
+  }
+  return *this;
+}
+
+Traffic& Traffic::operator/=(std::uint64_t by) {
+  for (std::size_t i = 0; i < 2; ++i) {
+    hbm_bytes[i] /= by;
+    block_bytes[i] /= by;
+  }
+  return *this;
+}
+
 // `device_beside_block`: the other end of a block link is HBM, so that the bytes go over its link too.
-void Links::start(Time now, const mover::Transfer& transfer, bool device_beside_block) {
+const Traffic& Links::start(Time now, const mover::Transfer& transfer, bool device_beside_block) {
   const mover::LinkKind kind = transfer.link.kind;
   const bool memcpy = kind == mover::LinkKind::kMemcpy;
   const Direction direction =
@@ -57,7 +73,7 @@ void Links::start(Time now, const mover::Transfer& transfer, bool device_beside_
   Time& free = free_[{kind, memcpy ? transfer.to.tier : TierId{}}];
   free = std::max(free, now) + time_of(transfer.bytes, bytes_per_s);
   done_.emplace(free + latency, transfer.id);
-  flights_.emplace(transfer.id, flight);
+  return flights_.emplace(transfer.id, flight).first->second.traffic;
 }
 
 TransferId Links::take() {
@@ -65,11 +81,7 @@ TransferId Links::take() {
   const TransferId id = done_.begin()->second;
   done_.erase(done_.begin());
   const Flight flight = flights_.extract(id).mapped();
-  Traffic& sum = traffic_[flight.session];
-  for (std::size_t i = 0; i < 2; ++i) {
-    sum.hbm_bytes[i] += flight.traffic.hbm_bytes[i];
-    sum.block_bytes[i] += flight.traffic.block_bytes[i];
-  }
+  traffic_[flight.session] += flight.traffic;
   return id;
 }
 

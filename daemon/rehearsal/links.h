@@ -20,6 +20,8 @@ struct Traffic {
   std::array<std::uint64_t, 2> hbm_bytes{};    // between HBM and host
   std::array<std::uint64_t, 2> block_bytes{};  // between host and block
   bool operator==(const Traffic&) const = default;
+  Traffic& operator+=(const Traffic& more);
+  Traffic& operator/=(std::uint64_t by);
 };
 Traffic operator-(const Traffic& later, const Traffic& earlier);
 
@@ -27,7 +29,8 @@ class Links {
  public:
   explicit Links(const workload::Node& node) : node_(node) {}
 
-  void start(Time now, const mover::Transfer& transfer, bool device_beside_block);
+  // What it will have moved; valid until it is taken.
+  const Traffic& start(Time now, const mover::Transfer& transfer, bool device_beside_block);
   // When the next transfer is done; kNever if none is under way.
   Time next() const { return done_.empty() ? kNever : done_.begin()->first; }
   // That one, which there must be.

@@ -166,7 +166,8 @@ void Rehearsal::pump() {
     for (const mover::Transfer& transfer : output.transfers) {
       const bool in = transfer.link.kind == mover::LinkKind::kBlockRead;
       const TierId other = in ? transfer.to.tier : transfer.from.tier;
-      links_.start(now_, transfer, terrace::index(other) == 0);
+      const Traffic& moved = links_.start(now_, transfer, terrace::index(other) == 0);
+      if (options_.spectator != nullptr) options_.spectator->moving(transfer, moved);
     }
     for (engine::Reply& reply : output.replies) {
       engine_->answered(reply.id);

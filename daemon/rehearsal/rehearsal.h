@@ -18,6 +18,7 @@
 #include "rehearsal/oracle.h"
 #include "rehearsal/oracle_planner.h"
 #include "rehearsal/policies.h"
+#include "rehearsal/spectator.h"
 #include "terrace/error.h"
 #include "workload/node.h"
 #include "workload/workload.h"
@@ -30,8 +31,9 @@ struct Options {
   PolicyKind policy = PolicyKind::kNextUse;
   double noise = 0;  // compute times are off by up to this share of them, either way
   std::uint64_t seed = 1;
-  std::size_t jobs = 1;     // trainers that do the same at once, each guaranteed its part of the tiers
-  bool check_laws = false;  // the engine's, after every step: slow
+  std::size_t jobs = 1;            // trainers that do the same at once, each guaranteed its part of the tiers
+  bool check_laws = false;         // the engine's, after every step: slow
+  Spectator* spectator = nullptr;  // borrowed, of one job; none: nobody looks on
 };
 
 class Rehearsal {

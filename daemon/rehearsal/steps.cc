@@ -143,7 +143,10 @@ void Rehearsal::end_run(Job& job) {
     const auto dropped = replies_.extract(send(job, std::move(dead)));
     TERRACE_CHECK(!dropped.empty() && dropped.mapped());
   }
-  if (job.steps > 0) ++oracle_.run;
+  if (job.steps > 0) {  // not while it fills its tensors
+    if (options_.spectator != nullptr) options_.spectator->ran(run, now_, job.trainer);
+    ++oracle_.run;
+  }
   job.runs = job.runs.subspan(1);
   if (job.runs.empty())
     job.phase = Job::Phase::kEnded;

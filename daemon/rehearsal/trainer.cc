@@ -18,6 +18,13 @@ shm::Mode mode_of(const workload::Run& run, workload::TensorId tensor) {
   return std::ranges::find(run.read, tensor) == run.read.end() ? shm::Mode::kOverwrite : shm::Mode::kWrite;
 }
 
+std::optional<std::uint32_t> Trainer::place(workload::TensorId tensor) const {
+  const Slot slot = handles_[tensor].slot;
+  const shm::State state = table_.load(slot).state;
+  if (state == shm::State::kFree || state == shm::State::kAbsent) return std::nullopt;
+  return slots_[index(slot)].place;
+}
+
 std::vector<Trainer::Ask> Trainer::lease(Time now, const workload::Run& run) {
   std::array<Ask, 3> asks{Ask{shm::Mode::kRead, {}}, Ask{shm::Mode::kWrite, {}}, Ask{shm::Mode::kOverwrite, {}}};
   for (const workload::TensorId tensor : workload::leased(run))

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -34,6 +35,9 @@ class Trainer {
   engine::LeaseTable table() { return table_; }
   void created(const std::vector<Handle>& handles) { handles_.insert(handles_.end(), handles.begin(), handles.end()); }
   const std::vector<Handle>& handles() const { return handles_; }
+
+  // Where its copy that is leased lies, as the engine names it; nothing: in no place that trainers map.
+  std::optional<std::uint32_t> place(workload::TensorId tensor) const;
 
   // Leases the run's set where the table allows it; what it does not allow is to be asked for, a mode at a time.
   std::vector<Ask> lease(Time now, const workload::Run& run);

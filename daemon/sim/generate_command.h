@@ -4,9 +4,8 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
-#include "workload/generator.h"
+#include "forecast/recipe_options.h"
 
 namespace CLI {  // NOLINT(readability-identifier-naming): the library's
 class App;
@@ -30,11 +29,8 @@ class GenerateCommand {
 
  private:
   CLI::App* command_;
-  workload::Recipe recipe_;
-  std::string model_;
-  std::string optimizer_place_ = "hbm";
-  std::vector<std::string> offload_ = {"param", "grad", "optim", "act"};
-  std::uint64_t sequence_ = 0;
+  forecast::RecipeOptions options_;
+  std::uint64_t steps_ = 1;
   std::string output_ = "-";
 };
 

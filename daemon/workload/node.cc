@@ -62,7 +62,18 @@ Node share(const Node& node, std::uint64_t gpus) {
   if (node.block_bytes != kUnlimited) part.block_bytes /= gpus;
   part.block.in_bytes_per_s /= gpus;
   part.block.out_bytes_per_s /= gpus;
+  part.gpus = gpus;
   return part;
+}
+
+Node whole(const Node& node) {
+  Node all = node;
+  if (node.host_bytes != kUnlimited) all.host_bytes *= node.gpus;
+  if (node.block_bytes != kUnlimited) all.block_bytes *= node.gpus;
+  all.block.in_bytes_per_s *= node.gpus;
+  all.block.out_bytes_per_s *= node.gpus;
+  all.gpus = 1;
+  return all;
 }
 
 std::optional<Node> reference_node(std::string_view name) {

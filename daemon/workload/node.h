@@ -40,6 +40,7 @@ struct Node {
   std::uint64_t block_bytes = 0;  // likewise
   LinkSpeed hbm;                  // between HBM and host
   LinkSpeed block;                // between host and block; all zero where there is none
+  std::uint64_t gpus = 1;         // of the machine that this is one GPU's share of
 
   // What may be leased at once in `place`.
   std::uint64_t capacity_bytes(Place place) const { return place == Place::kHbm ? hbm_bytes : host_bytes; }
@@ -51,9 +52,11 @@ constexpr std::uint64_t add_capacity(std::uint64_t a, std::uint64_t b) {
   return a > kUnlimited - b ? kUnlimited : a + b;
 }
 
-// `node` with the host's memory, the block devices and their link divided by `gpus` (at least 1), for a node whose GPUs
-// run alike ranks at once. Each GPU has a link of its own.
+// `node`, of one GPU, with the host's memory, the block devices and their link divided by `gpus` (at least 1), for a
+// node whose GPUs run alike ranks at once. Each GPU has a link of its own.
 Node share(const Node& node, std::uint64_t gpus);
+// The other way: one GPU with all that the machine has, of which `node` is a share.
+Node whole(const Node& node);
 
 // The reference nodes of docs/workloads.md: "g10-2tier", "g10", "dgx-h100" (an eighth of one) and "h200-1gpu".
 inline constexpr std::array<std::string_view, 4> kReferenceNodes = {"g10-2tier", "g10", "dgx-h100", "h200-1gpu"};

@@ -89,6 +89,17 @@ TEST(Node, SeveralGpusShareTheHostAndTheDrives) {
   EXPECT_EQ(node->block_bytes, 1'000'000'000'000u);
   EXPECT_EQ(node->hbm.in_bytes_per_s, 55'400'000'000u) << "each GPU has a link of its own";
   EXPECT_EQ(node->block.out_bytes_per_s, 1'000'000'000u);
+  EXPECT_EQ(node->gpus, 2u);
+}
+
+TEST(Node, WholeIsWhatIsShared) {
+  const Node all = whole(*reference_node("dgx-h100"));
+  EXPECT_EQ(all.host_bytes, 2'000'000'000'000u);
+  EXPECT_EQ(all.block_bytes, 30'000'000'000'000u);
+  EXPECT_EQ(all.block.out_bytes_per_s, 26'000'000'000u);
+  EXPECT_EQ(all.hbm, reference_node("dgx-h100")->hbm);
+  EXPECT_EQ(share(all, 8), *reference_node("dgx-h100"));
+  EXPECT_EQ(whole(*reference_node("g10")).block_bytes, kUnlimited);
 }
 
 TEST(Node, NeedsOnlyTheLinksItHas) {
