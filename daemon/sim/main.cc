@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "engine/planted.h"
+#include "sim/compare_command.h"
 #include "sim/fuzz.h"
 #include "sim/generate_command.h"
 #include "sim/run_command.h"
@@ -131,9 +132,11 @@ int main(int argc, char** argv) {
   command.add_flag("--trace", arguments.trace, "print what happens, a line an action")->needs(round);
   terrace::sim::GenerateCommand generate(app);
   terrace::sim::RunCommand rehearse(app);
+  terrace::sim::CompareCommand compare(app);
   CLI11_PARSE(app, argc, argv);
   if (generate.chosen()) return generate.run();
   if (rehearse.chosen()) return rehearse.run();
+  if (compare.chosen()) return compare.run();
   try {
     return fuzz(arguments);
   } catch (const CLI::ParseError& error) {
