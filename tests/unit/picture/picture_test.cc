@@ -4,6 +4,7 @@
 #include "picture/picture.h"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <iterator>
@@ -15,7 +16,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 TEST(Picture, IsMadeOfTheDataByTheScript) {
-  const std::string file = testing::TempDir() + "picture_test.png";
+  const std::string file = testing::TempDir() + "picture_test." + std::to_string(getpid()) + ".png";
   const std::string json(1 << 20, 'x');  // more than a pipe holds
   ASSERT_TRUE(draw("cat > \"$0\"", json, file, "/bin/sh"));
   std::ifstream drawn(file);

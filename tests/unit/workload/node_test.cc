@@ -4,6 +4,7 @@
 #include "workload/node.h"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -32,7 +33,7 @@ block_latency_us = 20
 
 // load_node() of a file with this text.
 Result<Node> load_text(const std::string& text) {
-  const std::string path = testing::TempDir() + "node_test.toml";
+  const std::string path = testing::TempDir() + "node_test." + std::to_string(getpid()) + ".toml";
   std::ofstream(path) << text;
   Result<Node> node = load_node(path);
   std::filesystem::remove(path);
