@@ -60,8 +60,10 @@ Result<void> Rehearsal::start() {
       oracle_planner_.emplace(options_.workload, machine_of(options_.node, tiers_));
       break;
   }
-  const engine::CatalogShape shape{.sessions_max = options.sessions_max = 1,
-                                   .tensors_per_session_max = static_cast<std::uint32_t>(trainer_.table().size())};
+  options.sessions_max = static_cast<std::uint32_t>(jobs_.size());
+  const engine::CatalogShape shape{
+      .sessions_max = options.sessions_max,
+      .tensors_per_session_max = static_cast<std::uint32_t>(jobs_.front().trainer.table().size())};
   auto memory = engine::CatalogMemory::map(shape);
   if (!memory) return std::unexpected(memory.error());
   catalog_range_ = std::move(*memory);

@@ -172,6 +172,57 @@ TEST_F(Damage, OfFacts) {
   refuses(facts().text, harness_.catalog.tensor(0, 0).facts.text, "its name overlaps another's");
 }
 
+// Two shares beside them, of two parts and of one.
+class DamageOfShares : public Damage {
+ protected:
+  DamageOfShares() {
+    for (const auto& [name, create] :
+         {std::pair("weights", true), std::pair("weights", false), std::pair("other", true)}) {
+      OpenSession open;
+      open.share = ShareAccess{name, create, true};
+      open.maps_segments = true;
+      if (create) open.guarantees = {{kHost, kSegment}};
+      if (harness_.open(open) == nullptr) ADD_FAILURE() << harness_.refusal.message;
+    }
+  }
+  // The record of the share, or that of its newest part.
+  SessionRecord& share(std::string_view name) {
+    SessionRecord* found = nullptr;
+    for (std::size_t record = 0; record < Harness::shape().sessions_max; ++record)
+      if (session(record).is_share() && session(record).label.data() == name) found = &session(record);
+    return *found;
+  }
+  SessionRecord& part(std::string_view name) {
+    SessionRecord* newest = nullptr;
+    for (std::size_t record = 0; record < Harness::shape().sessions_max; ++record) {
+      SessionRecord& was = session(record);
+      if (was.id != 0 && !was.is_share() && was.share == share(name).id && (newest == nullptr || was.id > newest->id))
+        newest = &was;
+    }
+    return *newest;
+  }
+};
+
+TEST_F(DamageOfShares, OfWhoHasAPartInWhat) {
+  EXPECT_TRUE(take_over().has_value());
+  refuses(part("weights").share, 999, "a part in share 999, which is not there");
+  refuses(part("weights").uid, 4711, "a part in another tenant's share");
+  refuses(part("weights").id, part("weights").id - 1, "there twice");
+  refuses(share("weights").uid, 4711, "of another tenant than whoever has a part in it");
+  SessionRecord& other = share("other");
+  other.share = share("weights").id;
+  refuses(other.id, share("weights").id, "is there twice");
+}
+
+TEST_F(DamageOfShares, OfNames) {
+  refuses(share("other").label, share("weights").label, "two shares have one name");
+  refuses(share("other").label[0], '\0', "has no name");
+}
+
+TEST_F(DamageOfShares, OfWhoHoldsATensor) {
+  refuses(rarities(1).holder, 1, "held by one session of a share, and is in none");
+}
+
 TEST_F(Damage, OfPlaces) {
   std::uint64_t& home = state().offset[index(Level::kBlock)];
   refuses(home, home + 1, "lies outside");  // not a whole page: take() would abort

@@ -38,6 +38,7 @@ TEST(Options, OfATierAreNamedWithIt) {
   for (const double mark : {0.0, -0.5, 1.5, std::numeric_limits<double>::quiet_NaN()})
     EXPECT_THAT(with([&](TierOptions& tier) { tier.high_mark = mark; }), HasSubstr("high mark"));
   EXPECT_EQ(with([](TierOptions& tier) { tier.high_mark = 1; }), "none");
+  EXPECT_THAT(with([](TierOptions& tier) { tier.write_budget_bytes_per_day = 1; }), HasSubstr("only a block tier"));
 }
 
 TEST(Options, OfTiersTogetherAreNamed) {

@@ -51,6 +51,16 @@ class Shares : public ::testing::Test {
   Handle tensor_;
 };
 
+TEST_F(Shares, AreJoinedWithATableOfTheirSizeAlone) {
+  begin();
+  OpenSession open;
+  open.share = ShareAccess{"weights", false, false};
+  open.maps_segments = true;
+  EXPECT_EQ(harness_.open(open, 128), nullptr);
+  EXPECT_EQ(harness_.refusal.code, ErrorCode::kInvalidArgument);
+  EXPECT_THAT(harness_.refusal.message, HasSubstr("a table of 128 slots, where those of share 'weights' have 256"));
+}
+
 TEST_F(Shares, AreReadBySeveralWithoutTheDaemonAndHeldOnce) {
   begin();
   EXPECT_EQ(harness_.read(*reader_, tensor_, kHost), 1000u);

@@ -72,6 +72,17 @@ TEST_F(Succession, OfOtherTiersIsNot) {
   EXPECT_EQ(refusal(options), "none") << "no record depends on it";
 }
 
+TEST_F(Succession, OfOtherFilesOrWithoutTheTenantIsNot) {
+  Options options = options_of();
+  options.tiers[2].identity = 7;
+  EXPECT_THAT(refusal(options), HasSubstr("of other files of tier 2"));
+  options = options_of();
+  options.tenants = {5};
+  EXPECT_THAT(refusal(options), HasSubstr("of a tenant that is not configured any more"));
+  options.tenants = {5, 0};
+  EXPECT_EQ(refusal(options), "none") << "wherever it stands now";
+}
+
 TEST_F(Succession, OfAnotherShapeOrVersionIsNot) {
   CatalogShape shape = Harness::shape();
   ++shape.sessions_max;
