@@ -2,12 +2,48 @@
 // Copies are given up: clean ones for nothing, dirty ones after a write-back, downward tier by tier.
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <map>
+#include <optional>
 #include <span>
 
 #include "engine/engine_impl.h"
 #include "engine/planted.h"
 
 namespace terrace::engine {
+namespace {
+
+// What would lie side by side in a space if more of it were free.
+class FreeRuns {
+ public:
+  explicit FreeRuns(const tier::ExtentAllocator& space) {
+    for (const tier::Extent& free : space.free_within({0, space.capacity_bytes()}))
+      ends_.emplace(free.offset, free.end());
+  }
+
+  // `extent` is free too: the run that it is then a part of.
+  tier::Extent join(tier::Extent extent) {
+    std::uint64_t begin = extent.offset;
+    std::uint64_t end = extent.end();
+    auto next = ends_.lower_bound(begin);
+    if (next != ends_.end() && next->first == end) {
+      end = next->second;
+      next = ends_.erase(next);
+    }
+    if (next != ends_.begin() && std::prev(next)->second == begin) {
+      --next;
+      begin = next->first;
+      ends_.erase(next);
+    }
+    ends_.emplace(begin, end);
+    return {begin, end - begin};
+  }
+
+ private:
+  std::map<std::uint64_t, std::uint64_t> ends_;  // by begin
+};
+
+}  // namespace
 
 // Whether the copy can go without a transfer.
 bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const {
@@ -95,12 +131,14 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
   return Eviction::kStarted;
 }
 
-// An extent, for the price of clean copies at most; none are given up in vain.
+// An extent, for the price of clean copies at most; none are given up in vain, since free bytes that lie apart are
+// none.
 bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset) {
+  constexpr std::size_t kLooksMax = 1024;
   Place& place = *session.places[tier];
   const Level level = tiers_[tier].level;
   std::vector<Slot> clean;
-  std::uint64_t clean_bytes = place.space.free_bytes();
+  std::optional<tier::Extent> enough;
   const auto allocated = [&] {
     const auto extent = place.space.allocate(bytes);
     if (extent) offset = extent->offset;
@@ -108,17 +146,20 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
   };
   TERRACE_CHECK(level != home_level_);  // homes are there for good
   if (allocated()) return true;
+  FreeRuns runs(place.space);
   place.policy->offer_victims([&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&
                       !(tensor.published == level && leased(session, slot));
     if (!free || !droppable(session, slot, level)) return true;
     clean.push_back(slot);
-    clean_bytes += tensor.extent_bytes();
-    return clean_bytes < bytes;
+    const tier::Extent run = runs.join({tensor.offset[index(level)], tensor.extent_bytes()});
+    if (run.bytes >= bytes) enough = run;
+    return !enough && clean.size() < kLooksMax;
   });
-  if (clean_bytes < bytes) return false;
+  if (!enough) return false;
   for (const Slot slot : clean) {
+    if (!enough->contains(session.at(slot).offset[index(level)])) continue;
     if (!droppable(session, slot, level)) continue;  // a client wrote meanwhile
     evict(session, slot, level, EvictionReason::kDemand, {mover::Class::kAwaitedWriteBack, kNever}, true);
   }

@@ -200,6 +200,7 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const 
       found.leased.push_back(slot);
       found.leased_bytes += bytes;
     } else if (tensor.mark == set_mark_) {
+      if (!tensor.idle()) found.busy_bytes += bytes;  // once it is clean it can be moved
       return true;
     } else if (tensor.activity == Activity::kEvicting && tensor.leaving == level) {
       return true;  // counted as leaving

@@ -205,8 +205,11 @@ void Node::complete_orders() {
   while (!orders.empty()) complete_order(0);
 }
 
+// Nobody asks for anything meanwhile, so that what goes on for so long goes on for ever.
 void Node::settle() {
-  while (!transfers.empty() || !orders.empty()) {
+  constexpr int kSettlesMax = 100'000;
+  for (int done = 0; !transfers.empty() || !orders.empty(); ++done) {
+    TERRACE_CHECK(done < kSettlesMax);
     if (!orders.empty())
       complete_order(0);
     else

@@ -21,6 +21,7 @@ struct Extent {
   std::uint64_t bytes = 0;
   auto operator<=>(const Extent&) const = default;
   constexpr std::uint64_t end() const { return offset + bytes; }
+  constexpr bool contains(std::uint64_t at) const { return offset <= at && at < end(); }
 };
 
 // On the block tier a home may lie in several pieces; elsewhere a copy is one extent.

@@ -181,7 +181,7 @@ class DamageOfShares : public Damage {
       OpenSession open;
       open.share = ShareAccess{name, create, true};
       open.maps_segments = true;
-      if (create) open.guarantees = {{kHost, kSegment}};
+      if (create) open.guarantees = {{kHost, 0}, {kDevice, 0}};
       if (harness_.open(open) == nullptr) ADD_FAILURE() << harness_.refusal.message;
     }
   }
