@@ -188,7 +188,7 @@ void EngineImpl::on(const Request& request, const Evict& body) {
 void EngineImpl::clean(Session& session) {
   const Level above_home = home_level_ == Level::kBlock && memory_tier_ != SIZE_MAX ? Level::kMemory : Level::kDevice;
   if (above_home == home_level_ || former_at_work_ || session.foreseen.plan) return;
-  if (home_level_ == Level::kBlock && !write_budget_.allows_early(now_)) return;
+  if (!write_budget_.allows_early(now_)) return;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
     if (tiers_[tier].level == above_home) clean_place(session, tier);
 }
