@@ -6,10 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "forecast/outlook.h"
 #include "picture/picture.h"
+#include "sim/json.h"
 #include "workload/node_file.h"
 #include "workload/reader.h"
 
@@ -18,17 +18,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-double microseconds(Duration duration) { return static_cast<double>(duration.count()) / 1e3; }
-
 int refuse(const std::string& why, int status) {
   std::cerr << why << '\n';
   return status;
 }
 
-Json links(const rehearsal::Traffic& traffic) {
-  const auto ways = [](const std::array<std::uint64_t, 2>& bytes) { return Json{{"in", bytes[0]}, {"out", bytes[1]}}; };
-  return {{"hbm", ways(traffic.hbm_bytes)}, {"block", ways(traffic.block_bytes)}};
-}
+Json links(const rehearsal::Traffic& traffic) { return by_link(traffic.hbm_bytes, traffic.block_bytes); }
 
 // As `run --json` names its fields, of a repetition.
 Json row(const std::string& policy, const forecast::Outlook& outlook, const forecast::Outlook& bound) {

@@ -6,12 +6,12 @@
 
 #include <CLI/CLI.hpp>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "rehearsal/rehearsal.h"
+#include "sim/json.h"
 #include "workload/bound.h"
 #include "workload/node_file.h"
 #include "workload/perturb.h"
@@ -22,8 +22,6 @@ namespace {
 
 constexpr std::size_t kJobsMax = 256;  // sessions of an engine
 
-double microseconds(Duration duration) { return static_cast<double>(duration.count()) / 1e3; }
-
 // The part of a repetition's bound that falls to one of its steps: by its compute time.
 double part(const workload::Workload& workload, std::uint64_t step) {
   if (workload.steps.size() == 1) return 1;
@@ -32,10 +30,8 @@ double part(const workload::Workload& workload, std::uint64_t step) {
                   : static_cast<double>(workload::compute_time(workload.runs_of(step)).count()) / all;
 }
 
-nlohmann::ordered_json directions(double in, double out) { return {{"in", in}, {"out", out}}; }
-
 nlohmann::ordered_json links(const std::array<double, 4>& bytes) {
-  return {{"hbm", directions(bytes[0], bytes[1])}, {"block", directions(bytes[2], bytes[3])}};
+  return by_link<double>({bytes[0], bytes[1]}, {bytes[2], bytes[3]});
 }
 
 // Of repetitions: no schedule is shorter than the bound, once what may lie in memory before the first one, and be owed

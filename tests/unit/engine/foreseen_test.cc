@@ -90,21 +90,22 @@ TEST(Foreseen, WhatIsNeededSoonerDoesNotGoForWhatAPlanBrings) {
   EXPECT_FALSE(planned.is_in_device(4));
 }
 
-// A plan of many uses, of two tensors by turns, in which tensor 5 comes but once.
-foresight::Plan far_plan(const Planned& planned) {
+// A step begins with a plan of many uses, of two tensors by turns, in which tensor 5 comes but once; tensor 4 is
+// fetched from the 30th use on.
+void begin_far_plan(Planned& planned) {
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 0; i < 60; ++i) order.push_back(i % 2);
   order[40] = 5;
   for (const std::uint32_t i : {41, 43, 45}) order[i] = 2;
-  return planned.plan_of(order);
+  planned.mark_step();
+  foresight::Plan plan = planned.plan_of(order);
+  plan.fetches.push_back({.from = 30, .slot = planned.tensors[4].slot, .place = kDevice, .due_ns = 50 * kApartNs});
+  planned.plan(std::move(plan));
 }
 
 TEST(Foreseen, OneAccessFarAheadIsNotBelieved) {
   Planned planned;
-  planned.mark_step();
-  foresight::Plan plan = far_plan(planned);
-  plan.fetches.push_back({.from = 30, .slot = planned.tensors[4].slot, .place = kDevice, .due_ns = 50 * kApartNs});
-  planned.plan(std::move(plan));
+  begin_far_plan(planned);
   planned.read(0);
   planned.read(5);
   planned.read(1);
@@ -115,10 +116,7 @@ TEST(Foreseen, OneAccessFarAheadIsNotBelieved) {
 
 TEST(Foreseen, TwoAccessesFarAheadAreWhereTheSessionIs) {
   Planned planned;
-  planned.mark_step();
-  foresight::Plan plan = far_plan(planned);
-  plan.fetches.push_back({.from = 30, .slot = planned.tensors[4].slot, .place = kDevice, .due_ns = 50 * kApartNs});
-  planned.plan(std::move(plan));
+  begin_far_plan(planned);
   planned.read(0);
   planned.read(5);
   planned.read(2);
