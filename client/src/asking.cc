@@ -10,7 +10,7 @@
 namespace terrace::client {
 
 bool Session::owns(const Tensor& tensor) const {
-  return tensor.record_->serial == serial_ && static_cast<std::uint32_t>(tensor.handle()) < region_.table.size();
+  return tensor.record().serial == serial_ && static_cast<std::uint32_t>(tensor.handle()) < region_.table.size();
 }
 
 Result<std::vector<std::uint64_t>> Session::handles_of(std::span<const Tensor> tensors) const {

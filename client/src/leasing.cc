@@ -178,14 +178,14 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
     give_up(tensor.handle(), wire(options.mode));
     return std::unexpected(usable_here.error());
   }
-  Lease lease;
-  lease.tensor_ = tensor;
-  lease.token_ = {.session = this, .handle = tensor.handle(), .mode = options.mode};
-  lease.place_ = options.place;
-  lease.writable_ = options.mode != Mode::kRead || options.writable_view;
-  lease.address_ = place->address(offset, lease.writable_);
-  lease.cuda_device_ = place->gpu_ordinal();
-  lease.bytes_ = tensor.bytes();
+  Result<Lease> lease;  // made where it is returned: to move one costs two counts of its tensor
+  lease->tensor_ = tensor;
+  lease->token_ = {.session = this, .handle = tensor.handle(), .mode = options.mode};
+  lease->place_ = options.place;
+  lease->writable_ = options.mode != Mode::kRead || options.writable_view;
+  lease->address_ = place->address(offset, lease->writable_);
+  lease->cuda_device_ = place->gpu_ordinal();
+  lease->bytes_ = tensor.bytes();
   reference();
   return lease;
 }

@@ -14,19 +14,20 @@ std::string Place::name() const {
   return "device:" + std::to_string(number_ - device(0).number_);
 }
 
-Tensor::Tensor()
-    : record_([] {
-        static const auto empty = std::make_shared<const client::TensorRecord>();
-        return empty;
-      }()) {}
 Tensor::Tensor(std::shared_ptr<const client::TensorRecord> record) : record_(std::move(record)) {}
 
-const std::string& Tensor::name() const { return record_->spec.name; }
-std::uint64_t Tensor::bytes() const { return record_->spec.bytes; }
-DType Tensor::dtype() const { return record_->spec.dtype; }
-const std::vector<std::int64_t>& Tensor::shape() const { return record_->spec.shape; }
-const std::vector<std::int64_t>& Tensor::strides() const { return record_->spec.strides; }
-std::uint64_t Tensor::handle() const { return record_->handle; }
+// A tensor of no session shares nothing: a count of it would be one that all threads' leases change.
+const client::TensorRecord& Tensor::record() const {
+  static const client::TensorRecord none;
+  return record_ ? *record_ : none;
+}
+
+const std::string& Tensor::name() const { return record().spec.name; }
+std::uint64_t Tensor::bytes() const { return record().spec.bytes; }
+DType Tensor::dtype() const { return record().spec.dtype; }
+const std::vector<std::int64_t>& Tensor::shape() const { return record().spec.shape; }
+const std::vector<std::int64_t>& Tensor::strides() const { return record().spec.strides; }
+std::uint64_t Tensor::handle() const { return record().handle; }
 
 namespace client {
 namespace {

@@ -60,7 +60,7 @@ struct TensorSpec {
 class Tensor {
  public:
   // Of no session; every call refuses it (kInvalidArgument), and its description is empty.
-  Tensor();
+  Tensor() = default;
 
   const std::string& name() const;
   std::uint64_t bytes() const;
@@ -73,6 +73,8 @@ class Tensor {
  private:
   friend class client::Session;
   explicit Tensor(std::shared_ptr<const client::TensorRecord> record);
+  const client::TensorRecord& record() const;
+
   std::shared_ptr<const client::TensorRecord> record_;
 };
 
