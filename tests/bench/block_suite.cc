@@ -55,11 +55,6 @@ class BlockSuite {
   }
 
   Result<void> run() {
-    const auto depth =
-        rig_.fio().best_depth({.pattern = Pattern::kRead, .block_bytes = kMiB, .bytes = bytes()}, bench_.either(3, 1));
-    if (!depth) return std::unexpected(depth.error());
-    depth_ = *depth;
-    bench_.say(fmt::format("fio's best depth for 1 MiB: {}", depth_));
     for (const auto step : {&BlockSuite::large_in, &BlockSuite::large_out, &BlockSuite::mixed, &BlockSuite::cpu})
       if (const auto done = (this->*step)(); !done) return done;
     if (const auto gone = one_.destroy(); !gone) return gone;
@@ -78,12 +73,13 @@ class BlockSuite {
     if (const auto right = one_.check(); !right) return right;
     return other_.check();
   }
-  FioJob job(Pattern pattern) const {
-    return {.pattern = pattern, .block_bytes = kMiB, .bytes = bytes(), .depth = depth_};
+  Result<FioJob> best(Pattern pattern, std::uint64_t block_bytes, std::uint64_t bytes) const {
+    auto job =
+        rig_.fio().at_its_best({.pattern = pattern, .block_bytes = block_bytes, .bytes = bytes}, bench_.either(3, 1));
+    if (job) bench_.say(rig_.fio().described(*job));
+    return job;
   }
-  std::string reference(const char* kind) const {
-    return rig_.fio().described(fmt::format("{} 1 MiB, depth {}", kind, depth_));
-  }
+  Result<FioJob> best(Pattern pattern) const { return best(pattern, kMiB, bytes()); }
 
   void add_queue(const char* bench, const char* path, const BlockRounds& rounds) {
     bench_.add({.bench = bench,
@@ -96,17 +92,19 @@ class BlockSuite {
   }
 
   Result<void> large_in() {
+    const auto job = best(Pattern::kRead);
+    if (!job) return std::unexpected(job.error());
     const auto rounds = BlockRounds::run(bench_, "swap-in, 64 MiB tensors", rig_,
                                          {.bytes = bytes(),
                                           .prepare = [&] { return down(); },
                                           .move = [&] { return client_.swap_in(all_, Place::host()); },
                                           .verify = [&] { return check(); }},
-                                         job(Pattern::kRead));
+                                         *job);
     if (!rounds) return std::unexpected(rounds.error());
     bench_.add(rounds->row({.bench = "block.in_64mib",
                             .path = "swap-in from block, 64 MiB tensors, checksums on",
                             .unit = "GiB/s",
-                            .reference = reference("read"),
+                            .reference = rig_.fio().described(*job),
                             .bar = 0.97},
                            true));
     add_queue("block.in_64mib_queue", "swap-in from block, 64 MiB tensors", *rounds);
@@ -115,17 +113,19 @@ class BlockSuite {
   }
 
   Result<void> large_out() {
+    const auto job = best(Pattern::kWrite);
+    if (!job) return std::unexpected(job.error());
     const auto rounds = BlockRounds::run(bench_, "swap-out, 64 MiB tensors", rig_,
                                          {.bytes = bytes(),
                                           .prepare = [&] { return rewrite(); },
                                           .move = [&] { return down(); },
                                           .verify = [&] { return check(); }},
-                                         job(Pattern::kWrite));
+                                         *job);
     if (!rounds) return std::unexpected(rounds.error());
     bench_.add(rounds->row({.bench = "block.out_64mib",
                             .path = "swap-out to block, 64 MiB tensors, checksums on",
                             .unit = "GiB/s",
-                            .reference = reference("write"),
+                            .reference = rig_.fio().described(*job),
                             .bar = 0.97},
                            false));
     add_queue("block.out_64mib_queue", "swap-out to block, 64 MiB tensors", *rounds);
@@ -144,14 +144,16 @@ class BlockSuite {
       if (const auto gone = client_.swap_out(one_.tensors()); !gone) return gone;
       return other_.rewrite();
     };
-    const auto rounds = BlockRounds::run(
-        bench_, "in and out together", rig_,
-        {.bytes = bytes(), .prepare = prepare, .move = move, .verify = [&] { return check(); }}, job(Pattern::kMixed));
+    const auto job = best(Pattern::kMixed);
+    if (!job) return std::unexpected(job.error());
+    const auto rounds =
+        BlockRounds::run(bench_, "in and out together", rig_,
+                         {.bytes = bytes(), .prepare = prepare, .move = move, .verify = [&] { return check(); }}, *job);
     if (!rounds) return std::unexpected(rounds.error());
     bench_.add(rounds->row({.bench = "block.mixed",
                             .path = "reads and writes together, 64 MiB tensors, as many bytes each way",
                             .unit = "GiB/s",
-                            .reference = reference("rw 50/50"),
+                            .reference = rig_.fio().described(*job),
                             .bar = 0.95},
                            false));
     return {};
@@ -214,13 +216,13 @@ class BlockSuite {
   Result<void> small(const Small& what) {
     auto set = TensorSet::make(client_, {.name = what.row, .count = what.count, .bytes = what.tensor_bytes});
     if (!set) return std::unexpected(set.error());
-    FioJob job{.pattern = Pattern::kRandomRead, .block_bytes = what.tensor_bytes, .bytes = set->shape().total()};
-    job.depth = kDaemonDepth;
-    if (what.tensor_bytes > 4 * kKiB) {
-      const auto depth = rig_.fio().best_depth(job, bench_.either(3, 1));
-      if (!depth) return std::unexpected(depth.error());
-      job.depth = *depth;
-    }
+    // The smallest beside as many requests as the daemon has under way.
+    Result<FioJob> job = FioJob{.pattern = Pattern::kRandomRead,
+                                .block_bytes = what.tensor_bytes,
+                                .bytes = set->shape().total(),
+                                .depth = kDaemonDepth};
+    if (what.tensor_bytes > 4 * kKiB) job = best(job->pattern, job->block_bytes, job->bytes);
+    if (!job) return std::unexpected(job.error());
     std::uint64_t seed = 0;
     std::vector<Tensor> order;
     const auto rounds =
@@ -233,13 +235,12 @@ class BlockSuite {
                               },
                           .move = [&] { return bring(client_, order, what.together, what.outstanding); },
                           .verify = [&] { return set->check(); }},
-                         job);
+                         *job);
     if (!rounds) return std::unexpected(rounds.error());
     bench_.add(rounds->row({.bench = what.row,
                             .path = what.path,
                             .unit = "GiB/s",
-                            .reference = rig_.fio().described(
-                                fmt::format("randread {} KiB, depth {}", what.tensor_bytes / kKiB, job.depth)),
+                            .reference = rig_.fio().described(*job),
                             .bar = what.bar},
                            true));
     return set->destroy();
@@ -251,7 +252,6 @@ class BlockSuite {
   TensorSet& one_;
   TensorSet& other_;
   std::vector<Tensor> all_;
-  unsigned depth_ = 0;
   BlockRounds in_;
   BlockRounds out_;
 };

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/bytes.h"
 #include "bench/rounds.h"
 
 namespace terrace::bench {
@@ -15,6 +15,15 @@ namespace {
 
 constexpr double kGiB = 1ull << 30;
 constexpr double kAsGood = 0.98;
+
+struct Load {
+  unsigned depth;
+  unsigned threads;
+};
+// By what they have under way, and then by threads.
+constexpr Load kLoads[] = {{4, 1},  {8, 1},  {4, 2}, {16, 1}, {8, 2},  {4, 4},
+                           {32, 1}, {16, 2}, {8, 4}, {64, 1}, {32, 2}, {16, 4}};
+constexpr unsigned kDepthMax = 64;
 
 const char* word(Pattern pattern) {
   switch (pattern) {
@@ -42,7 +51,7 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
   const FioJob lay{.pattern = Pattern::kWrite,
                    .block_bytes = 1 << 20,
                    .bytes = file_bytes,
-                   .depth = std::ranges::max(kDepths)};  // as much locked memory as any run
+                   .depth = kDepthMax};  // as much locked memory as any run
   auto laid = fio.run(lay);
   if (!laid) {
     fio.registered_buffers_ = false;
@@ -53,53 +62,81 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
 }
 
 Result<FioFigures> Fio::run(const FioJob& job) const {
+  const std::uint64_t part_bytes = file_bytes_ / job.threads / job.block_bytes * job.block_bytes;
   QueueSampler sampler(folder_.path());
-  const auto said = output_of(
-      {program_, "--name=reference", fmt::format("--filename={}", (folder_.path() / "file").string()),
-       fmt::format("--rw={}", word(job.pattern)), fmt::format("--bs={}", job.block_bytes),
-       fmt::format("--size={}", file_bytes_), fmt::format("--io_size={}", job.bytes),
-       fmt::format("--iodepth={}", job.depth), "--direct=1", "--ioengine=io_uring",
-       registered_buffers_ ? "--fixedbufs=1" : "--fixedbufs=0", "--registerfiles=1", "--thread", "--gtod_reduce=1",
-       "--norandommap", "--randrepeat=0", "--random_generator=lfsr", "--fallocate=none", "--output-format=json"});
+  const auto said = output_of({program_,
+                               "--name=reference",
+                               fmt::format("--filename={}", (folder_.path() / "file").string()),
+                               fmt::format("--rw={}", word(job.pattern)),
+                               fmt::format("--bs={}", job.block_bytes),
+                               fmt::format("--size={}", part_bytes),
+                               fmt::format("--io_size={}", job.bytes / job.threads),
+                               fmt::format("--numjobs={}", job.threads),
+                               fmt::format("--offset_increment={}", part_bytes),
+                               fmt::format("--iodepth={}", job.depth),
+                               "--direct=1",
+                               "--ioengine=io_uring",
+                               registered_buffers_ ? "--fixedbufs=1" : "--fixedbufs=0",
+                               "--registerfiles=1",
+                               "--thread",
+                               "--gtod_reduce=1",
+                               "--norandommap",
+                               "--randrepeat=0",
+                               "--random_generator=lfsr",
+                               "--fallocate=none",
+                               "--output-format=json"});
   FioFigures figures{.queue = sampler.stop()};
   if (!said) return std::unexpected(said.error());
   const auto json = nlohmann::json::parse(*said, nullptr, false);
   if (json.is_discarded() || !json.contains("jobs"))
     return fail(ErrorCode::kUnavailable, fmt::format("fio said what is not JSON: {}", said->substr(0, 200)));
-  const auto& one = json["jobs"][0];
   double bytes = 0;
   double milliseconds = 0;
-  for (const char* way : {"read", "write"}) {
-    bytes += one[way]["io_bytes"].get<double>();
-    milliseconds = std::max(milliseconds, one[way]["runtime"].get<double>());
+  double cpu_milliseconds = 0;
+  for (const auto& thread : json["jobs"]) {
+    double took = 0;
+    for (const char* way : {"read", "write"}) {
+      bytes += thread[way]["io_bytes"].get<double>();
+      took = std::max(took, thread[way]["runtime"].get<double>());
+    }
+    if (thread["error"] != 0)
+      return fail(ErrorCode::kUnavailable, fmt::format("fio: error {}", thread["error"].dump()));
+    milliseconds = std::max(milliseconds, took);
+    cpu_milliseconds += (thread["usr_cpu"].get<double>() + thread["sys_cpu"].get<double>()) / 100 * took;
   }
-  if (bytes <= 0 || milliseconds <= 0 || one["error"] != 0)
+  if (bytes <= 0 || milliseconds <= 0)
     return fail(ErrorCode::kUnavailable, fmt::format("fio moved {} bytes in {} ms", bytes, milliseconds));
-  const double busy = (one["usr_cpu"].get<double>() + one["sys_cpu"].get<double>()) / 100;
   figures.gib_per_second = bytes / kGiB / (milliseconds / 1e3);
-  figures.cpu_seconds_per_gib = busy * milliseconds / 1e3 / (bytes / kGiB);
+  figures.cpu_seconds_per_gib = cpu_milliseconds / 1e3 / (bytes / kGiB);
   return figures;
 }
 
-Result<unsigned> Fio::best_depth(FioJob job, int rounds) const {
-  std::map<unsigned, std::vector<double>> speeds;
+Result<FioJob> Fio::at_its_best(const FioJob& job, int rounds) const {
+  std::vector<FioJob> jobs;
+  for (const Load& load : kLoads) {
+    jobs.push_back(job);
+    jobs.back().depth = load.depth;
+    jobs.back().threads = load.threads;
+  }
+  std::vector<std::vector<double>> speeds(jobs.size());
   for (int round = 0; round < rounds; ++round) {
-    for (const unsigned depth : kDepths) {
-      job.depth = depth;
-      const auto figures = run(job);
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      const auto figures = run(jobs[i]);
       if (!figures) return std::unexpected(figures.error());
-      speeds[depth].push_back(figures->gib_per_second);
+      speeds[i].push_back(figures->gib_per_second);
     }
   }
-  double most = 0;
-  for (const auto& [depth, of_depth] : speeds) most = std::max(most, median(of_depth));
-  for (const auto& [depth, of_depth] : speeds)
-    if (median(of_depth) >= kAsGood * most) return depth;
-  return kDepths[0];
+  std::vector<double> medians;
+  for (const auto& of_job : speeds) medians.push_back(median(of_job));
+  const double enough = kAsGood * std::ranges::max(medians);
+  return jobs[static_cast<std::size_t>(std::ranges::find_if(medians, [&](double speed) { return speed >= enough; }) -
+                                       medians.begin())];
 }
 
-std::string Fio::described(std::string_view job) const {
-  return fmt::format("fio {}{}", job, registered_buffers_ ? "" : ", without registered buffers");
+std::string Fio::described(const FioJob& job) const {
+  return fmt::format("fio {} {}, depth {}{}{}", word(job.pattern), format_bytes(job.block_bytes), job.depth,
+                     job.threads == 1 ? "" : fmt::format(" in {} threads", job.threads),
+                     registered_buffers_ ? "" : ", without registered buffers");
 }
 
 std::string cannot_run_fio(const std::string& program) {

@@ -20,12 +20,13 @@ struct FioJob {
   Pattern pattern{};
   std::uint64_t block_bytes = 0;
   std::uint64_t bytes = 0;  // moved, of both kinds together; more than the file has: it begins again
-  unsigned depth = 0;
+  unsigned depth = 0;       // of each thread
+  unsigned threads = 1;     // each on its part of the file
 };
 
 struct FioFigures {
   double gib_per_second = 0;
-  double cpu_seconds_per_gib = 0;  // of its thread, the kernel on its behalf included
+  double cpu_seconds_per_gib = 0;  // of its threads, the kernel on their behalf included
   std::vector<unsigned> queue;     // the device's, while it ran; empty where it cannot be seen
 };
 
@@ -36,14 +37,13 @@ class Fio {
   static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
 
   Result<FioFigures> run(const FioJob& job) const;
-  // The smallest depth that gives 0.98 of the most that any of kDepths gives, by the medians of `rounds`; `job` has all
-  // but the depth.
-  Result<unsigned> best_depth(FioJob job, int rounds) const;
+  // The job at the least load that gives 0.98 of the most that any of kLoads gives, by the medians of `rounds`; `job`
+  // has all but depth and threads. More threads than one, since on many machines one cannot ask for all that a disk
+  // gives.
+  Result<FioJob> at_its_best(const FioJob& job, int rounds) const;
 
   // What a row says of its reference: the job, and what this machine denies it.
-  std::string described(std::string_view job) const;
-
-  static constexpr unsigned kDepths[] = {4, 8, 16, 32, 64};
+  std::string described(const FioJob& job) const;
 
  private:
   std::string program_;

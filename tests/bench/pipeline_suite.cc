@@ -47,10 +47,10 @@ Result<void> run(Bench& bench) {
   if (!rig) return std::unexpected(rig.error());
   auto set = TensorSet::make(rig->client(), shape);
   if (!set) return std::unexpected(set.error());
-  FioJob job{.pattern = Pattern::kRead, .block_bytes = kMiB, .bytes = bench.either<std::uint64_t>(1024, 128) * kMiB};
-  const auto depth = rig->fio().best_depth(job, bench.either(3, 1));
-  if (!depth) return std::unexpected(depth.error());
-  job.depth = *depth;
+  const auto job = rig->fio().at_its_best(
+      {.pattern = Pattern::kRead, .block_bytes = kMiB, .bytes = bench.either<std::uint64_t>(1024, 128) * kMiB},
+      bench.either(3, 1));
+  if (!job) return std::unexpected(job.error());
 
   const std::uint64_t copied = bench.either<std::uint64_t>(256 * kMiB, 64 * kMiB);
   auto copier = MemcpyReference::make(copied);
@@ -73,7 +73,7 @@ Result<void> run(Bench& bench) {
     return moved.back().gib_per_second;
   };
   const Measure reference = [&]() -> Result<double> {
-    auto figures = rig->fio().run(job);
+    auto figures = rig->fio().run(*job);
     if (!figures) return std::unexpected(figures.error());
     const auto copy = copier->copy(daemon_copiers());
     if (!copy) return std::unexpected(copy.error());
@@ -101,8 +101,7 @@ Result<void> run(Bench& bench) {
        .path = fmt::format("block -> DRAM -> device (emulated), working set {} times DRAM, {} tensors ahead",
                            kWorkingSetOfMemory, kAhead),
        .unit = "GiB/s",
-       .reference = fmt::format("the slower of {}, and memcpy",
-                                rig->fio().described(fmt::format("read 1 MiB, depth {}", job.depth))),
+       .reference = fmt::format("the slower of {}, and memcpy", rig->fio().described(*job)),
        .bar = 0.95,
        .counts =
            {{.name = fmt::format("share of the time with the disk's queue at {}", held),

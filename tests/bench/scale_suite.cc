@@ -63,6 +63,16 @@ Result<Populated> start(Bench& bench, std::size_t count) {
   return populated;
 }
 
+// As many requests as a session's rings hold: afterwards every page of theirs counts.
+Result<void> go_around_rings(Populated& populated) {
+  constexpr int kMoreThanEntries = 2048;
+  if (auto lease = populated.client->acquire(populated.tensors[0], {.mode = Mode::kOverwrite}); !lease)
+    return std::unexpected(lease.error());
+  for (int i = 0; i < kMoreThanEntries; ++i)
+    if (const auto done = populated.client->swap_out({&populated.tensors[0], 1}, Place::host()); !done) return done;
+  return {};
+}
+
 // Nanoseconds a tensor, of the client and daemon together; the daemon's CPU of it.
 struct Costs {
   double create = 0;
@@ -191,6 +201,7 @@ Result<void> run_tensors(Bench& bench) {
   if (!many) return std::unexpected(many.error());
   // The first tenth also touches what there is once a session, and of the arena as much as those that follow.
   if (const auto added = many->add(count / 10); !added) return added;
+  if (const auto gone = go_around_rings(*many); !gone) return gone;
   auto before = resident_by_name(many->daemon->pid());
   const std::uint64_t names_before = many->name_bytes;
   const auto more = static_cast<double>(count - many->tensors.size());
