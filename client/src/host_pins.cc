@@ -1,36 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host_pins.h"
 
-#include <algorithm>
+#include <iterator>
 
 namespace terrace::client {
 
-void HostPins::clear() {
-  for (auto& [memory, piece] : pieces_) piece.gpu->unpin(memory);
-  pieces_.clear();
-  pinned_bytes_ = 0;
+// The first piece that ends behind `memory`.
+HostPins::Pieces::iterator HostPins::first_beyond(const std::byte* memory) {
+  auto at = pieces_.upper_bound(const_cast<std::byte*>(memory));
+  if (at == pieces_.begin()) return at;
+  const auto before = std::prev(at);
+  return before->first + before->second.bytes > memory ? before : at;
 }
 
-bool HostPins::add(const std::shared_ptr<Gpu>& gpu, std::byte* memory, std::uint64_t bytes, bool read_only) {
-  for (std::uint64_t at = 0; at < bytes; at += kPieceBytes) {
-    const std::uint64_t size = std::min(kPieceBytes, bytes - at);
-    if (!gpu->pin(memory + at, size, read_only)) return false;
-    pieces_.emplace(memory + at, Piece{.gpu = gpu, .bytes = size});
-    pinned_bytes_ += size;
+void HostPins::let_go(const std::byte* memory, std::uint64_t bytes) {
+  auto at = first_beyond(memory);
+  while (at != pieces_.end() && at->first < memory + bytes) {
+    if (at->second.gpu != nullptr) {
+      at->second.gpu->unpin(at->first);
+      pinned_bytes_ -= at->second.bytes;
+    }
+    at = pieces_.erase(at);
   }
-  return true;
+}
+
+void HostPins::pin(const std::shared_ptr<Gpu>& gpu, std::byte* memory, std::uint64_t bytes, bool read_only) {
+  const std::lock_guard lock(mutex_);
+  const auto there = first_beyond(memory);
+  if (there != pieces_.end() && there->first <= memory && memory + bytes <= there->first + there->second.bytes) return;
+  let_go(memory, bytes);
+  const bool pinned = gpu->pin(memory, bytes, read_only);
+  pieces_.emplace(memory, Piece{.gpu = pinned ? gpu : nullptr, .bytes = bytes});
+  if (pinned) pinned_bytes_ += bytes;
 }
 
 void HostPins::remove(const std::byte* memory, std::uint64_t bytes) {
-  for (auto at = pieces_.begin(); at != pieces_.end();) {
-    if (at->first < memory || at->first >= memory + bytes) {
-      ++at;
-      continue;
-    }
-    at->second.gpu->unpin(at->first);
-    pinned_bytes_ -= at->second.bytes;
-    at = pieces_.erase(at);
-  }
+  const std::lock_guard lock(mutex_);
+  let_go(memory, bytes);
+}
+
+std::uint64_t HostPins::pinned_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return pinned_bytes_;
 }
 
 }  // namespace terrace::client

@@ -1,40 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of the session's host memory is pinned for this process's own copies to and from its GPU.
+// Which memory of a range is pinned for this process's own copies to and from its GPU.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 
 #include "gpu.h"
 
 namespace terrace::client {
 
-// One view of a range. One thread at a time. The driver refuses to copy what is pinned in part (cuMemcpyHtoD), and
-// tensors straddle segments: so a view is pinned whole, or not at all.
+// Each piece is one registration with the driver, which refuses to copy across two of them, or what is pinned in part
+// (cuMemcpyHtoD). No two overlap. Thread-safe. remove() everything before the end.
 class HostPins {
  public:
-  static constexpr std::uint64_t kPieceBytes = 64ull << 20;
-
   HostPins() = default;
   HostPins(const HostPins&) = delete;
   HostPins& operator=(const HostPins&) = delete;
-  ~HostPins() { clear(); }
+  ~HostPins() = default;
 
-  // False: not all of it could be pinned, and what could be is for the caller to clear().
-  bool add(const std::shared_ptr<Gpu>& gpu, std::byte* memory, std::uint64_t bytes, bool read_only);
-  // Lets go of what lies there, before it is unmapped.
+  // Pins it as one piece, unless it lies in one already. Pieces that it overlaps are let go of first: nobody copies
+  // from them any more. What the driver refuses is not pinned, and not tried again while it is the same piece.
+  void pin(const std::shared_ptr<Gpu>& gpu, std::byte* memory, std::uint64_t bytes, bool read_only);
+  // Lets go of the pieces that overlap this.
   void remove(const std::byte* memory, std::uint64_t bytes);
-  void clear();
-  std::uint64_t pinned_bytes() const { return pinned_bytes_; }
+  std::uint64_t pinned_bytes() const;
 
  private:
   struct Piece {
-    std::shared_ptr<Gpu> gpu;
+    std::shared_ptr<Gpu> gpu;  // null: the driver refused it
     std::uint64_t bytes = 0;
   };
-  std::map<std::byte*, Piece> pieces_;
+  using Pieces = std::map<std::byte*, Piece>;
+  Pieces::iterator first_beyond(const std::byte* memory);
+  void let_go(const std::byte* memory, std::uint64_t bytes);
+
+  mutable std::mutex mutex_;  // guards what follows
+  Pieces pieces_;
   std::uint64_t pinned_bytes_ = 0;
 };
 

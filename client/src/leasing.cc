@@ -183,7 +183,7 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
   lease->token_ = {.session = this, .handle = tensor.handle(), .mode = options.mode};
   lease->place_ = options.place;
   lease->writable_ = options.mode != Mode::kRead || options.writable_view;
-  lease->address_ = place->address(offset, lease->writable_);
+  lease->address_ = place->address(offset, tensor.bytes(), lease->writable_);
   lease->cuda_device_ = place->gpu_ordinal();
   lease->bytes_ = tensor.bytes();
   reference();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The address space of one place: a reserved range into which the daemon's segments are mapped as they come, once
-// read-only and once writable (a device's once, writable). A GPU's range is one of its own addresses.
+// The address space of one place, into which the daemon's segments are mapped as they come: the host's to be read and,
+// elsewhere, to be written (a device's once, writable). A GPU's range is one of its own addresses.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "gpu.h"
-#include "host_pins.h"
+#include "host_view.h"
 #include "shm/message.h"
 #include "terrace/error.h"
 
@@ -22,12 +22,15 @@ namespace terrace::client {
 class PlaceRange {
  public:
   // Segments are whole runs of these.
-  static constexpr std::uint64_t kGranuleBytes = 2ull << 20;
+  static constexpr std::uint64_t kGranuleBytes = HostView::kGranuleBytes;
   // What a process can address.
   static constexpr std::uint64_t kRangeBytesMax = 1ull << 47;
 
-  // `read_only`: memory that this process may not write, mapped once.
-  static Result<std::unique_ptr<PlaceRange>> reserve(const shm::PlaceRecord& record, bool read_only = false);
+  struct Use {
+    bool read_only = false;   // memory that this process may not write, mapped once
+    bool beside_gpu = false;  // the session has a GPU's place, too
+  };
+  static Result<std::unique_ptr<PlaceRange>> reserve(const shm::PlaceRecord& record, Use use);
   PlaceRange(const PlaceRange&) = delete;
   PlaceRange& operator=(const PlaceRange&) = delete;
   ~PlaceRange();
@@ -41,14 +44,15 @@ class PlaceRange {
   Result<void> unmap(std::uint64_t offset, std::uint64_t bytes);
   // Unmaps every segment that does not begin at one of these offsets.
   Result<void> keep_only(const std::set<std::uint64_t>& offsets);
-  // Pins host memory for this process's own copies: what is mapped, and from now on what comes. All of it, or nothing
-  // for good. The same thread's.
+  // Pins host memory for this process's own copies: what is mapped, and from now on what comes, as far as the driver
+  // takes it. The same thread's.
   void pin(const std::shared_ptr<Gpu>& gpu);
-  std::uint64_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_relaxed); }
+  std::uint64_t pinned_bytes() const { return writable_ == nullptr ? 0 : writable_->pinned_bytes(); }
   // The GPU whose memory this is, once a segment was mapped; null: not a GPU's. The same thread's; gpu_ordinal() and
   // gpu_context() also whoever's that has found memory mapped().
   const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
   bool is_gpu() const { return is_gpu_; }
+  static bool is_gpu(const shm::PlaceRecord& record) { return record.gpu != std::array<std::uint8_t, 16>{}; }
   std::optional<int> gpu_ordinal() const { return is_gpu_ ? std::optional(gpu_->ordinal()) : std::nullopt; }
 
   // Whether [offset, offset + bytes) lies in the range. Thread-safe, as all below.
@@ -57,38 +61,39 @@ class PlaceRange {
   }
   // Whether every byte of it is mapped.
   bool mapped(std::uint64_t offset, std::uint64_t bytes) const;
-  std::byte* address(std::uint64_t offset, bool writable) const {
-    const bool one_range = readable_ == nullptr || reads_writable_.load(std::memory_order_relaxed);
-    return (writable || one_range ? writable_ : readable_) + offset;
-  }
+  // Where a leased tensor's bytes are, all of them mapped.
+  std::byte* address(std::uint64_t offset, std::uint64_t bytes, bool writable) const;
 
  private:
   struct Segment {
     std::uint64_t bytes = 0;
     std::uint64_t inode = 0;  // memfds have one each; a GPU's segments do not, and are told apart by where they lie
   };
-  PlaceRange(const shm::PlaceRecord& record, bool read_only);
+  PlaceRange(const shm::PlaceRecord& record, Use use);
+  Result<void> reserve_views(bool beside_gpu);
   Result<void> check(std::uint64_t offset, std::uint64_t bytes) const;
   // Forgets the segments that touch this range: a GPU's are unmapped, the CPU's are pinned no more.
   Result<void> strike_out(std::uint64_t offset, std::uint64_t bytes);
   void set_mapped(std::uint64_t offset, std::uint64_t bytes, bool mapped);
+  // Whether a segment begins within.
+  bool straddles(std::uint64_t offset, std::uint64_t bytes) const;
   Result<void> map_gpu(std::uint64_t offset, std::uint64_t bytes, int fd);
   void pin_segment(std::uint64_t offset, std::uint64_t bytes);
 
+  using Bits = std::vector<std::atomic<std::uint64_t>>;  // one a granule
+
   shm::PlaceRecord record_;
-  std::uint64_t reserved_bytes_ = 0;  // the range, in whole granules
-  std::byte* readable_ = nullptr;     // null where the place is mapped once
-  std::byte* writable_ = nullptr;
-  std::map<std::uint64_t, Segment> segments_;         // by offset
-  std::vector<std::atomic<std::uint64_t>> granules_;  // one bit each: mapped
+  std::uint64_t reserved_bytes_ = 0;           // the range, in whole granules
+  std::unique_ptr<HostView> readable_;         // null where the place is mapped once
+  std::unique_ptr<HostView> writable_;         // null: a GPU's
+  std::map<std::uint64_t, Segment> segments_;  // by offset
+  Bits mapped_;
+  Bits begins_;  // a segment does
   const bool read_only_;
   const bool is_gpu_;
   std::shared_ptr<Gpu> gpu_;
-  std::shared_ptr<Gpu> pin_gpu_;  // null: nothing is pinned
-  bool pin_refused_ = false;
-  HostPins readable_pins_;
-  HostPins writable_pins_;
-  std::atomic<std::uint64_t> pinned_bytes_ = 0;
+  std::byte* gpu_memory_ = nullptr;
+  bool pins_ = false;
   std::atomic<bool> reads_writable_ = false;  // read leases use the writable range: that is the one that is pinned
 };
 

@@ -146,13 +146,15 @@ Result<std::unique_ptr<Session, void (*)(Session*)>> Session::settle(Greeted gre
   std::unique_ptr<Session, void (*)(Session*)> session(
       new Session(std::move(greeted), welcome, std::move(message.descriptors[1]), std::move(wake), *region),
       [](Session* unopened) { delete unopened; });
-  for (std::uint32_t i = 0; i < welcome.place_count; ++i) {
-    const shm::PlaceRecord& place = welcome.places[i];
+  const std::span places(welcome.places.data(), welcome.place_count);
+  const bool any_gpu = std::ranges::any_of(places, [](const auto& each) { return PlaceRange::is_gpu(each); });
+  for (const shm::PlaceRecord& place : places) {
     if (place.place >= session->ranges_.size() || session->ranges_[place.place] != nullptr) {
       return fail(ErrorCode::kInternal, "terraced's welcome names place " + std::to_string(place.place) +
                                             " twice, or there is none of that number");
     }
-    Result<std::unique_ptr<PlaceRange>> range = PlaceRange::reserve(place, welcome.read_only != 0);
+    Result<std::unique_ptr<PlaceRange>> range =
+        PlaceRange::reserve(place, {.read_only = welcome.read_only != 0, .beside_gpu = any_gpu});
     if (!range) return std::unexpected(range.error());
     session->ranges_[place.place] = std::move(*range);
   }

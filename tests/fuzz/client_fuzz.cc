@@ -61,7 +61,7 @@ void map(Input& input) {
       .place = 0,
       .writable_only = static_cast<std::uint32_t>(input.below(2)),
       .range_bytes = input.below(2) == 0 ? input.number() : input.below(8) * PlaceRange::kGranuleBytes};
-  auto range = PlaceRange::reserve(record);
+  auto range = PlaceRange::reserve(record, {.beside_gpu = true});
   check_named(range);
   if (!range) return;
   for (int i = 0; i < kActsMax && !input.empty(); ++i) {
@@ -74,7 +74,7 @@ void map(Input& input) {
     // As a lease looks at what the table says.
     if (!(*range)->holds(offset, bytes) || bytes == 0 || !(*range)->mapped(offset, bytes)) continue;
     if (offset < 8 * PlaceRange::kGranuleBytes && bytes <= 4 * PlaceRange::kGranuleBytes)
-      static_cast<void>(*static_cast<volatile std::byte*>((*range)->address(offset, false)));
+      static_cast<void>(*static_cast<volatile std::byte*>((*range)->address(offset, bytes, false)));
   }
 }
 

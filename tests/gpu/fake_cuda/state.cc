@@ -221,18 +221,17 @@ bool pieces(cuda::Pointer address, std::size_t bytes, const std::function<void(s
   return true;
 }
 
-// Registrations side by side are as good as one; what lies partly in none is refused.
 Pinning pinning(const void* address, std::size_t bytes) {
   const auto* first = static_cast<const std::byte*>(address);
   const std::byte* const end = first + bytes;
-  std::size_t covered = 0;
   const std::lock_guard lock(state().mutex);
-  for (const auto& [memory, size] : state().registered) {
-    const std::byte* const from = std::max(first, memory);
-    const std::byte* const to = std::min(end, memory + size);
-    if (from < to) covered += static_cast<std::size_t>(to - from);
+  const auto next = state().registered.upper_bound(first);
+  if (next != state().registered.begin()) {
+    const auto& [memory, size] = *std::prev(next);
+    if (end <= memory + size) return Pinning::kWhole;
+    if (first < memory + size) return Pinning::kBroken;
   }
-  return covered == 0 ? Pinning::kNone : covered == bytes ? Pinning::kWhole : Pinning::kBroken;
+  return next != state().registered.end() && next->first < end ? Pinning::kBroken : Pinning::kNone;
 }
 
 }  // namespace terrace::fake_cuda

@@ -106,7 +106,7 @@ StreamState* stream_of(cuda::Stream stream);
 bool pieces(cuda::Pointer address, std::size_t bytes, const std::function<void(std::byte*, std::size_t)>& visit);
 
 enum class Pinning { kNone, kWhole, kBroken };
-// Whether host memory is registered; kBroken: in part.
+// Whether host memory is registered; kBroken: in part, or by more than one registration, which no copy may cross.
 Pinning pinning(const void* address, std::size_t bytes);
 
 }  // namespace terrace::fake_cuda
