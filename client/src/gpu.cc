@@ -15,6 +15,7 @@ cuda::Pointer number(const std::byte* address) { return reinterpret_cast<std::ui
 
 Result<std::shared_ptr<Gpu>> Gpu::open(const cuda::Api& api, int ordinal) {
   std::shared_ptr<Gpu> gpu(new Gpu(api, ordinal));
+  const cuda::Relaxed relaxed(api);
   if (auto done = api.device(&gpu->device_, ordinal); !done) return std::unexpected(done.error());
   if (auto done = api.primary_retain(&gpu->context_, gpu->device_); !done) return std::unexpected(done.error());
   return gpu;
@@ -55,6 +56,7 @@ Gpu::~Gpu() {
 }
 
 Result<std::byte*> Gpu::reserve(std::uint64_t bytes) const {
+  const cuda::Relaxed relaxed(api_);
   cuda::Pointer found = 0;
   if (auto reserved = api_.reserve(&found, bytes, kAlignmentBytes, 0, 0); !reserved)
     return std::unexpected(reserved.error());
@@ -62,10 +64,12 @@ Result<std::byte*> Gpu::reserve(std::uint64_t bytes) const {
 }
 
 void Gpu::give_back(std::byte* range, std::uint64_t bytes) const {
+  const cuda::Relaxed relaxed(api_);
   static_cast<void>(api_.unreserve.status(number(range), bytes));
 }
 
 Result<void> Gpu::map(std::byte* at, std::uint64_t bytes, int fd) const {
+  const cuda::Relaxed relaxed(api_);
   const cuda::Current current(api_, context_);
   if (!current.result()) return current.result();
   cuda::Allocation segment = 0;
@@ -81,15 +85,20 @@ Result<void> Gpu::map(std::byte* at, std::uint64_t bytes, int fd) const {
   return allowed;
 }
 
-Result<void> Gpu::unmap(std::byte* at, std::uint64_t bytes) const { return api_.unmap(number(at), bytes); }
+Result<void> Gpu::unmap(std::byte* at, std::uint64_t bytes) const {
+  const cuda::Relaxed relaxed(api_);
+  return api_.unmap(number(at), bytes);
+}
 
 bool Gpu::pin(std::byte* memory, std::uint64_t bytes, bool read_only) const {
+  const cuda::Relaxed relaxed(api_);
   const cuda::Current current(api_, context_);
   const unsigned flags = cuda::kHostRegisterPortable | (read_only ? cuda::kHostRegisterReadOnly : 0u);
   return current.result() && api_.host_register.status(memory, bytes, flags) == cuda::kSuccess;
 }
 
 void Gpu::unpin(std::byte* memory) const {
+  const cuda::Relaxed relaxed(api_);
   const cuda::Current current(api_, context_);
   if (current.result()) static_cast<void>(api_.host_unregister.status(memory));
 }

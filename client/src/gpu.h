@@ -13,7 +13,7 @@
 
 namespace terrace::client {
 
-// Thread-safe.
+// Thread-safe, also while the process captures a CUDA graph.
 class Gpu {
  public:
   // kFailedPrecondition where this process has no driver, or was not given that GPU (CUDA_VISIBLE_DEVICES).

@@ -6,11 +6,12 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <deque>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace terrace::client {
 namespace {
@@ -48,16 +49,41 @@ void push(Pending* pending) {
   all.pushes.notify_one();
 }
 
-Result<cuda::Event> mark(const cuda::Api& api, cuda::Context context, cuda::Stream stream) {
-  const cuda::Current current(api, context);
-  if (!current.result()) return std::unexpected(current.result().error());
+// An event behind what a stream holds now, or which call did not give one.
+struct Mark {
   cuda::Event event = nullptr;
-  if (auto made = api.event_create(&event, cuda::kEventDisableTiming); !made) return std::unexpected(made.error());
-  if (auto recorded = api.event_record(event, stream); !recorded) {
-    static_cast<void>(api.event_destroy.status(event));
-    return std::unexpected(recorded.error());
+  const char* call = nullptr;
+  cuda::Status status = cuda::kSuccess;
+
+  template <typename Entry, typename... Arguments>
+  bool has(const Entry& entry, Arguments... arguments) {
+    call = entry.name();
+    status = entry.status(arguments...);
+    return status == cuda::kSuccess;
   }
-  return event;
+};
+
+// What is captured runs later, with every launch of its graph: no event of a stream that is being captured ever fires.
+void mark_here(const cuda::Api& api, cuda::Stream stream, Mark& mark) {
+  cuda::CaptureStatus capturing = cuda::kNotCapturing;
+  if (!mark.has(api.stream_is_capturing, stream, &capturing)) return;
+  if (capturing != cuda::kNotCapturing) {
+    mark.status = cuda::kStreamCaptureUnsupported;
+    return;
+  }
+  if (!mark.has(api.event_create, &mark.event, cuda::kEventDisableTiming)) return;
+  if (mark.has(api.event_record, mark.event, stream)) return;
+  static_cast<void>(api.event_destroy.status(std::exchange(mark.event, nullptr)));
+}
+
+Mark mark(const cuda::Api& api, cuda::Context context, cuda::Stream stream) {
+  const cuda::Relaxed relaxed(api);
+  Mark made;
+  if (!made.has(api.context_push, context)) return made;
+  mark_here(api, stream, made);
+  cuda::Context popped = nullptr;
+  static_cast<void>(api.context_pop.status(&popped));
+  return made;
 }
 
 void finish(const cuda::Api& api, const Pending& pending) {
@@ -65,9 +91,15 @@ void finish(const cuda::Api& api, const Pending& pending) {
   release_token(pending.token);
 }
 
-// A device that fails is past everything: it runs no more.
-bool is_past(const cuda::Api& api, const Pending& pending) {
-  return pending.event == nullptr || api.event_query.status(pending.event) != cuda::kNotReady;
+// What the driver refuses to say is asked again: bytes in use are not given away. A lost context runs nothing any more.
+bool is_past(const cuda::Api& api, Pending& pending) {
+  if (pending.event == nullptr) {
+    const Mark made = mark(api, pending.context, pending.stream);
+    pending.event = made.event;
+    if (made.event == nullptr) return cuda::is_lost(made.status);
+  }
+  const cuda::Status said = api.event_query.status(pending.event);
+  return said == cuda::kSuccess || cuda::is_lost(said);
 }
 
 void run(const cuda::Api& api) {
@@ -75,18 +107,14 @@ void run(const cuda::Api& api) {
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   ::pthread_setname_np(::pthread_self(), "terrace-release");
-  std::deque<std::unique_ptr<Pending>> waiting;
+  const cuda::Relaxed relaxed(api);
+  std::vector<std::unique_ptr<Pending>> waiting;
   while (true) {
     const std::uint32_t seen = queue().pushes.load(std::memory_order_acquire);
-    std::deque<std::unique_ptr<Pending>> fresh;
     for (Pending* each = queue().newest.exchange(nullptr, std::memory_order_acquire); each != nullptr;) {
       Pending* const next = each->next;
-      fresh.emplace_front(each);
+      waiting.emplace_back(each);
       each = next;
-    }
-    for (auto& each : fresh) {
-      if (each->event == nullptr) each->event = mark(api, each->context, each->stream).value_or(nullptr);
-      waiting.push_back(std::move(each));
     }
     std::erase_if(waiting, [&](const std::unique_ptr<Pending>& each) {
       const bool past = is_past(api, *each);
@@ -119,10 +147,15 @@ Result<void> release_past(cuda::Stream stream, LeaseToken token) {
   }
   cuda::Context context = nullptr;
   if (auto asked = api->stream_context(stream, &context); !asked) return asked;
-  const Result<cuda::Event> event = mark(*api, context, stream);
-  if (!event) return std::unexpected(event.error());
+  const Mark made = mark(*api, context, stream);
+  if (made.status == cuda::kStreamCaptureUnsupported) {
+    return fail(ErrorCode::kFailedPrecondition,
+                "the stream is being captured into a graph, which is launched later: release the lease when it is not "
+                "launched any more");
+  }
+  if (made.status != cuda::kSuccess) return std::unexpected(cuda::error_of(made.call, made.status));
   start_stream_releases(*api);
-  push(new Pending{.token = token, .context = context, .stream = stream, .event = *event, .next = nullptr});
+  push(new Pending{.token = token, .context = context, .stream = stream, .event = made.event, .next = nullptr});
   return {};
 }
 

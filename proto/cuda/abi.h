@@ -13,6 +13,8 @@ using Status = int;                          // CUresult
 using Device = int;                          // CUdevice
 using Pointer = unsigned long long;          // CUdeviceptr  NOLINT(google-runtime-int)
 using Allocation = unsigned long long;       // CUmemGenericAllocationHandle  NOLINT(google-runtime-int)
+using CaptureMode = int;                     // CUstreamCaptureMode
+using CaptureStatus = int;                   // CUstreamCaptureStatus
 using Flags64 = unsigned long long;          // NOLINT(google-runtime-int)
 using Context = struct OpaqueContext*;       // CUcontext
 using Stream = struct OpaqueStream*;         // CUstream; null: the context's default stream
@@ -38,7 +40,9 @@ inline constexpr Status kOperatingSystem = 304;
 inline constexpr Status kInvalidHandle = 400;
 inline constexpr Status kNotReady = 600;
 inline constexpr Status kIllegalAddress = 700;
+inline constexpr Status kLaunchTimeout = 702;
 inline constexpr Status kContextIsDestroyed = 709;
+inline constexpr Status kAssert = 710;
 inline constexpr Status kHostMemoryAlreadyRegistered = 712;
 inline constexpr Status kHostMemoryNotRegistered = 713;
 inline constexpr Status kHardwareStackError = 714;
@@ -48,6 +52,7 @@ inline constexpr Status kNotSupported = 801;
 inline constexpr Status kSystemNotReady = 802;
 inline constexpr Status kSystemDriverMismatch = 803;
 inline constexpr Status kCompatNotSupportedOnDevice = 804;
+inline constexpr Status kStreamCaptureUnsupported = 900;
 inline constexpr Status kExternalDevice = 911;
 inline constexpr Status kUnknown = 999;
 
@@ -67,6 +72,10 @@ inline constexpr unsigned kContextBlockingSync = 4;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
+
+inline constexpr CaptureMode kCaptureGlobal = 0;
+inline constexpr CaptureMode kCaptureRelaxed = 2;
+inline constexpr CaptureStatus kNotCapturing = 0;
 
 // CUmemLocation.
 struct Location {

@@ -37,20 +37,11 @@ ErrorCode code_of(Status status) {
     case kSystemDriverMismatch:
     case kCompatNotSupportedOnDevice:
       return ErrorCode::kFailedPrecondition;
-    case kDeinitialized:
     case kDeviceUnavailable:
-    case kEccUncorrectable:
-    case kNvlinkUncorrectable:
-    case kContained:
-    case kContextIsDestroyed:
-    case kExternalDevice:
     case kUnknown:
       return ErrorCode::kUnavailable;
     default:
-      // Faults that leave a context of no more use.
-      return status == kIllegalAddress || (status >= kHardwareStackError && status <= kLaunchFailed)
-                 ? ErrorCode::kUnavailable
-                 : ErrorCode::kInternal;
+      return is_lost(status) ? ErrorCode::kUnavailable : ErrorCode::kInternal;
   }
 }
 
@@ -93,6 +84,23 @@ Result<const Api*> open(const std::string& path, int how) {
 
 }  // namespace
 
+bool is_lost(Status status) {
+  switch (status) {
+    case kDeinitialized:
+    case kEccUncorrectable:
+    case kNvlinkUncorrectable:
+    case kContained:
+    case kIllegalAddress:
+    case kLaunchTimeout:
+    case kContextIsDestroyed:
+    case kAssert:
+    case kExternalDevice:
+      return true;
+    default:
+      return status >= kHardwareStackError && status <= kLaunchFailed;
+  }
+}
+
 Error error_of(const char* call, Status status) {
   std::string_view plain(call);
   if (plain.ends_with("_v2")) plain.remove_suffix(3);
@@ -126,5 +134,9 @@ Current::~Current() {
   Context popped = nullptr;
   if (result_) static_cast<void>(api_.context_pop.status(&popped));
 }
+
+Relaxed::Relaxed(const Api& api) : api_(api) { static_cast<void>(api_.exchange_capture_mode.status(&mode_)); }
+
+Relaxed::~Relaxed() { static_cast<void>(api_.exchange_capture_mode.status(&mode_)); }
 
 }  // namespace terrace::cuda

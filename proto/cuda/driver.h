@@ -15,6 +15,10 @@ namespace terrace::cuda {
 // names call, code and number: "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2)".
 Error error_of(const char* call, Status status);
 
+// Whether a context that says this is of no more use, for good: it was destroyed, or a fault has ended it. Nothing that
+// it had begun runs any more.
+bool is_lost(Status status);
+
 // The library's symbols as they are asked for.
 class Symbols {
  public:
@@ -92,6 +96,8 @@ class Api {
   Entry<Stream> stream_destroy{symbols_, "cuStreamDestroy_v2"};
   Entry<Stream> stream_synchronize{symbols_, "cuStreamSynchronize"};
   Entry<Stream, Context*> stream_context{symbols_, "cuStreamGetCtx"};
+  Entry<Stream, CaptureStatus*> stream_is_capturing{symbols_, "cuStreamIsCapturing"};
+  Entry<CaptureMode*> exchange_capture_mode{symbols_, "cuThreadExchangeStreamCaptureMode"};
   Entry<Pointer, const void*, std::size_t, Stream> copy_up{symbols_, "cuMemcpyHtoDAsync_v2"};
   Entry<void*, Pointer, std::size_t, Stream> copy_down{symbols_, "cuMemcpyDtoHAsync_v2"};
   Entry<Pointer, Pointer, std::size_t, Stream> copy_within{symbols_, "cuMemcpyDtoDAsync_v2"};
@@ -125,6 +131,20 @@ class Current {
  private:
   const Api& api_;
   Result<void> result_;
+};
+
+// Lets this thread call what it likes, for as long as it lives, while somebody in the process captures a graph. Many
+// calls are refused otherwise, and end the capture, though nothing of ours belongs into it.
+class Relaxed {
+ public:
+  explicit Relaxed(const Api& api);
+  ~Relaxed();
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  const Api& api_;
+  CaptureMode mode_ = kCaptureRelaxed;  // then the one before
 };
 
 }  // namespace terrace::cuda

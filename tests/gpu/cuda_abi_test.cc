@@ -47,6 +47,8 @@ static_assert(kNotPermitted == CUDA_ERROR_NOT_PERMITTED && kNotSupported == CUDA
 static_assert(kSystemNotReady == CUDA_ERROR_SYSTEM_NOT_READY);
 static_assert(kSystemDriverMismatch == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
 static_assert(kCompatNotSupportedOnDevice == CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE);
+static_assert(kLaunchTimeout == CUDA_ERROR_LAUNCH_TIMEOUT && kAssert == CUDA_ERROR_ASSERT);
+static_assert(kStreamCaptureUnsupported == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 static_assert(kExternalDevice == CUDA_ERROR_EXTERNAL_DEVICE && kUnknown == CUDA_ERROR_UNKNOWN);
 #if CUDA_VERSION >= 12080
 static_assert(kContained == CUDA_ERROR_CONTAINED);
@@ -64,6 +66,11 @@ static_assert(kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
 static_assert(kHostRegisterReadOnly == CU_MEMHOSTREGISTER_READ_ONLY);
 static_assert(kContextBlockingSync == CU_CTX_SCHED_BLOCKING_SYNC && kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
 static_assert(kEventBlockingSync == CU_EVENT_BLOCKING_SYNC && kEventDisableTiming == CU_EVENT_DISABLE_TIMING);
+
+static_assert(sizeof(CaptureMode) == sizeof(CUstreamCaptureMode));
+static_assert(sizeof(CaptureStatus) == sizeof(CUstreamCaptureStatus));
+static_assert(kCaptureGlobal == CU_STREAM_CAPTURE_MODE_GLOBAL && kCaptureRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(kNotCapturing == CU_STREAM_CAPTURE_STATUS_NONE);
 
 template <typename Ours, typename Theirs>
 constexpr bool kSameShape = sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs>;
@@ -121,6 +128,8 @@ TEST_F(Abi, EntryPointsAreTheToolkits) {
   TERRACE_SAME(stream_destroy, cuStreamDestroy);
   TERRACE_SAME(stream_synchronize, cuStreamSynchronize);
   TERRACE_SAME(stream_context, cuStreamGetCtx);
+  TERRACE_SAME(stream_is_capturing, cuStreamIsCapturing);
+  TERRACE_SAME(exchange_capture_mode, cuThreadExchangeStreamCaptureMode);
   TERRACE_SAME(copy_up, cuMemcpyHtoDAsync);
   TERRACE_SAME(copy_down, cuMemcpyDtoHAsync);
   TERRACE_SAME(copy_within, cuMemcpyDtoDAsync);

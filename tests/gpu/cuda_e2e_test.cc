@@ -189,6 +189,88 @@ TEST_F(CudaEnd, ADeletersReleaseWaitsForTheStreamToo) {
   ASSERT_TRUE(api().stream_destroy(stream));
 }
 
+// The point is recorded, but nobody can say whether it was passed; or it cannot be recorded yet.
+TEST_F(CudaEnd, ALeaseIsKeptWhileTheDriverDoesNotSayThatItsStreamIsPast) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  cuda::Stream stream = nullptr;
+  ASSERT_TRUE(api().stream_create(&stream, cuda::kStreamNonBlocking, 0));
+  for (const Call refused : {Call::kEventQuery, Call::kEventRecord}) {
+    SCOPED_TRACE(static_cast<int>(refused));
+    Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+    ASSERT_TRUE(written) << written.error().message;
+    const auto place = written->place();
+    control.hold = 1;
+    write(*written, 4, stream);
+    const auto asked = count(control, refused);
+    set_fault(control, refused, cuda::kNotPermitted, 3);
+    release_token(written->detach(), place, stream);
+    EXPECT_TRUE(eventually([&] { return count(control, refused) >= asked + 4; }));
+    EXPECT_EQ(client.held(), 1U);
+    control.hold = 0;
+    EXPECT_TRUE(eventually([&] { return client.held() == 0; }));
+  }
+  ASSERT_TRUE(api().stream_destroy(stream));
+}
+
+TEST_F(CudaEnd, ALostGpuIsPastEveryRelease) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  cuda::Stream stream = nullptr;
+  ASSERT_TRUE(api().stream_create(&stream, cuda::kStreamNonBlocking, 0));
+  Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+  ASSERT_TRUE(written) << written.error().message;
+  control.hold = 1;
+  write(*written, 4, stream);
+  ASSERT_TRUE(written->release(static_cast<void*>(stream)));
+  EXPECT_EQ(client.held(), 1U);
+  control.lost[0] = cuda::kEccUncorrectable;
+  EXPECT_TRUE(eventually([&] { return client.held() == 0; }));
+  ASSERT_TRUE(api().stream_destroy(stream));
+}
+
+// In the mode in which any thread's wrong call breaks it.
+TEST_F(CudaEnd, TheCaptureOfAGraphGoesOnWhileLeasesEndAndMemoryComes) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor before = make(client, "before");
+  const Tensor captured = make(client, "captured", kMiB);
+  cuda::Stream busy = nullptr;
+  cuda::Stream capturing = nullptr;
+  ASSERT_TRUE(api().stream_create(&busy, cuda::kStreamNonBlocking, 0));
+  ASSERT_TRUE(api().stream_create(&capturing, cuda::kStreamNonBlocking, 0));
+  Result<Lease> written = lease(client, before, Mode::kOverwrite);
+  Result<Lease> used = lease(client, captured, Mode::kOverwrite);
+  ASSERT_TRUE(written && used);
+  control.hold = 1;
+  write(*written, 4, busy);
+  ASSERT_TRUE(written->release(static_cast<void*>(busy)));
+
+  ASSERT_EQ(fake_cuda::exported<int(cuda::Stream, cuda::CaptureMode)>("cuStreamBeginCapture_v2")(capturing,
+                                                                                                 cuda::kCaptureGlobal),
+            0);
+  write(*used, 5, capturing);
+  const Result<void> refused = used->release(static_cast<void*>(capturing));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition) << refused.error().message;
+  const auto place = used->place();
+  release_token(used->detach(), place, capturing);
+  const Result<Lease> host = lease(client, make(client, "host"), Mode::kOverwrite, Place::host());
+  EXPECT_TRUE(host) << host.error().message;
+  const auto asked = count(control, Call::kEventQuery);
+  EXPECT_TRUE(eventually([&] { return count(control, Call::kEventQuery) >= asked + 3; }));
+  EXPECT_EQ(client.held(), 3U);
+  void* graph = nullptr;
+  EXPECT_EQ(fake_cuda::exported<int(cuda::Stream, void**)>("cuStreamEndCapture")(capturing, &graph), 0);
+
+  control.hold = 0;
+  EXPECT_TRUE(eventually([&] { return client.held() == 1; }));
+  ASSERT_TRUE(api().stream_destroy(busy));
+  ASSERT_TRUE(api().stream_destroy(capturing));
+}
+
 // Segments are of 2 MiB here, and the driver refuses one copy of two registrations: what straddles segments is pinned,
 // too, wherever it lies.
 TEST_F(CudaEnd, HostMemoryIsPinnedForTheTrainersOwnCopies) {

@@ -5,23 +5,27 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 
 #include "cuda/driver.h"
 #include "gpu/fake_cuda/control.h"
 
 namespace terrace::fake_cuda {
 
+// What the fake of this process exports by that name.
+template <typename Function>
+Function* exported(const char* name) {
+  static void* const library = ::dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+  auto* const found = reinterpret_cast<Function*>(library == nullptr ? nullptr : ::dlsym(library, name));
+  if (found == nullptr) throw std::runtime_error(std::string("no fake driver: ") + ::dlerror());
+  return found;
+}
+
 // The fake of this process.
 inline Control& in_process() {
-  static Control* const the = [] {
-    void* library = ::dlopen(FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    auto* find = reinterpret_cast<decltype(&terrace_fake_cuda_control)>(
-        library == nullptr ? nullptr : ::dlsym(library, "terrace_fake_cuda_control"));
-    if (find == nullptr) throw std::runtime_error(std::string("no fake driver: ") + ::dlerror());
-    return find();
-  }();
+  static Control* const the = exported<decltype(terrace_fake_cuda_control)>("terrace_fake_cuda_control")();
   return *the;
 }
 

@@ -21,7 +21,7 @@ class Control:
     """The fake's control block, shared with the daemon: its layout is tests/gpu/fake_cuda/control.h."""
 
     CALLS_OFFSET = 16
-    CALLS = 19
+    CALLS = 20
     EVENT_RECORD = 17
 
     def __init__(self, memory: mmap.mmap):

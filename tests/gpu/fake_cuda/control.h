@@ -35,6 +35,7 @@ enum class Call : std::uint32_t {
   kSet,
   kEventRecord,
   kEventSynchronize,
+  kEventQuery,
   kCount,
 };
 

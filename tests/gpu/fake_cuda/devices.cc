@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fake driver's entry points: the driver itself, devices, contexts, streams and events.
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -11,6 +12,9 @@ namespace terrace::fake_cuda {
 namespace {
 
 thread_local std::vector<cuda::Context> stack;
+
+// 1 and 2 are the default streams by the names that they have beside null.
+bool is_default(cuda::Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
 Status event_status(EventState& event) {
   const int lost = control().lost[static_cast<std::size_t>(event.device)].load();
@@ -44,6 +48,7 @@ Status cuGetErrorName(Status status, const char** name) {
                                                        {600, "CUDA_ERROR_NOT_READY"},
                                                        {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
                                                        {719, "CUDA_ERROR_LAUNCH_FAILED"},
+                                                       {800, "CUDA_ERROR_NOT_PERMITTED"},
                                                        {801, "CUDA_ERROR_NOT_SUPPORTED"}};
   const auto found = kNames.find(status);
   *name = found == kNames.end() ? nullptr : found->second;
@@ -144,13 +149,13 @@ Status cuStreamDestroy_v2(cuda::Stream stream) {
 Status cuStreamSynchronize(cuda::Stream stream) {
   StreamState* found = stream_of(stream);
   if (found == nullptr) return cuda::kInvalidContext;
+  if (const Status refused = prohibited()) return refused;
   found->drain();
   return control().lost[static_cast<std::size_t>(device_of(found->context()))].load();
 }
 
 Status cuStreamGetCtx(cuda::Stream stream, cuda::Context* context) {
-  const bool is_default = reinterpret_cast<std::uintptr_t>(stream) <= 2;
-  *context = is_default ? current() : reinterpret_cast<StreamState*>(stream)->context();
+  *context = is_default(stream) ? current() : reinterpret_cast<StreamState*>(stream)->context();
   return *context == nullptr ? cuda::kInvalidContext : 0;
 }
 
@@ -176,6 +181,7 @@ Status cuEventRecord(cuda::Event event, cuda::Stream stream) {
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(recorded->mutex);
+    recorded->captured = found->capturing;
     number = ++recorded->recorded;
   }
   found->push([recorded, number](Status before) {
@@ -200,8 +206,47 @@ Status cuEventSynchronize(cuda::Event event) {
 
 Status cuEventQuery(cuda::Event event) {
   const auto asked = *reinterpret_cast<std::shared_ptr<EventState>*>(event);
+  if (const Status failed = begin(Call::kEventQuery)) return failed;
   const std::lock_guard lock(asked->mutex);
-  return event_status(*asked);
+  return asked->captured ? kCapturedEvent : event_status(*asked);
+}
+
+Status cuThreadExchangeStreamCaptureMode(cuda::CaptureMode* mode) {
+  if (*mode < cuda::kCaptureGlobal || *mode > cuda::kCaptureRelaxed) return cuda::kInvalidValue;
+  std::swap(*mode, capture_mode());
+  return 0;
+}
+
+Status cuStreamBeginCapture_v2(cuda::Stream stream, cuda::CaptureMode mode) {
+  StreamState* found = stream_of(stream);
+  if (found == nullptr) return cuda::kInvalidContext;
+  if (is_default(stream)) return cuda::kStreamCaptureUnsupported;
+  if (found->capturing.exchange(true)) return cuda::kInvalidValue;
+  const std::lock_guard lock(state().mutex);
+  state().captures.push_back({.stream = found, .thread = std::this_thread::get_id(), .mode = mode});
+  return 0;
+}
+
+// The graph is not kept: nobody launches it.
+Status cuStreamEndCapture(cuda::Stream stream, void** graph) {
+  const std::lock_guard lock(state().mutex);
+  const auto found = std::ranges::find(state().captures, reinterpret_cast<StreamState*>(stream), &Capture::stream);
+  if (found == state().captures.end()) return cuda::kInvalidValue;
+  const Capture ended = *found;
+  if (ended.mode != cuda::kCaptureRelaxed && ended.thread != std::this_thread::get_id()) return kCaptureWrongThread;
+  state().captures.erase(found);
+  ended.stream->capturing = false;
+  *graph = nullptr;
+  return ended.broken ? kCaptureInvalidated : cuda::kSuccess;
+}
+
+Status cuStreamIsCapturing(cuda::Stream stream, cuda::CaptureStatus* status) {
+  StreamState* found = stream_of(stream);
+  if (found == nullptr) return cuda::kInvalidContext;
+  const std::lock_guard lock(state().mutex);
+  const auto capture = std::ranges::find(state().captures, found, &Capture::stream);
+  *status = capture == state().captures.end() ? 0 : capture->broken ? 2 : 1;
+  return 0;
 }
 
 }  // extern "C"

@@ -8,6 +8,11 @@ namespace terrace::fake_cuda {
 
 using Status = cuda::Status;
 
+// What Terrace does not tell apart.
+inline constexpr Status kCaptureInvalidated = 901;
+inline constexpr Status kCapturedEvent = 907;
+inline constexpr Status kCaptureWrongThread = 908;
+
 // begin(), and the end of it where the device is lost.
 inline Status begin(Call call, int device) {
   if (const Status failed = begin(call)) return failed;

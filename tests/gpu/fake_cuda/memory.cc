@@ -87,6 +87,7 @@ Status cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 
 Status cuMemAlloc_v2(cuda::Pointer* pointer, std::size_t bytes) {
   if (current() == nullptr) return cuda::kInvalidContext;
+  if (const Status refused = prohibited()) return refused;
   const std::size_t rounded = (bytes + kGranularity - 1) / kGranularity * kGranularity;
   auto memory = make(device_of(current()), rounded);
   std::byte* range = memory == nullptr ? nullptr : reserve(rounded);
@@ -100,6 +101,7 @@ Status cuMemAlloc_v2(cuda::Pointer* pointer, std::size_t bytes) {
 }
 
 Status cuMemFree_v2(cuda::Pointer pointer) {
+  if (const Status refused = prohibited()) return refused;
   const std::lock_guard lock(state().mutex);
   const auto found = state().allocations.find(pointer);
   if (found == state().allocations.end()) return cuda::kInvalidValue;

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -58,12 +59,44 @@ bool strikes(Fault& fault, cuda::Status& status) {
   return true;
 }
 
+namespace {
+
+// Which calls a capture prohibits the documentation does not list: these are held to be.
+bool is_unsafe(Call call) {
+  constexpr std::array kUnsafe = {Call::kRetain,         Call::kCreate,           Call::kImport,
+                                  Call::kReserve,        Call::kUnreserve,        Call::kMap,
+                                  Call::kUnmap,          Call::kSetAccess,        Call::kHostRegister,
+                                  Call::kHostUnregister, Call::kEventSynchronize, Call::kEventQuery};
+  return std::ranges::find(kUnsafe, call) != kUnsafe.end();
+}
+
+}  // namespace
+
 cuda::Status begin(Call call) {
   const auto index = static_cast<std::size_t>(call);
   control().calls[index].fetch_add(1);
   cuda::Status status = cuda::kSuccess;
-  strikes(control().faults[index], status);
+  if (!strikes(control().faults[index], status) && is_unsafe(call)) status = prohibited();
   return status;
+}
+
+cuda::CaptureMode& capture_mode() {
+  thread_local cuda::CaptureMode mode = cuda::kCaptureGlobal;
+  return mode;
+}
+
+cuda::Status prohibited() {
+  const cuda::CaptureMode mode = capture_mode();
+  bool any = false;
+  const std::lock_guard lock(state().mutex);
+  for (Capture& each : state().captures) {
+    const bool own = each.thread == std::this_thread::get_id();
+    const bool meets = own ? mode != cuda::kCaptureRelaxed && each.mode != cuda::kCaptureRelaxed
+                           : mode == cuda::kCaptureGlobal && each.mode == cuda::kCaptureGlobal;
+    each.broken = each.broken || meets;
+    any = any || meets;
+  }
+  return any ? cuda::kStreamCaptureUnsupported : cuda::kSuccess;
 }
 
 std::shared_ptr<Memory> Memory::create(int device, std::size_t bytes) {
@@ -125,6 +158,7 @@ StreamState::~StreamState() {
 }
 
 void StreamState::push(std::function<cuda::Status(cuda::Status)> task) {
+  if (capturing) return;
   {
     const std::lock_guard lock(mutex_);
     tasks_.push_back(std::move(task));

@@ -2,6 +2,7 @@
 // What the fake driver keeps in a process: contexts, memory and its mappings, streams with a thread each, events.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "cuda/abi.h"
 #include "gpu/fake_cuda/control.h"
@@ -44,6 +46,7 @@ struct EventState {
   std::uint64_t reached = 0;
   cuda::Status status = cuda::kSuccess;
   int device = 0;
+  bool captured = false;  // recorded last in a stream that was being captured
 };
 
 // Tasks in order, each on the stream's thread.
@@ -58,6 +61,8 @@ class StreamState {
   void push(std::function<cuda::Status(cuda::Status before)> task);
   void drain();
   cuda::Context context() const { return context_; }
+  // What is pushed meanwhile goes into a graph, and does not run.
+  std::atomic<bool> capturing = false;
 
  private:
   void work();
@@ -78,6 +83,13 @@ struct Mapping {
   bool accessible = false;
 };
 
+struct Capture {
+  StreamState* stream = nullptr;
+  std::thread::id thread;
+  cuda::CaptureMode mode = cuda::kCaptureGlobal;
+  bool broken = false;
+};
+
 struct State {
   std::mutex mutex;  // guards all below
   bool initialized = false;
@@ -89,8 +101,15 @@ struct State {
   std::map<cuda::Pointer, std::size_t> allocations;             // of cuMemAlloc
   std::map<const std::byte*, std::size_t> registered;           // host memory
   std::map<int, std::unique_ptr<StreamState>> default_streams;  // by device
+  std::vector<Capture> captures;
 };
 State& state();
+
+// The calling thread's, see cuThreadExchangeStreamCaptureMode.
+cuda::CaptureMode& capture_mode();
+// Of a call that is prohibited while a graph is captured: unless the thread's mode allows it, it is refused, and those
+// captures are broken.
+cuda::Status prohibited();
 
 // The devices that this process may see ($CUDA_VISIBLE_DEVICES), by their numbers on the machine.
 int visible_count();
