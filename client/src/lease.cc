@@ -26,11 +26,11 @@ void release_token(LeaseToken token) noexcept {
   end_lease(token);
 }
 
-void release_token(LeaseToken token, Place place, void* cuda_stream) noexcept {
+void release_token(LeaseToken token, Place place, std::span<void* const> cuda_streams) noexcept {
   if (token.session == nullptr || token.session->forked()) return;
   const cuda::Context context = token.session->gpu_context(place.number());
   if (context == nullptr) return release_token(token);
-  client::release_past_soon(context, static_cast<cuda::Stream>(cuda_stream), token);
+  client::release_past_soon(context, cuda_streams, token);
 }
 
 void tear_token(LeaseToken token) noexcept {
@@ -74,14 +74,14 @@ Result<void> Lease::releasable() const {
   return {};
 }
 
-Result<void> release_token(LeaseToken token, void* cuda_stream) {
+Result<void> release_token_past(LeaseToken token, Place place, std::span<void* const> cuda_streams) {
   if (token.session == nullptr || token.session->forked()) return {};
-  return client::release_past(static_cast<cuda::Stream>(cuda_stream), token);
+  return client::release_past(token.session->gpu_context(place.number()), cuda_streams, token);
 }
 
 Result<void> Lease::release(void* cuda_stream) {
   if (Result<void> can = releasable(); !can) return can;
-  if (Result<void> done = release_token(token_, cuda_stream); !done) return done;
+  if (Result<void> done = release_token_past(token_, place_, {&cuda_stream, 1}); !done) return done;
   detach();
   return {};
 }

@@ -19,11 +19,16 @@ namespace {
 // How often pending releases are looked after.
 constexpr std::chrono::microseconds kLookPeriod{100};
 
+// What a stream held.
+struct Point {
+  cuda::Stream stream = nullptr;
+  cuda::Event event = nullptr;  // null: it is not recorded yet
+};
+
 struct Pending {
   LeaseToken token;
   cuda::Context context = nullptr;
-  cuda::Stream stream = nullptr;
-  cuda::Event event = nullptr;  // null: the point is not recorded yet
+  std::vector<Point> points;  // not passed yet
   Pending* next = nullptr;
 };
 
@@ -63,6 +68,11 @@ struct Mark {
   }
 };
 
+// The names that the default streams have beside null: the legacy one's, and the calling thread's own.
+constexpr std::uintptr_t kLegacy = 1;
+constexpr std::uintptr_t kPerThread = 2;
+bool is_default(cuda::Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= kPerThread; }
+
 // What is captured runs later, with every launch of its graph: no event of a stream that is being captured ever fires.
 void mark_here(const cuda::Api& api, cuda::Stream stream, Mark& mark) {
   cuda::CaptureStatus capturing = cuda::kNotCapturing;
@@ -79,6 +89,8 @@ void mark_here(const cuda::Api& api, cuda::Stream stream, Mark& mark) {
 Mark mark(const cuda::Api& api, cuda::Context context, cuda::Stream stream) {
   const cuda::Relaxed relaxed(api);
   Mark made;
+  const bool is_contexts = is_default(stream) && context != nullptr;
+  if (!is_contexts && !made.has(api.stream_context, stream, &context)) return made;
   if (!made.has(api.context_push, context)) return made;
   mark_here(api, stream, made);
   cuda::Context popped = nullptr;
@@ -86,20 +98,29 @@ Mark mark(const cuda::Api& api, cuda::Context context, cuda::Stream stream) {
   return made;
 }
 
-void finish(const cuda::Api& api, const Pending& pending) {
-  if (pending.event != nullptr) static_cast<void>(api.event_destroy.status(pending.event));
-  release_token(pending.token);
+void forget(const cuda::Api& api, const Point& point) {
+  if (point.event != nullptr) static_cast<void>(api.event_destroy.status(point.event));
 }
 
 // What the driver refuses to say is asked again: bytes in use are not given away. A lost context runs nothing any more.
-bool is_past(const cuda::Api& api, Pending& pending) {
-  if (pending.event == nullptr) {
-    const Mark made = mark(api, pending.context, pending.stream);
-    pending.event = made.event;
+bool is_past(const cuda::Api& api, cuda::Context context, Point& point) {
+  if (point.event == nullptr) {
+    const Mark made = mark(api, context, point.stream);
+    point.event = made.event;
     if (made.event == nullptr) return cuda::is_lost(made.status);
   }
-  const cuda::Status said = api.event_query.status(pending.event);
+  const cuda::Status said = api.event_query.status(point.event);
   return said == cuda::kSuccess || cuda::is_lost(said);
+}
+
+// Every stream is marked at the first look, whichever is the last to be passed.
+bool is_past(const cuda::Api& api, Pending& pending) {
+  std::erase_if(pending.points, [&](Point& point) {
+    const bool past = is_past(api, pending.context, point);
+    if (past) forget(api, point);
+    return past;
+  });
+  return pending.points.empty();
 }
 
 void run(const cuda::Api& api) {
@@ -118,7 +139,7 @@ void run(const cuda::Api& api) {
     }
     std::erase_if(waiting, [&](const std::unique_ptr<Pending>& each) {
       const bool past = is_past(api, *each);
-      if (past) finish(api, *each);
+      if (past) release_token(each->token);
       return past;
     });
     if (waiting.empty()) {
@@ -130,6 +151,14 @@ void run(const cuda::Api& api) {
   }
 }
 
+Error refusal(const Mark& mark) {
+  if (mark.status != cuda::kStreamCaptureUnsupported) return cuda::error_of(mark.call, mark.status);
+  return {
+      ErrorCode::kFailedPrecondition,
+      "the stream is being captured into a graph, which is launched later: release the lease when it is not launched "
+      "any more"};
+}
+
 }  // namespace
 
 void start_stream_releases(const cuda::Api& api) {
@@ -139,30 +168,44 @@ void start_stream_releases(const cuda::Api& api) {
   });
 }
 
-Result<void> release_past(cuda::Stream stream, LeaseToken token) {
+Result<void> release_past(cuda::Context context, Streams streams, LeaseToken token) {
   const cuda::Api* const api = cuda::loaded();
   if (api == nullptr) {
     return fail(ErrorCode::kFailedPrecondition,
                 "no CUDA driver is loaded in this process: release the lease without a stream");
   }
-  cuda::Context context = nullptr;
-  if (auto asked = api->stream_context(stream, &context); !asked) return asked;
-  const Mark made = mark(*api, context, stream);
-  if (made.status == cuda::kStreamCaptureUnsupported) {
-    return fail(ErrorCode::kFailedPrecondition,
-                "the stream is being captured into a graph, which is launched later: release the lease when it is not "
-                "launched any more");
+  auto pending = std::make_unique<Pending>(Pending{.token = token, .context = context, .points = {}, .next = nullptr});
+  for (void* const each : streams) {
+    auto* const stream = static_cast<cuda::Stream>(each);
+    const Mark made = mark(*api, context, stream);
+    if (made.event != nullptr) {
+      pending->points.push_back({.stream = stream, .event = made.event});
+      continue;
+    }
+    for (const Point& point : pending->points) forget(*api, point);
+    return std::unexpected(refusal(made));
   }
-  if (made.status != cuda::kSuccess) return std::unexpected(cuda::error_of(made.call, made.status));
   start_stream_releases(*api);
-  push(new Pending{.token = token, .context = context, .stream = stream, .event = made.event, .next = nullptr});
+  push(pending.release());
   return {};
 }
 
-void release_past_soon(cuda::Context context, cuda::Stream stream, LeaseToken token) noexcept {
-  auto* pending = new (std::nothrow) Pending{.token = token, .context = context, .stream = stream};
-  // Without memory for it the lease stays until the session ends: bytes in use are not given away.
-  if (pending != nullptr) push(pending);
+void release_past_soon(cuda::Context context, Streams streams, LeaseToken token) noexcept {
+  try {
+    auto pending =
+        std::make_unique<Pending>(Pending{.token = token, .context = context, .points = {}, .next = nullptr});
+    for (void* const each : streams) {
+      // By its own name a thread's default stream would be that of the library's thread. The legacy one comes behind
+      // it.
+      const bool per_thread = reinterpret_cast<std::uintptr_t>(each) == kPerThread;
+      void* const stream = per_thread ? reinterpret_cast<void*>(kLegacy) : each;
+      pending->points.push_back({.stream = static_cast<cuda::Stream>(stream), .event = nullptr});
+    }
+    push(pending.release());
+  } catch (const std::bad_alloc&) {
+    // The lease stays until the session ends: bytes in use are not given away.
+    return;
+  }
 }
 
 }  // namespace terrace::client

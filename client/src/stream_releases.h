@@ -2,20 +2,24 @@
 // Leases that end when a GPU has passed a point of one of its streams, on a thread of the library's own.
 #pragma once
 
-#include <memory>
+#include <span>
 
 #include "cuda/driver.h"
 #include "terrace/lease.h"
 
 namespace terrace::client {
 
-// Records the point now, in the calling thread; the lease ends once the GPU is past it. An error: the driver's, and the
-// lease is not ended, nor will it be. Null is the default stream of the calling thread's context.
-Result<void> release_past(cuda::Stream stream, LeaseToken token);
+// Streams as users have them. The default ones are of `context`, the lease's GPU's; null: those of the calling thread's
+// context.
+using Streams = std::span<void* const>;
 
-// For deleters: calls no CUDA and waits for nothing. The point is recorded a moment later, on the library's thread, in
-// `context`; the stream must still be there then. release_past() was called before, or start_stream_releases().
-void release_past_soon(cuda::Context context, cuda::Stream stream, LeaseToken token) noexcept;
+// Records what lies in the streams now, in the calling thread; the lease ends once the GPU is past all of it. An error:
+// the driver's, and the lease is not ended, nor will it be.
+Result<void> release_past(cuda::Context context, Streams streams, LeaseToken token);
+
+// For deleters: calls no CUDA and waits for nothing. What lies in the streams is recorded a moment later, on the
+// library's thread; the streams must still be there then. release_past() was called before, or start_stream_releases().
+void release_past_soon(cuda::Context context, Streams streams, LeaseToken token) noexcept;
 
 // Starts the thread, if it does not run. Once a process has mapped a GPU's memory.
 void start_stream_releases(const cuda::Api& api);

@@ -76,6 +76,18 @@ class CudaEnd : public fake_cuda::OnFake {
                         api().stream_synchronize(nullptr).has_value();
     return api().memory_free(device).has_value() && copied;
   }
+  // As a deleter does.
+  static void release_soon(Lease& lease, cuda::Stream stream) {
+    void* const used = stream;
+    const Place place = lease.place();
+    release_token(lease.detach(), place, {&used, 1});
+  }
+  // Whether the library looks after what it is to release, and releases nothing.
+  bool waits(Client& client) const {
+    const std::uint64_t held = client.held();
+    const std::uint64_t asked = count(control, Call::kEventQuery);
+    return eventually([&] { return count(control, Call::kEventQuery) >= asked + 3; }) && client.held() == held;
+  }
   static Tensor make(Client& client, const std::string& name = "a", std::uint64_t bytes = kBytes) {
     const Result<Tensor> made = client.create({.name = name, .bytes = bytes});
     EXPECT_TRUE(made) << made.error().message;
@@ -175,18 +187,39 @@ TEST_F(CudaEnd, ADeletersReleaseWaitsForTheStreamToo) {
   const Tensor tensor = make(client);
   Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
   ASSERT_TRUE(written) << written.error().message;
-  const auto place = written->place();
   control.hold = 1;
   cuda::Stream stream = nullptr;
   ASSERT_TRUE(api().stream_create(&stream, cuda::kStreamNonBlocking, 0));
   write(*written, 4, stream);
   const auto recorded = count(control, Call::kEventRecord);
-  release_token(written->detach(), place, stream);
+  release_soon(*written, stream);
   EXPECT_TRUE(eventually([&] { return count(control, Call::kEventRecord) > recorded; }));
   EXPECT_EQ(client.held(), 1U);
   control.hold = 0;
   EXPECT_TRUE(eventually([&] { return client.held() == 0; }));
   ASSERT_TRUE(api().stream_destroy(stream));
+}
+
+TEST_F(CudaEnd, TheDefaultStreamIsThatOfTheLeasesGpu) {
+  control.device_count = 2;
+  const Terraced daemon({.device_mib = 8, .memory_mib = 32, .block_mib = 64, .device = "cuda:all"});
+  Client client = daemon.connect();
+  Result<Lease> written = lease(client, make(client), Mode::kOverwrite, Place::device(1));
+  ASSERT_TRUE(written) << written.error().message;
+  cuda::Context second = nullptr;
+  ASSERT_TRUE(api().primary_retain(&second, 1));
+  control.hold = 0b10;
+  {
+    const cuda::Current current(api(), second);
+    auto* const legacy = reinterpret_cast<cuda::Stream>(std::uintptr_t{1});  // as null, by a name
+    write(*written, 3, legacy);
+  }
+  ASSERT_TRUE(written->release(nullptr));  // where the first GPU is current, whose streams are idle
+  EXPECT_TRUE(waits(client));
+  EXPECT_EQ(client.held(), 1U);
+  control.hold = 0;
+  EXPECT_TRUE(eventually([&] { return client.held() == 0; }));
+  ASSERT_TRUE(api().primary_release(1));
 }
 
 // The point is recorded, but nobody can say whether it was passed; or it cannot be recorded yet.
@@ -200,12 +233,11 @@ TEST_F(CudaEnd, ALeaseIsKeptWhileTheDriverDoesNotSayThatItsStreamIsPast) {
     SCOPED_TRACE(static_cast<int>(refused));
     Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
     ASSERT_TRUE(written) << written.error().message;
-    const auto place = written->place();
     control.hold = 1;
     write(*written, 4, stream);
     const auto asked = count(control, refused);
     set_fault(control, refused, cuda::kNotPermitted, 3);
-    release_token(written->detach(), place, stream);
+    release_soon(*written, stream);
     EXPECT_TRUE(eventually([&] { return count(control, refused) >= asked + 4; }));
     EXPECT_EQ(client.held(), 1U);
     control.hold = 0;
@@ -255,12 +287,10 @@ TEST_F(CudaEnd, TheCaptureOfAGraphGoesOnWhileLeasesEndAndMemoryComes) {
   const Result<void> refused = used->release(static_cast<void*>(capturing));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition) << refused.error().message;
-  const auto place = used->place();
-  release_token(used->detach(), place, capturing);
+  release_soon(*used, capturing);
   const Result<Lease> host = lease(client, make(client, "host"), Mode::kOverwrite, Place::host());
   EXPECT_TRUE(host) << host.error().message;
-  const auto asked = count(control, Call::kEventQuery);
-  EXPECT_TRUE(eventually([&] { return count(control, Call::kEventQuery) >= asked + 3; }));
+  EXPECT_TRUE(waits(client));
   EXPECT_EQ(client.held(), 3U);
   void* graph = nullptr;
   EXPECT_EQ(fake_cuda::exported<int(cuda::Stream, void**)>("cuStreamEndCapture")(capturing, &graph), 0);

@@ -23,9 +23,11 @@ class Control:
     CALLS_OFFSET = 16
     CALLS = 20
     EVENT_RECORD = 17
+    EVENT_QUERY = 19
 
     def __init__(self, memory: mmap.mmap):
         self.memory = memory
+        self.device_count = ctypes.c_uint32.from_buffer(memory, 0)
         self.calls = (ctypes.c_uint64 * self.CALLS).from_buffer(memory, self.CALLS_OFFSET)
         faults_bytes = 12 * self.CALLS + 12
         self.hold = ctypes.c_uint32.from_buffer(memory, self.CALLS_OFFSET + 8 * self.CALLS + faults_bytes)
@@ -133,3 +135,28 @@ def test_an_export_keeps_the_lease_until_its_stream_has_passed(client, driver, c
         control.hold.value = 0
     wait_until(lambda: client.held == 0, "the lease to end")
 
+
+
+def test_a_release_waits_for_every_stream_of_an_export(client, driver, control):
+    control.device_count.value = 2
+    tensor = client.create("a", (BYTES,), "uint8")
+    lease = tensor.overwrite(place="device:0")
+    stream, other, second = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    assert driver.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(second), 1) == 0
+    assert driver.cuCtxPushCurrent_v2(second) == 0
+    assert driver.cuStreamCreateWithPriority(ctypes.byref(other), 1, 0) == 0
+    assert driver.cuCtxPopCurrent_v2(ctypes.byref(second)) == 0
+    control.hold.value = 1  # the first device's streams, and not the other's
+    try:
+        capsule = lease.__dlpack__(stream=stream.value)
+        copy_up(driver, lease, bytes(BYTES), stream)
+        del capsule
+        lease.release(other.value)
+        asked = control.calls[control.EVENT_QUERY]
+        wait_until(lambda: control.calls[control.EVENT_QUERY] >= asked + 4, "the streams to be looked after")
+        assert client.held == 1
+    finally:
+        control.hold.value = 0
+        control.device_count.value = 0
+    wait_until(lambda: client.held == 0, "the lease to end")

@@ -25,19 +25,20 @@ static_assert(std::is_trivially_copyable_v<LeaseToken>);
 // Ends the lease. From any thread, at any time: also after the Client is gone, at interpreter exit, and in a forked
 // child (where it does nothing). Takes no lock and never blocks.
 void release_token(LeaseToken token) noexcept;
-// The same for a lease of a GPU's memory, once the GPU has passed what lies in `cuda_stream` (a CUstream of the lease's
-// device, or null for its default stream) about now: for deleters of what a stream may still be using. Takes no lock,
-// never blocks and calls no CUDA; a thread of the library's own does. The stream must outlive this by a moment. For
-// host memory it is release_token(token).
-void release_token(LeaseToken token, Place place, void* cuda_stream) noexcept;
+// The same for a lease of a GPU's memory, once the GPU has passed what lies in `cuda_streams` about now (CUstreams;
+// null: the default stream of the lease's GPU; of a thread's own default stream, which CUDA calls 2, what lies in any
+// thread's is waited for): for deleters of what streams may still be using. Takes no lock, never blocks and calls no
+// CUDA; a thread of the library's own does. The streams must outlive this by a moment. For host memory it is
+// release_token(token).
+void release_token(LeaseToken token, Place place, std::span<void* const> cuda_streams) noexcept;
 
 // Says of an overwrite that it is given up: as Lease::abandon(), but the token is still owed, so that what was exported
 // keeps its memory. Nothing for leases of other modes. Takes no lock and never blocks.
 void tear_token(LeaseToken token) noexcept;
 
-// The same for any lease, once the GPU has passed what was put into `cuda_stream` before this call: as
+// Ends any lease, once the GPU has passed what was put into `cuda_streams` before this call: as
 // Lease::release(cuda_stream), whose errors it has; then the token is still owed.
-Result<void> release_token(LeaseToken token, void* cuda_stream);
+Result<void> release_token_past(LeaseToken token, Place place, std::span<void* const> cuda_streams);
 
 // Move-only. While it lives the bytes stay where they are, and the memory stays mapped, also after the Client is gone.
 // The destructor releases, also while an exception passes: what an overwrite leaves half written is to be abandoned
@@ -85,8 +86,10 @@ class Lease {
   Result<void> abandon();
 
   // Gives the lease back once the GPU has passed what was put into `cuda_stream` (a CUstream or cudaStream_t; null: the
-  // default stream) before this call; does not wait for that. Also for host memory that the stream copies from or to.
-  // kFailedPrecondition where no CUDA driver is loaded; the driver's own error; then the lease is still held.
+  // default stream of the lease's GPU) before this call; does not wait for that. Also for host memory that the stream
+  // copies from or to; there null is the default stream of the GPU that is current to the calling thread.
+  // kFailedPrecondition where no CUDA driver is loaded, or a graph is captured of the stream; the driver's own error;
+  // then the lease is still held.
   Result<void> release(void* cuda_stream);
 
   // Lets go without releasing: the caller owes one release_token(). Address and bytes are to be read before.

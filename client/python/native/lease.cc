@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -17,14 +18,13 @@ namespace terrace::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-namespace {
+void Hold::used_on(std::uintptr_t stream) const {
+  auto* const used = reinterpret_cast<void*>(stream);
+  if (std::ranges::find(streams_, used) == streams_.end()) streams_.push_back(used);
+}
 
-void* as_stream(std::uintptr_t stream) { return reinterpret_cast<void*>(stream); }
-
-}  // namespace
-
-Result<void> Hold::release_past(std::uintptr_t stream) const {
-  if (Result<void> done = release_token(token_, as_stream(stream)); !done) return done;
+Result<void> Hold::release_past() const {
+  if (Result<void> done = release_token_past(token_, place_, streams_); !done) return done;
   token_ = {};
   return {};
 }
@@ -33,7 +33,7 @@ void HeldLease::release_past(std::uintptr_t stream) {
   if (hold_ == nullptr) return;
   hold_->used_on(stream);
   // With exports left, the last of them releases it.
-  if (hold_.use_count() == 1) value_or_raise(hold_->release_past(stream));
+  if (hold_.use_count() == 1) value_or_raise(hold_->release_past());
   hold_.reset();
 }
 
@@ -64,9 +64,8 @@ Hold::Hold(Lease lease, std::shared_ptr<LeasedBytes> leased)
 }
 
 Hold::~Hold() {
-  const std::uintptr_t stream = stream_.load(std::memory_order_relaxed);
-  if (cuda_device_ && stream != kUnused) {
-    release_token(token_, place_, as_stream(stream));
+  if (cuda_device_ && !streams_.empty()) {
+    release_token(token_, place_, streams_);
   } else {
     release_token(token_);
   }

@@ -35,7 +35,7 @@ class LeasedBytes {
 };
 
 // The right itself. Its end releases the lease, on whatever thread and without the GIL; of a GPU's memory that was
-// exported, once the GPU has passed the stream that it was exported to last.
+// exported, once the GPU has passed every stream that it was exported to.
 class Hold {
  public:
   Hold(Lease lease, std::shared_ptr<LeasedBytes> leased);
@@ -50,14 +50,14 @@ class Hold {
   // The GPU whose memory it is, by this process's number; none: the CPU's memory.
   std::optional<int> cuda_device() const { return cuda_device_; }
 
-  // The stream that works on the memory, as DLPack has it: 1 and 2 are the default ones.
-  void used_on(std::uintptr_t stream) const { stream_.store(stream, std::memory_order_relaxed); }
+  // A stream that works on the memory, as DLPack has it: 1 and 2 are the default ones. The caller holds the GIL.
+  void used_on(std::uintptr_t stream) const;
   // Says of an overwrite that it is given up; the lease goes on until the last part of it is gone.
   void tear() const { tear_token(token_); }
   // Another lease goes on for as long as this one does. The caller holds the GIL.
   void carry(std::shared_ptr<const Hold> other) const { carried_.push_back(std::move(other)); }
-  // Releases it now, once the GPU has passed the stream; nobody else has a part of it.
-  Result<void> release_past(std::uintptr_t stream) const;
+  // Releases it now, once the GPU has passed every stream that works on it; nobody else has a part of it.
+  Result<void> release_past() const;
 
  private:
   Tensor tensor_;
@@ -65,8 +65,7 @@ class Hold {
   const std::byte* address_;
   std::shared_ptr<LeasedBytes> leased_;
   std::optional<int> cuda_device_;
-  static constexpr std::uintptr_t kUnused = UINTPTR_MAX;
-  mutable std::atomic<std::uintptr_t> stream_ = kUnused;
+  mutable std::vector<void*> streams_;  // each once
   mutable LeaseToken token_;
   mutable std::vector<std::shared_ptr<const Hold>> carried_;
 };

@@ -52,7 +52,7 @@ struct Control {
   std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Call::kCount)> calls;
   std::array<Fault, static_cast<std::size_t>(Call::kCount)> faults;
   Fault copies;                                             // copies that were accepted, and fail while they run
-  std::atomic<std::uint32_t> hold;                          // not 0: streams stand still, and so events are late
+  std::atomic<std::uint32_t> hold;                          // a bit a device: its streams stand still, events are late
   std::array<std::atomic<std::int32_t>, kDevicesMax> lost;  // not 0: the status of every call about the device
   std::array<std::atomic<std::uint64_t>, kDevicesMax> used_bytes;
   std::atomic<std::uint64_t> copied_up_bytes;

@@ -182,7 +182,7 @@ void StreamState::work() {
     lock.unlock();
     const auto device = static_cast<std::size_t>(device_of(context_));
     // A lost device lets nobody wait.
-    while (control().hold.load() != 0 && control().lost[device].load() == 0) {
+    while ((control().hold.load() >> device & 1) != 0 && control().lost[device].load() == 0) {
       const timespec patience{.tv_sec = 0, .tv_nsec = 5'000'000};
       ::syscall(SYS_futex, &control().hold, FUTEX_WAIT, control().hold.load(), &patience, nullptr, 0);
     }

@@ -31,9 +31,10 @@ class Lease:
     def release(self, stream: Any = None) -> None:
         """Gives the lease back; it ends when nothing made from it is left. Once released, nothing more is made.
 
-        stream: a torch.cuda.Stream, or the number of one (0: the default stream). The lease ends once the GPU has
-        passed what was put into it before; the call does not wait. Without one, it ends now; but memory of a GPU that
-        was exported ends once the GPU has passed the stream that it was exported to. Released already: nothing happens.
+        stream: a torch.cuda.Stream, or the number of one (0: the default stream of the lease's GPU). The lease ends
+        once the GPU has passed what was put into it before; the call does not wait. Without one, it ends now; but
+        memory of a GPU that was exported ends, in any case, once the GPU has passed every stream that it was exported
+        to. Released already: nothing happens.
         """
     def abandon(self) -> None:
         """Gives the lease back, and an overwrite up: as leaving the `with` by an exception does.
