@@ -86,20 +86,23 @@ constexpr bool same(const Entry<Ours...>*, CUresult (*)(Theirs...)) {
 
 class Abi : public fake_cuda::OnFake {};
 
-// The second name is expanded: the toolkit's macros put the version behind it.
+// The second name is expanded: the toolkit's macros put the version behind it (but of cuDeviceGetUuid before CUDA 13).
 #define TERRACE_TEXT_OF(name) #name
 #define TERRACE_TEXT(name) TERRACE_TEXT_OF(name)
 #define TERRACE_SAME(entry, function)                                                                  \
   static_assert(same(static_cast<decltype(&std::declval<const Api&>().entry)>(nullptr), &(function))); \
+  ++compared;                                                                                          \
   EXPECT_STREQ(api().entry.name(), TERRACE_TEXT(function))
 
 TEST_F(Abi, EntryPointsAreTheToolkits) {
+  std::size_t compared = 0;
   TERRACE_SAME(init, cuInit);
   TERRACE_SAME(error_name, cuGetErrorName);
   TERRACE_SAME(driver_version, cuDriverGetVersion);
   TERRACE_SAME(device_count, cuDeviceGetCount);
   TERRACE_SAME(device, cuDeviceGet);
   TERRACE_SAME(device_name, cuDeviceGetName);
+  TERRACE_SAME(device_uuid, cuDeviceGetUuid_v2);
   TERRACE_SAME(device_pci_bus_id, cuDeviceGetPCIBusId);
   TERRACE_SAME(device_attribute, cuDeviceGetAttribute);
   TERRACE_SAME(primary_retain, cuDevicePrimaryCtxRetain);
@@ -139,6 +142,8 @@ TEST_F(Abi, EntryPointsAreTheToolkits) {
   TERRACE_SAME(event_record, cuEventRecord);
   TERRACE_SAME(event_synchronize, cuEventSynchronize);
   TERRACE_SAME(event_query, cuEventQuery);
+  // None is left out: an Api is its entry points, and a reference.
+  EXPECT_EQ(sizeof(Api), compared * sizeof(Entry<unsigned>) + sizeof(Symbols*));
   Context context = nullptr;
   ASSERT_TRUE(api().primary_retain(&context, 0));
   EXPECT_TRUE(api().primary_release(0));

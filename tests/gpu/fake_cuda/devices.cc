@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fake driver's entry points: the driver itself, devices, contexts, streams and events.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -28,8 +29,9 @@ cuda::Context current() { return stack.empty() ? nullptr : stack.back(); }
 
 extern "C" {
 
-Status cuInit(unsigned) {
+Status cuInit(unsigned flags) {
   if (const Status failed = begin(Call::kInit)) return failed;
+  if (flags != 0) return cuda::kInvalidValue;
   if (visible_count() == 0) return cuda::kNoDevice;
   state().initialized = true;
   return 0;
@@ -61,37 +63,47 @@ Status cuDriverGetVersion(int* version) {
 }
 
 Status cuDeviceGetCount(int* count) {
+  if (!state().initialized) return cuda::kNotInitialized;
   *count = visible_count();
   return 0;
 }
 
 Status cuDeviceGet(int* device, int ordinal) {
+  if (!state().initialized) return cuda::kNotInitialized;
   if (ordinal < 0 || ordinal >= visible_count()) return cuda::kInvalidDevice;
   *device = physical(ordinal);
   return 0;
 }
 
 Status cuDeviceGetName(char* name, int size, int device) {
+  if (!is_visible(device)) return cuda::kInvalidDevice;
   std::snprintf(name, static_cast<std::size_t>(size), "Fake GPU %d", device);
   return 0;
 }
 
 Status cuDeviceGetUuid_v2(cuda::Uuid* uuid, int device) {
+  if (!is_visible(device)) return cuda::kInvalidDevice;
   *uuid = {'f', 'a', 'k', 'e', '-', 'g', 'p', 'u', 0, 0, 0, 0, 0, 0, 0, static_cast<unsigned char>(device + 1)};
   return 0;
 }
 
 Status cuDeviceGetPCIBusId(char* id, int size, int device) {
+  if (!is_visible(device)) return cuda::kInvalidDevice;
   std::snprintf(id, static_cast<std::size_t>(size), "0000:%02x:00.0", device + 1);
   return 0;
 }
 
-Status cuDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/) {
+Status cuDeviceGetAttribute(int* value, int attribute, int device) {
+  if (!is_visible(device)) return cuda::kInvalidDevice;
+  constexpr std::array kKnown = {cuda::kAttributeVirtualMemory, cuda::kAttributePosixDescriptors,
+                                 cuda::kAttributeReadOnlyHostRegister};
+  if (std::ranges::find(kKnown, attribute) == kKnown.end()) return cuda::kInvalidValue;
   *value = 1;
   return 0;
 }
 
 Status cuDevicePrimaryCtxRetain(cuda::Context* context, int device) {
+  if (!is_visible(device)) return cuda::kInvalidDevice;
   if (const Status failed = begin(Call::kRetain, device)) return failed;
   const std::lock_guard lock(state().mutex);
   ++state().retained[device];
@@ -109,6 +121,7 @@ Status cuDevicePrimaryCtxRelease_v2(int device) {
 Status cuDevicePrimaryCtxSetFlags_v2(int /*device*/, unsigned) { return 0; }
 
 Status cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  if (!is_visible(device)) return cuda::kInvalidDevice;
   const std::lock_guard lock(state().mutex);
   *flags = 0;
   *active = state().retained[device] > 0 ? 1 : 0;
@@ -134,7 +147,8 @@ Status cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return 0;
 }
 
-Status cuStreamCreateWithPriority(cuda::Stream* stream, unsigned, int) {
+Status cuStreamCreateWithPriority(cuda::Stream* stream, unsigned flags, int) {
+  if (flags > cuda::kStreamNonBlocking) return cuda::kInvalidValue;
   if (current() == nullptr) return cuda::kInvalidContext;
   if (const Status failed = begin(Call::kStreamCreate, device_of(current()))) return failed;
   *stream = reinterpret_cast<cuda::Stream>(new StreamState(current()));
@@ -160,7 +174,10 @@ Status cuStreamGetCtx(cuda::Stream stream, cuda::Context* context) {
 }
 
 // An event is held by whoever it is recorded in, too.
-Status cuEventCreate(cuda::Event* event, unsigned) {
+Status cuEventCreate(cuda::Event* event, unsigned flags) {
+  constexpr unsigned kForOtherProcesses = 4;
+  if ((flags & ~(cuda::kEventBlockingSync | cuda::kEventDisableTiming | kForOtherProcesses)) != 0)
+    return cuda::kInvalidValue;
   if (current() == nullptr) return cuda::kInvalidContext;
   auto* made = new std::shared_ptr<EventState>(std::make_shared<EventState>());
   (*made)->device = device_of(current());

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "gpu/fake_cuda/entry.h"
@@ -17,32 +18,49 @@ namespace {
 constexpr std::size_t kGranularity = std::size_t{2} << 20;
 
 bool whole(std::size_t bytes) { return bytes != 0 && bytes % kGranularity == 0; }
+bool aligned(cuda::Pointer address) { return address % kGranularity == 0; }
+
+// Of the memory that this driver makes: pinned, on a device, exported as a descriptor or not at all.
+Status check_properties(const cuda::AllocationProperties& wanted) {
+  const bool known = wanted.type == cuda::kAllocationPinned && wanted.location.type == cuda::kLocationDevice &&
+                     (wanted.handle_types == 0 || wanted.handle_types == cuda::kHandlePosixDescriptor);
+  const bool plain = wanted.win32 == nullptr && wanted.compression == 0 && wanted.usage == 0 &&
+                     wanted.reserved == decltype(wanted.reserved){};
+  if (!known || !plain) return cuda::kInvalidValue;
+  return is_visible(wanted.location.id) ? cuda::kSuccess : cuda::kInvalidDevice;
+}
+
+Status check_access(const cuda::AccessDescription& wanted) {
+  const bool known = wanted.flags == kNoAccess || wanted.flags == kReadAccess || wanted.flags == cuda::kAccessReadWrite;
+  if (!known || wanted.location.type != cuda::kLocationDevice) return cuda::kInvalidValue;
+  return is_visible(wanted.location.id) ? cuda::kSuccess : cuda::kInvalidDevice;
+}
 
 std::size_t capacity() {
   const std::uint64_t said = control().device_bytes.load();
   return said == 0 ? kDeviceBytes : said;
 }
 
-std::byte* reserve(std::size_t bytes) {
-  void* found = ::mmap(nullptr, bytes + kGranularity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+std::byte* reserve(std::size_t bytes, std::size_t alignment = kGranularity) {
+  void* found = ::mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) return nullptr;
   auto* start = static_cast<std::byte*>(found);
-  const std::size_t beyond = reinterpret_cast<std::uintptr_t>(start) % kGranularity;
-  const std::size_t before = beyond == 0 ? 0 : kGranularity - beyond;
+  const std::size_t beyond = reinterpret_cast<std::uintptr_t>(start) % alignment;
+  const std::size_t before = beyond == 0 ? 0 : alignment - beyond;
   if (before != 0) ::munmap(start, before);
-  if (before != kGranularity) ::munmap(start + before + bytes, kGranularity - before);
+  ::munmap(start + before + bytes, alignment - before);
   return start + before;
 }
 
 cuda::Pointer number(const std::byte* address) { return reinterpret_cast<std::uintptr_t>(address); }
 
-Status insert(cuda::Pointer at, std::size_t bytes, std::shared_ptr<Memory> memory, bool accessible) {
+Status insert(cuda::Pointer at, std::size_t bytes, std::shared_ptr<Memory> memory, int access) {
   const std::lock_guard lock(state().mutex);
   const auto next = state().mappings.lower_bound(at);
   if (next != state().mappings.end() && next->first < at + bytes) return cuda::kInvalidValue;
   if (next != state().mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes > at)
     return cuda::kInvalidValue;
-  state().mappings.emplace(at, Mapping{std::move(memory), bytes, accessible});
+  state().mappings.emplace(at, Mapping{std::move(memory), bytes, access});
   control().mappings.fetch_add(1);
   return 0;
 }
@@ -65,14 +83,15 @@ std::shared_ptr<Memory> held(cuda::Allocation handle) {
 }
 
 // Moves bytes between a device's pieces and plain memory, as the stream's thread.
-Status carry(cuda::Pointer address, std::size_t bytes, const std::function<void(std::byte*, std::size_t)>& each) {
+Status carry(cuda::Pointer address, std::size_t bytes, int access,
+             const std::function<void(std::byte*, std::size_t)>& each) {
   Status failed = 0;
   if (strikes(control().copies, failed)) return failed;
-  return pieces(address, bytes, each) ? 0 : cuda::kIllegalAddress;
+  return pieces(address, bytes, access, each) ? 0 : cuda::kIllegalAddress;
 }
 
-Status check_device_range(cuda::Pointer address, std::size_t bytes) {
-  return pieces(address, bytes, [](std::byte*, std::size_t) {}) ? 0 : cuda::kInvalidValue;
+Status check_device_range(cuda::Pointer address, std::size_t bytes, int access) {
+  return pieces(address, bytes, access, [](std::byte*, std::size_t) {}) ? 0 : cuda::kInvalidValue;
 }
 
 }  // namespace
@@ -97,7 +116,7 @@ Status cuMemAlloc_v2(cuda::Pointer* pointer, std::size_t bytes) {
     const std::lock_guard lock(state().mutex);
     state().allocations.emplace(*pointer, rounded);
   }
-  return insert(*pointer, rounded, std::move(memory), true);
+  return insert(*pointer, rounded, std::move(memory), cuda::kAccessReadWrite);
 }
 
 Status cuMemFree_v2(cuda::Pointer pointer) {
@@ -112,15 +131,19 @@ Status cuMemFree_v2(cuda::Pointer pointer) {
   return 0;
 }
 
-Status cuMemGetAllocationGranularity(std::size_t* granularity, const cuda::AllocationProperties*, int) {
+Status cuMemGetAllocationGranularity(std::size_t* granularity, const cuda::AllocationProperties* properties,
+                                     int option) {
+  if (option < cuda::kGranularityMinimum || option > cuda::kGranularityMinimum + 1) return cuda::kInvalidValue;
+  if (const Status wrong = check_properties(*properties)) return wrong;
   *granularity = kGranularity;
   return 0;
 }
 
 Status cuMemCreate(cuda::Allocation* handle, std::size_t bytes, const cuda::AllocationProperties* properties,
-                   cuda::Flags64) {
+                   cuda::Flags64 flags) {
+  if (const Status wrong = check_properties(*properties)) return wrong;
   if (const Status failed = begin(Call::kCreate, properties->location.id)) return failed;
-  if (!whole(bytes) || properties->type != cuda::kAllocationPinned) return cuda::kInvalidValue;
+  if (!whole(bytes) || flags != 0) return cuda::kInvalidValue;
   auto memory = make(properties->location.id, bytes);
   if (memory == nullptr) return cuda::kOutOfMemory;
   *handle = hand_out(std::move(memory));
@@ -132,10 +155,10 @@ Status cuMemRelease(cuda::Allocation handle) {
   return state().handles.erase(handle) == 1 ? 0 : cuda::kInvalidValue;
 }
 
-Status cuMemExportToShareableHandle(void* target, cuda::Allocation handle, int type, cuda::Flags64) {
+Status cuMemExportToShareableHandle(void* target, cuda::Allocation handle, int type, cuda::Flags64 flags) {
   if (const Status failed = begin(Call::kExport)) return failed;
   const auto memory = held(handle);
-  if (memory == nullptr || type != cuda::kHandlePosixDescriptor) return cuda::kInvalidValue;
+  if (memory == nullptr || flags != 0 || type != cuda::kHandlePosixDescriptor) return cuda::kInvalidValue;
   const int fd = ::fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) return cuda::kOperatingSystem;
   std::memcpy(target, &fd, sizeof fd);
@@ -152,10 +175,11 @@ Status cuMemImportFromShareableHandle(cuda::Allocation* handle, void* source, in
   return 0;
 }
 
-Status cuMemAddressReserve(cuda::Pointer* pointer, std::size_t bytes, std::size_t, cuda::Pointer, cuda::Flags64) {
+Status cuMemAddressReserve(cuda::Pointer* pointer, std::size_t bytes, std::size_t alignment, cuda::Pointer wished,
+                           cuda::Flags64 flags) {
   if (const Status failed = begin(Call::kReserve)) return failed;
-  if (!whole(bytes)) return cuda::kInvalidValue;
-  std::byte* range = reserve(bytes);
+  if (!whole(bytes) || (alignment & (alignment - 1)) != 0 || !aligned(wished) || flags != 0) return cuda::kInvalidValue;
+  std::byte* range = reserve(bytes, std::max(alignment, kGranularity));
   if (range == nullptr) return cuda::kOutOfMemory;
   const std::lock_guard lock(state().mutex);
   state().ranges.emplace(number(range), bytes);
@@ -175,8 +199,9 @@ Status cuMemAddressFree(cuda::Pointer pointer, std::size_t bytes) {
   return 0;
 }
 
-Status cuMemMap(cuda::Pointer at, std::size_t bytes, std::size_t offset, cuda::Allocation handle, cuda::Flags64) {
+Status cuMemMap(cuda::Pointer at, std::size_t bytes, std::size_t offset, cuda::Allocation handle, cuda::Flags64 flags) {
   if (const Status failed = begin(Call::kMap)) return failed;
+  if (!aligned(at) || flags != 0) return cuda::kInvalidValue;
   auto memory = held(handle);
   if (memory == nullptr || offset != 0 || !whole(bytes) || bytes != memory->bytes) return cuda::kInvalidValue;
   {
@@ -186,7 +211,7 @@ Status cuMemMap(cuda::Pointer at, std::size_t bytes, std::size_t offset, cuda::A
     --range;
     if (at + bytes > range->first + range->second) return cuda::kInvalidValue;
   }
-  return insert(at, bytes, std::move(memory), false);
+  return insert(at, bytes, std::move(memory), kNoAccess);
 }
 
 // Whole mappings alone, as the driver has it.
@@ -208,34 +233,22 @@ Status cuMemUnmap(cuda::Pointer at, std::size_t bytes) {
 
 Status cuMemSetAccess(cuda::Pointer at, std::size_t bytes, const cuda::AccessDescription* access, std::size_t count) {
   if (const Status failed = begin(Call::kSetAccess)) return failed;
-  if (count != 1 || access->flags != cuda::kAccessReadWrite) return cuda::kInvalidValue;
+  if (!whole(bytes) || count == 0) return cuda::kInvalidValue;
+  const std::span wanted(access, count);
+  for (const cuda::AccessDescription& each : wanted)
+    if (const Status wrong = check_access(each)) return wrong;
   const std::lock_guard lock(state().mutex);
   cuda::Pointer end = at;
+  std::vector<Mapping*> whole_mappings;
   for (auto found = state().mappings.find(at); found != state().mappings.end() && end < at + bytes; ++found) {
     if (found->first != end) return cuda::kInvalidValue;
-    found->second.accessible = true;
+    whole_mappings.push_back(&found->second);
     end += found->second.bytes;
   }
-  return end == at + bytes ? 0 : cuda::kInvalidValue;
-}
-
-Status cuMemHostRegister_v2(void* address, std::size_t bytes, unsigned) {
-  if (const Status failed = begin(Call::kHostRegister)) return failed;
-  if (current() == nullptr) return cuda::kInvalidContext;
-  if (pinning(address, bytes) != Pinning::kNone) return cuda::kHostMemoryAlreadyRegistered;
-  const std::lock_guard lock(state().mutex);
-  state().registered.emplace(static_cast<std::byte*>(address), bytes);
-  control().registered_bytes.fetch_add(bytes);
-  return 0;
-}
-
-Status cuMemHostUnregister(void* address) {
-  if (const Status failed = begin(Call::kHostUnregister)) return failed;
-  const std::lock_guard lock(state().mutex);
-  const auto found = state().registered.find(static_cast<std::byte*>(address));
-  if (found == state().registered.end()) return cuda::kHostMemoryNotRegistered;
-  control().registered_bytes.fetch_sub(found->second);
-  state().registered.erase(found);
+  if (end != at + bytes) return cuda::kInvalidValue;
+  for (Mapping* const mapping : whole_mappings)
+    for (const cuda::AccessDescription& each : wanted)
+      if (each.location.id == mapping->memory->device) mapping->access = each.flags;
   return 0;
 }
 
@@ -245,7 +258,7 @@ Status cuMemcpyHtoDAsync_v2(cuda::Pointer to, const void* from, std::size_t byte
   if (const Status failed = begin(Call::kCopyUp, device_of(found->context()))) return failed;
   const Pinning pinned = pinning(from, bytes);
   if (pinned == Pinning::kBroken) return cuda::kInvalidValue;
-  if (const Status wrong = check_device_range(to, bytes)) return wrong;
+  if (const Status wrong = check_device_range(to, bytes, cuda::kAccessReadWrite)) return wrong;
   const auto* source = static_cast<const std::byte*>(from);
   std::shared_ptr<std::vector<std::byte>> staged;
   if (pinned == Pinning::kNone) {  // the driver copies pageable memory before it returns
@@ -256,7 +269,7 @@ Status cuMemcpyHtoDAsync_v2(cuda::Pointer to, const void* from, std::size_t byte
   found->push([to, source, bytes, staged](Status before) {
     if (before != 0) return before;
     const std::byte* at = source;
-    const Status status = carry(to, bytes, [&at](std::byte* piece, std::size_t size) {
+    const Status status = carry(to, bytes, cuda::kAccessReadWrite, [&at](std::byte* piece, std::size_t size) {
       std::memcpy(piece, at, size);
       at += size;
     });
@@ -272,11 +285,11 @@ Status cuMemcpyDtoHAsync_v2(void* to, cuda::Pointer from, std::size_t bytes, cud
   if (const Status failed = begin(Call::kCopyDown, device_of(found->context()))) return failed;
   const Pinning pinned = pinning(to, bytes);
   if (pinned == Pinning::kBroken) return cuda::kInvalidValue;
-  if (const Status wrong = check_device_range(from, bytes)) return wrong;
+  if (const Status wrong = check_device_range(from, bytes, kReadAccess)) return wrong;
   found->push([to, from, bytes](Status before) {
     if (before != 0) return before;
     auto* at = static_cast<std::byte*>(to);
-    const Status status = carry(from, bytes, [&at](std::byte* piece, std::size_t size) {
+    const Status status = carry(from, bytes, kReadAccess, [&at](std::byte* piece, std::size_t size) {
       std::memcpy(at, piece, size);
       at += size;
     });
@@ -296,16 +309,17 @@ Status cuMemcpyDtoDAsync_v2(cuda::Pointer to, cuda::Pointer from, std::size_t by
   if (found == nullptr) return cuda::kInvalidContext;
   if (const Status failed = begin(Call::kCopyWithin, device_of(found->context()))) return failed;
   if (from < to + bytes && to < from + bytes) return cuda::kInvalidValue;
-  if (check_device_range(to, bytes) != 0 || check_device_range(from, bytes) != 0) return cuda::kInvalidValue;
+  if (check_device_range(to, bytes, cuda::kAccessReadWrite) != 0 || check_device_range(from, bytes, kReadAccess) != 0)
+    return cuda::kInvalidValue;
   found->push([to, from, bytes](Status before) {
     if (before != 0) return before;
     std::vector<std::byte> between;
-    const Status read = carry(from, bytes, [&between](std::byte* piece, std::size_t size) {
+    const Status read = carry(from, bytes, kReadAccess, [&between](std::byte* piece, std::size_t size) {
       between.insert(between.end(), piece, piece + size);
     });
     if (read != 0) return read;
     const std::byte* at = between.data();
-    return carry(to, bytes, [&at](std::byte* piece, std::size_t size) {
+    return carry(to, bytes, cuda::kAccessReadWrite, [&at](std::byte* piece, std::size_t size) {
       std::memcpy(piece, at, size);
       at += size;
     });
@@ -317,10 +331,11 @@ Status cuMemsetD8Async(cuda::Pointer to, unsigned char value, std::size_t bytes,
   StreamState* found = stream_of(stream);
   if (found == nullptr) return cuda::kInvalidContext;
   if (const Status failed = begin(Call::kSet, device_of(found->context()))) return failed;
-  if (const Status wrong = check_device_range(to, bytes)) return wrong;
+  if (const Status wrong = check_device_range(to, bytes, cuda::kAccessReadWrite)) return wrong;
   found->push([to, value, bytes](Status before) {
     if (before != 0) return before;
-    return carry(to, bytes, [value](std::byte* piece, std::size_t size) { std::memset(piece, value, size); });
+    return carry(to, bytes, cuda::kAccessReadWrite,
+                 [value](std::byte* piece, std::size_t size) { std::memset(piece, value, size); });
   });
   return 0;
 }

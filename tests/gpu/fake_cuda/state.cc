@@ -222,6 +222,9 @@ std::vector<int> visible() {
 
 int visible_count() { return static_cast<int>(visible().size()); }
 int physical(int ordinal) { return visible().at(static_cast<std::size_t>(ordinal)); }
+bool is_visible(int device) {
+  return std::ranges::any_of(visible(), [device](int each) { return each == device; });
+}
 
 cuda::Context context_of(int device) {
   return reinterpret_cast<cuda::Context>(static_cast<std::uintptr_t>(0x1000 + device));
@@ -239,33 +242,21 @@ StreamState* stream_of(cuda::Stream stream) {
   return found.get();
 }
 
-bool pieces(cuda::Pointer address, std::size_t bytes, const std::function<void(std::byte*, std::size_t)>& visit) {
+bool pieces(cuda::Pointer address, std::size_t bytes, int access,
+            const std::function<void(std::byte*, std::size_t)>& visit) {
   const std::lock_guard lock(state().mutex);
   while (bytes > 0) {
     auto found = state().mappings.upper_bound(address);
     if (found == state().mappings.begin()) return false;
     --found;
     const std::size_t into = address - found->first;
-    if (into >= found->second.bytes || !found->second.accessible) return false;
+    if (into >= found->second.bytes || (found->second.access & access) != access) return false;
     const std::size_t here = std::min(bytes, found->second.bytes - into);
     visit(found->second.memory->shadow + into, here);
     address += here;
     bytes -= here;
   }
   return true;
-}
-
-Pinning pinning(const void* address, std::size_t bytes) {
-  const auto* first = static_cast<const std::byte*>(address);
-  const std::byte* const end = first + bytes;
-  const std::lock_guard lock(state().mutex);
-  const auto next = state().registered.upper_bound(first);
-  if (next != state().registered.begin()) {
-    const auto& [memory, size] = *std::prev(next);
-    if (end <= memory + size) return Pinning::kWhole;
-    if (first < memory + size) return Pinning::kBroken;
-  }
-  return next != state().registered.end() && next->first < end ? Pinning::kBroken : Pinning::kNone;
 }
 
 }  // namespace terrace::fake_cuda

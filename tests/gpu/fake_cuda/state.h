@@ -77,10 +77,14 @@ class StreamState {
   std::thread thread_;
 };
 
+// CUmemAccess_flags beside cuda::kAccessReadWrite.
+inline constexpr int kNoAccess = 0;
+inline constexpr int kReadAccess = 1;
+
 struct Mapping {
   std::shared_ptr<Memory> memory;
   std::size_t bytes = 0;
-  bool accessible = false;
+  int access = kNoAccess;  // of its own device
 };
 
 struct Capture {
@@ -114,6 +118,7 @@ cuda::Status prohibited();
 // The devices that this process may see ($CUDA_VISIBLE_DEVICES), by their numbers on the machine.
 int visible_count();
 int physical(int ordinal);
+bool is_visible(int device);
 
 // Contexts are numbers that no pointer has.
 cuda::Context context_of(int device);
@@ -121,8 +126,9 @@ int device_of(cuda::Context context);
 cuda::Context current();
 StreamState* stream_of(cuda::Stream stream);
 
-// The memory behind `bytes` at `address`, in pieces. False where not all of it is mapped and accessible.
-bool pieces(cuda::Pointer address, std::size_t bytes, const std::function<void(std::byte*, std::size_t)>& visit);
+// The memory behind `bytes` at `address`, in pieces. False where not all of it is mapped with that access.
+bool pieces(cuda::Pointer address, std::size_t bytes, int access,
+            const std::function<void(std::byte*, std::size_t)>& visit);
 
 enum class Pinning { kNone, kWhole, kBroken };
 // Whether host memory is registered; kBroken: in part, or by more than one registration, which no copy may cross.
