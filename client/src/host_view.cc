@@ -89,7 +89,6 @@ void HostView::pin_segment(std::uint64_t offset, std::uint64_t bytes) {
 }
 
 std::byte* HostView::straddling_address(std::uint64_t offset, std::uint64_t bytes) {
-  if (straddlers_ == nullptr) return address(offset);
   if (const auto by = gpu()) straddler_pins_.pin(by, straddlers_ + offset, bytes, read_only_);
   return straddlers_ + offset;
 }

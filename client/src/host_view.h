@@ -37,9 +37,10 @@ class HostView {
   void pin_segment(std::uint64_t offset, std::uint64_t bytes);
   std::uint64_t pinned_bytes() const { return segment_pins_.pinned_bytes(); }
 
+  bool beside_gpu() const { return straddlers_ != nullptr; }
   // Of what lies within a segment. Thread-safe, as the next.
   std::byte* address(std::uint64_t offset) const { return segments_ + offset; }
-  // Of a leased tensor that lies in more than one. Pins it, if it was not pinned there before.
+  // Beside a GPU, of a leased tensor that lies in more than one. Pins it, if it was not pinned there before.
   std::byte* straddling_address(std::uint64_t offset, std::uint64_t bytes);
 
  private:

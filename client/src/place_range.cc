@@ -172,7 +172,7 @@ std::byte* PlaceRange::address(std::uint64_t offset, std::uint64_t bytes, bool w
   if (is_gpu_) return gpu_memory_ + offset;
   const bool one_view = readable_ == nullptr || reads_writable_.load(std::memory_order_relaxed);
   HostView& view = writable || one_view ? *writable_ : *readable_;
-  return straddles(offset, bytes) ? view.straddling_address(offset, bytes) : view.address(offset);
+  return view.beside_gpu() && straddles(offset, bytes) ? view.straddling_address(offset, bytes) : view.address(offset);
 }
 
 bool PlaceRange::straddles(std::uint64_t offset, std::uint64_t bytes) const {
