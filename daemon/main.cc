@@ -63,7 +63,8 @@ Result<Plan> make_plan(const Arguments& arguments) {
   if (!machine) return std::unexpected(machine.error());
   auto draft = arguments.config_path.empty() ? config::without_file() : config::load(arguments.config_path);
   if (!draft) return std::unexpected(draft.error());
-  if (config::asks_for_gpus(draft->config)) machine->cuda = topology::probe_cuda();
+  if (config::asks_for_gpus(draft->config))
+    machine->cuda = topology::probe_cuda([&](int ordinal) { return config::asks_for_gpu(draft->config, ordinal); });
   auto config = config::resolve(std::move(*draft), *machine);
   if (!config) return std::unexpected(config.error());
   const auto taken = config::taken(*config);

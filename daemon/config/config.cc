@@ -2,6 +2,8 @@
 #include "config/config.h"
 
 #include <algorithm>
+#include <charconv>
+#include <limits>
 
 #include "base/check.h"
 
@@ -55,6 +57,15 @@ std::uint32_t Origin::line_of(std::string_view key) const {
 std::string Origin::name_of(std::string_view key) const {
   if (section.empty() || key.empty()) return section + std::string(key);
   return section + "." + std::string(key);
+}
+
+std::optional<int> TierConfig::gpu() const {
+  constexpr std::string_view kBefore = "cuda:";
+  if (!device.starts_with(kBefore)) return std::nullopt;
+  int ordinal = std::numeric_limits<int>::max();  // of a number too large for one
+  const char* end = device.data() + device.size();
+  const auto read = std::from_chars(device.data() + kBefore.size(), end, ordinal);
+  return read.ec == std::errc::invalid_argument ? std::nullopt : std::optional(ordinal);
 }
 
 bool TenantConfig::admits(std::uint32_t uid, std::uint32_t own_uid) const {

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 
 #include "base/bytes.h"
@@ -66,25 +65,11 @@ class Resolver {
   void resolve_tier(TierConfig& tier) {
     if (is_unreadable(tier)) return;
     if (tier.kind == TierKind::kBlock) return resolve_block(tier, findings_);
-    if (tier.device.starts_with("cuda:")) return resolve_gpu(tier);
+    if (tier.device.starts_with("cuda:")) return resolve_gpu(tier, machine_.cuda, findings_);
     if (tier.capacity.percent) tier.capacity.bytes = part_of(node_or_machine_bytes(tier), *tier.capacity.percent);
-    round(tier);
+    round_to_segments(tier, findings_);
     check_node(tier);
     check_huge_pages(tier);
-  }
-
-  // Down to whole segments; says so where a size was written.
-  void round(TierConfig& tier) {
-    const std::uint64_t wanted = tier.capacity.bytes;
-    tier.capacity.bytes = whole_segments(wanted);
-    if (tier.capacity.bytes == 0)
-      return complain(tier, "capacity",
-                      fmt::format("comes to less than 2 MiB here, one segment; write a larger {}",
-                                  tier.capacity.percent ? "part" : "size"));
-    if (tier.capacity.bytes == wanted || tier.capacity.percent) return;
-    findings_.warn(tier.origin, "capacity",
-                   fmt::format("of {}, {} are used: the tier gives memory out in whole segments, here of {}",
-                               exact(wanted), exact(tier.capacity.bytes), format_bytes(segment_bytes(wanted))));
   }
 
   std::uint64_t node_or_machine_bytes(const TierConfig& tier) const {
@@ -139,7 +124,7 @@ class Resolver {
 
   // What "auto" and "cuda:all" stand for: as many tiers as there are GPUs, all alike.
   void name_devices() {
-    const auto gpus = machine_.cuda.devices.size();
+    const std::size_t gpus = gpu_count(machine_.cuda);
     std::vector<TierConfig> tiers;
     for (TierConfig& tier : config_.tiers) {
       const bool every = tier.device == "cuda:all" || (tier.device == "auto" && gpus > 0);
@@ -177,46 +162,6 @@ class Resolver {
         if (tier.device.starts_with("cuda:") && tier.device == config_.tiers[j].device)
           complain(tier, "device", fmt::format("is {} again; each GPU is one tier", tier.device));
       }
-    }
-  }
-
-  void resolve_gpu(TierConfig& tier) {
-    if (tier.device == "cuda:all") return;  // complained of
-    std::size_t ordinal = 0;
-    const std::string_view number = std::string_view(tier.device).substr(5);
-    std::from_chars(number.data(), number.data() + number.size(), ordinal);
-    const auto& gpus = machine_.cuda.devices;
-    if (ordinal >= gpus.size()) {
-      const std::string there = gpus.empty()
-                                    ? machine_.cuda.why_not.empty() ? "no CUDA device was found" : machine_.cuda.why_not
-                                    : fmt::format("the CUDA driver gives this process {}", gpus.size());
-      return complain(tier, "device",
-                      fmt::format("is \"{}\": {}; write \"auto\" for what is there", tier.device, there));
-    }
-    for (const auto& [set, key] : {std::pair(tier.numa_node.has_value(), "numa_node"),
-                                   std::pair(tier.huge_pages != HugePages::kAuto, "huge_pages")})
-      if (set) complain(tier, key, "is a key of emulated devices and of memory; remove it here");
-    const topology::CudaDevice& gpu = gpus[ordinal];
-    tier.device_name = fmt::format("{} at {}", gpu.name, gpu.pci_bus_id);
-    if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu.total_bytes, *tier.capacity.percent);
-    round(tier);
-    if (tier.capacity.bytes > gpu.total_bytes) {
-      return complain(tier, "capacity",
-                      fmt::format("is {}, and {} has {}; write less, or a part such as \"50%\"",
-                                  exact(tier.capacity.bytes), tier.device_name, exact(gpu.total_bytes)));
-    }
-    if (tier.capacity.bytes > gpu.free_bytes)
-      findings_.warn(tier.origin, "capacity",
-                     fmt::format("is {}, and of {} on {}, {} are free: unless it is this daemon that has the rest, the "
-                                 "tier cannot grow to its capacity",
-                                 exact(tier.capacity.bytes), format_bytes(gpu.total_bytes), tier.device_name,
-                                 exact(gpu.free_bytes)));
-    if (gpu.total_bytes - tier.capacity.bytes < gpu.total_bytes / 10) {
-      findings_.warn(tier.origin, "capacity",
-                     fmt::format("is {} of {} on {}: what is left, {}, is all that trainers have there for contexts, "
-                                 "libraries and PyTorch's own allocator",
-                                 exact(tier.capacity.bytes), format_bytes(gpu.total_bytes), tier.device_name,
-                                 format_bytes(gpu.total_bytes - tier.capacity.bytes)));
     }
   }
 
@@ -282,6 +227,7 @@ std::string tier_text(const TierConfig& tier) {
       return fmt::format("block, {}, {}", size, fmt::join(tier.paths, ", "));
     case TierKind::kDevice:
     case TierKind::kMemory:
+      if (!tier.failure.empty()) return fmt::format("device ({}), {}, NOT SERVING", tier.device, size);
       if (!tier.device_name.empty()) return fmt::format("device ({}, {}), {}", tier.device, tier.device_name, size);
       return fmt::format("{}{}, {}, {}, huge pages {}", name(tier.kind),
                          tier.device.empty() ? "" : fmt::format(" ({})", tier.device), size,
@@ -292,9 +238,29 @@ std::string tier_text(const TierConfig& tier) {
 
 }  // namespace
 
+void round_to_segments(TierConfig& tier, Findings& findings) {
+  const std::uint64_t wanted = tier.capacity.bytes;
+  tier.capacity.bytes = whole_segments(wanted);
+  if (tier.capacity.bytes == 0)
+    return findings.complain(tier.origin, "capacity",
+                             fmt::format("comes to less than 2 MiB here, one segment; write a larger {}",
+                                         tier.capacity.percent ? "part" : "size"));
+  if (tier.capacity.bytes == wanted || tier.capacity.percent) return;
+  findings.warn(tier.origin, "capacity",
+                fmt::format("of {}, {} are used: the tier gives memory out in whole segments, here of {}",
+                            exact(wanted), exact(tier.capacity.bytes), format_bytes(segment_bytes(wanted))));
+}
+
 bool asks_for_gpus(const Config& config) {
   return std::ranges::any_of(
       config.tiers, [](const TierConfig& tier) { return tier.kind == TierKind::kDevice && tier.device != "emulated"; });
+}
+
+bool asks_for_gpu(const Config& config, int ordinal) {
+  return std::ranges::any_of(config.tiers, [ordinal](const TierConfig& tier) {
+    return tier.kind == TierKind::kDevice &&
+           (tier.device == "auto" || tier.device == "cuda:all" || tier.gpu() == ordinal);
+  });
 }
 
 Result<Config> resolve(Draft draft, const topology::Machine& machine) {

@@ -14,14 +14,17 @@ namespace terrace::config {
 
 // Whether resolve() needs to know which GPUs the driver gives (Machine::cuda).
 bool asks_for_gpus(const Config& config);
+// The same of one of them.
+bool asks_for_gpu(const Config& config, int ordinal);
 
 // The draft's configuration with every capacity in bytes and rounded down to what is really used (whole segments, whole
 // stripes), one memory tier of a quarter of the memory where no tier is configured, a tier for each GPU where they are
-// asked for, and warnings for what is allowed but hardly meant. InvalidArgument with a line for each of the draft's
-// problems and for everything that could not be had at a start on this machine (more memory than there is or than the
-// cgroup allows, a NUMA node or GPU that is not there, more room than the file systems have, a file that is somebody's,
-// a folder that cannot be written, an address that cannot be listened on), with both numbers. What another process
-// holds just now is not looked at: so a configuration can be checked beside the daemon that runs on it.
+// asked for, and warnings for what is allowed but hardly meant, and for GPUs that fail (TierConfig::failure).
+// InvalidArgument with a line for each of the draft's problems and for everything that could not be had at a start on
+// this machine (more memory than there is or than the cgroup allows, a NUMA node or GPU that is not there, more room
+// than the file systems have, a file that is somebody's, a folder that cannot be written, an address that cannot be
+// listened on), with both numbers. What another process holds just now is not looked at: so a configuration can be
+// checked beside the daemon that runs on it.
 Result<Config> resolve(Draft draft, const topology::Machine& machine);
 // The same of a configuration that was read without a problem.
 Result<Config> resolve(const Config& config, const topology::Machine& machine);

@@ -7,6 +7,7 @@
 
 #include "config/config.h"
 #include "config/findings.h"
+#include "topology/cuda_probe.h"
 
 namespace terrace::config {
 
@@ -14,6 +15,16 @@ namespace terrace::config {
 std::string exact(std::uint64_t bytes);
 
 std::uint64_t part_of(std::uint64_t whole, double percent);
+
+// Puts the capacity of a tier that clients map down to whole segments; says so where a size was written.
+void round_to_segments(TierConfig& tier, Findings& findings);
+
+// How many tiers "auto" and "cuda:all" come to; of a driver that fails it is one, which says so.
+std::size_t gpu_count(const topology::Cuda& cuda);
+
+// A tier of a GPU: its capacity, its name, and what of it does not fit. One that fails is a tier all the same, so that
+// the others keep their numbers: it is as large as it would be, as far as that is known.
+void resolve_gpu(TierConfig& tier, const topology::Cuda& cuda, Findings& findings);
 
 // A block tier's files and room: looks at each path, and puts the capacity in bytes, in whole stripes.
 void resolve_block(TierConfig& tier, Findings& findings);

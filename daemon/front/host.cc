@@ -14,7 +14,6 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "front/doors.h"
-#include "tier/device/cuda_context.h"
 
 namespace terrace::front {
 namespace {
@@ -63,6 +62,7 @@ Result<void> Host::start(const mover::Workers::Options& worker_options) {
   if (!mover) return std::unexpected(mover.error());
   mover_ = std::move(*mover);
   if (const auto made = make_engine(); !made) return made;
+  tell_of_gpus();
   make_foreseer();
   if (const auto watched = watch_taken_back(); !watched) return watched;
 
@@ -255,14 +255,13 @@ bool Host::pump_once() {
 
 // Once each.
 void Host::tell_of_gpus() {
-  told_lost_.resize(node_.mapped.size());
+  told_failed_.resize(node_.mapped.size());
   for (std::size_t tier = 0; tier < node_.mapped.size(); ++tier) {
-    const tier::CudaContext* gpu = node_.mapped[tier] == nullptr ? nullptr : node_.mapped[tier]->cuda();
-    const auto lost = gpu == nullptr ? std::nullopt : gpu->lost();
-    if (!lost || told_lost_[tier]) continue;
-    told_lost_[tier] = true;
-    spdlog::error("{} does not serve any more: {}; tensors without another copy are lost, all else is served",
-                  node_.options.tiers[tier].name, lost->message);
+    const auto failed = node_.mapped[tier] == nullptr ? std::nullopt : node_.mapped[tier]->failure();
+    if (!failed || told_failed_[tier]) continue;
+    told_failed_[tier] = true;
+    spdlog::error("{} does not serve: {}; tensors without another copy are lost, all else is served",
+                  node_.options.tiers[tier].name, failed->message);
   }
   const std::uint64_t refused = mover_->facts().refused_bytes;
   if (refused != told_refused_bytes_)

@@ -221,7 +221,7 @@ class Host final : public Gateway {
     bool told = false;      // that it takes long
   };
   std::optional<BlockAwaited> block_awaited_;  // while its files are not owned
-  std::vector<bool> told_lost_;                // by TierId: the log has it
+  std::vector<bool> told_failed_;              // by TierId: the log has it
   std::uint64_t told_refused_bytes_ = 0;
   std::atomic<bool> stopping_ = false;
 

@@ -5,8 +5,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <charconv>
-#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -15,6 +13,7 @@
 #include "shm/layout.h"
 #include "tier/device/cuda_device.h"
 #include "tier/device/emulated_device.h"
+#include "tier/device/failed_device.h"
 #include "tier/memory/memory_tier.h"
 
 namespace terrace::front {
@@ -39,10 +38,9 @@ tier::MemfdOptions memfd_options(const config::TierConfig& config, std::uint64_t
   return {.capacity_bytes = capacity, .numa_node = config.numa_node, .huge_pages = huge_pages};
 }
 
-Result<std::unique_ptr<tier::MappedTier>> open_gpu(const std::string& device, std::uint64_t capacity) {
-  int ordinal = 0;
-  const std::string_view number = std::string_view(device).substr(std::string_view("cuda:").size());
-  std::from_chars(number.data(), number.data() + number.size(), ordinal);
+Result<std::unique_ptr<tier::MappedTier>> open_gpu(const config::TierConfig& config, std::uint64_t capacity) {
+  if (!config.failure.empty()) return fail(ErrorCode::kUnavailable, config.failure);
+  const int ordinal = config.gpu().value();
   const auto api = cuda::load();
   if (!api) return std::unexpected(api.error());
   auto context = tier::CudaContext::open(**api, ordinal);
@@ -50,6 +48,25 @@ Result<std::unique_ptr<tier::MappedTier>> open_gpu(const std::string& device, st
   auto tier = tier::CudaDevice::create(std::move(*context), capacity);
   if (!tier) return std::unexpected(std::move(tier.error()));
   return tier;
+}
+
+// By which trainers know it; where the driver does not even say that, one that no GPU has.
+cuda::Uuid uuid_of(int ordinal) {
+  cuda::Uuid uuid;
+  uuid.fill(0xFF);
+  cuda::Device device = 0;
+  const auto api = cuda::load();
+  if (api && (*api)->device(&device, ordinal)) static_cast<void>((*api)->device_uuid.status(&uuid, device));
+  return uuid;
+}
+
+// One that fails costs its own tier, and nothing else.
+std::unique_ptr<tier::MappedTier> gpu_tier(const config::TierConfig& config, std::uint64_t capacity) {
+  auto gpu = open_gpu(config, capacity);
+  if (gpu) return std::move(*gpu);
+  return std::make_unique<tier::FailedDevice>(
+      Error{ErrorCode::kUnavailable, std::move(gpu.error().message), gpu.error().system_error},
+      uuid_of(config.gpu().value()));
 }
 
 engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t devices) {
@@ -74,20 +91,11 @@ engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t
   return options;
 }
 
-Result<void> add_mapped(Node& node, const config::TierConfig& config, const engine::TierOptions& options) {
-  if (config.device.starts_with("cuda:")) {
-    auto gpu = open_gpu(config.device, options.capacity_bytes);
-    if (!gpu) return fail(gpu.error().code, fmt::format("tier {}: {}", options.name, gpu.error().message));
-    node.mapped.push_back(std::move(*gpu));
-    return {};
-  }
+std::unique_ptr<tier::MappedTier> mapped_tier(const config::TierConfig& config, const engine::TierOptions& options) {
+  if (config.gpu()) return gpu_tier(config, options.capacity_bytes);
   const tier::MemfdOptions memfd = memfd_options(config, options.capacity_bytes);
-  if (options.kind == tier::Kind::kDevice) {
-    node.mapped.push_back(std::make_unique<tier::EmulatedDevice>(memfd));
-  } else {
-    node.mapped.push_back(std::make_unique<tier::MemoryTier>(memfd));
-  }
-  return {};
+  if (options.kind == tier::Kind::kDevice) return std::make_unique<tier::EmulatedDevice>(memfd);
+  return std::make_unique<tier::MemoryTier>(memfd);
 }
 
 Result<void> add_block(Node& node, const config::TierConfig& config, bool may_wait) {
@@ -118,15 +126,15 @@ void Node::add_devices(engine::Status& status) const {
   for (std::size_t tier = 0; tier < mapped.size() && tier < status.tiers.size(); ++tier) {
     if (mapped[tier] == nullptr && block && !block->owned())
       status.tiers[tier].failure = "its files are not free before the last read and write of a former daemon are done";
-    if (mapped[tier] == nullptr || mapped[tier]->cuda() == nullptr) continue;
-    status.tiers[tier].context_bytes = mapped[tier]->cuda()->own_bytes();
-    if (const auto lost = mapped[tier]->cuda()->lost()) status.tiers[tier].failure = lost->message;
+    if (mapped[tier] == nullptr) continue;
+    if (const auto* gpu = mapped[tier]->cuda()) status.tiers[tier].context_bytes = gpu->own_bytes();
+    if (const auto failed = mapped[tier]->failure()) status.tiers[tier].failure = failed->message;
   }
 }
 
 std::array<std::uint8_t, 16> Node::gpu_at(std::uint32_t place) const {
   const tier::MappedTier* tier = at_place(place);
-  return tier != nullptr && tier->cuda() != nullptr ? tier->cuda()->uuid() : std::array<std::uint8_t, 16>{};
+  return tier != nullptr ? tier->gpu() : std::array<std::uint8_t, 16>{};
 }
 
 engine::Options engine_options(const config::Config& config) {
@@ -170,9 +178,11 @@ Result<Node> make_node(const config::Config& config, bool may_wait) {
     const bool is_block = config.tiers[tier].kind == config::TierKind::kBlock;
     const bool is_device = config.tiers[tier].kind == config::TierKind::kDevice;
     node.places.push_back(is_block ? shm::kPlaceBlock : is_device ? shm::kPlaceDevice0 + devices++ : shm::kPlaceHost);
-    const auto added = is_block ? add_block(node, config.tiers[tier], may_wait)
-                                : add_mapped(node, config.tiers[tier], node.options.tiers[tier]);
-    if (!added) return std::unexpected(added.error());
+    if (!is_block) {
+      node.mapped.push_back(mapped_tier(config.tiers[tier], node.options.tiers[tier]));
+    } else if (const auto added = add_block(node, config.tiers[tier], may_wait); !added) {
+      return std::unexpected(added.error());
+    }
   }
   return node;
 }

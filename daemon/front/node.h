@@ -25,7 +25,7 @@ struct Node {
   mover::Tiers borrowed() const;
   // The tier of a place that clients map; none for places that are not there.
   tier::MappedTier* at_place(std::uint32_t place) const;
-  // Says of each tier of a status why it does not serve: its GPU is lost, or its files are another's still.
+  // Says of each tier of a status why it does not serve: its GPU failed, or its files are another's still.
   void add_devices(engine::Status& status) const;
   // The uuid of the GPU whose memory a place is; zeros where it is none's.
   std::array<std::uint8_t, 16> gpu_at(std::uint32_t place) const;
@@ -34,8 +34,8 @@ struct Node {
 // What a resolved configuration makes of the engine.
 engine::Options engine_options(const config::Config& config);
 
-// Makes what a resolved configuration asks for. Block files that another process holds are an error, or with `may_wait`
-// not owned yet (BlockFile::owned()). Errors name the tier.
+// Makes what a resolved configuration asks for. A GPU that fails is a tier that says so (MappedTier::failure()). Block
+// files that another process holds are an error, or with `may_wait` not owned yet (BlockFile::owned()).
 Result<Node> make_node(const config::Config& config, bool may_wait = false);
 
 }  // namespace terrace::front

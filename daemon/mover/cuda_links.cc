@@ -68,10 +68,20 @@ Result<CudaLinks> CudaLinks::create(const std::vector<tier::MappedTier*>& tiers)
     if (!links.wake_) links.wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!links.wake_) return fail(ErrorCode::kResourceExhausted, "no eventfd for the CUDA streams", errno);
     auto link = CudaLink::create(*tier->cuda(), links.wake_.get());
-    if (!link) return std::unexpected(std::move(link.error()));
-    links.links_.back() = std::move(*link);
+    if (link)
+      links.links_.back() = std::move(*link);
+    else
+      tier->cuda()->give_up(link.error());
   }
   return links;
+}
+
+void CudaLinks::give_up(const tier::CudaContext* context, const Error& why) {
+  for (auto& link : links_) {
+    if (link == nullptr || &link->context() != context) continue;
+    link->context().give_up(why);
+    link.reset();
+  }
 }
 
 tier::CudaContext* CudaLinks::any() const {

@@ -45,11 +45,14 @@ class CudaLink {
 // All of them. The reactor's.
 class CudaLinks {
  public:
-  // Of the tiers that are a GPU's, by TierId; null ones are passed over.
+  // Of the tiers that are a GPU's, by TierId; null ones are passed over. A GPU that gives no streams is given up
+  // (CudaContext::give_up()), and has no link.
   static Result<CudaLinks> create(const std::vector<tier::MappedTier*>& tiers);
 
   // Null: not a GPU's.
   CudaLink* of(TierId tier) const { return index(tier) < links_.size() ? links_[index(tier)].get() : nullptr; }
+  // Without that GPU, which is given up for this reason.
+  void give_up(const tier::CudaContext* context, const Error& why);
   // Any GPU's context: what is pinned, is pinned for all of them. Null: there is none.
   tier::CudaContext* any() const;
   // Readable while there is something to collect; -1 where there are no GPUs.

@@ -79,6 +79,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   };
 
   Result<void> set_up_gpus();
+  tier::CudaContext* pin_spare();
   void completed(int result, bool more) override;
   Ends ends_of(const Transfer& transfer, const std::byte* from, const std::byte* to) const;
   std::byte* address(const tier::Location& location, std::uint64_t bytes) const;
@@ -161,22 +162,28 @@ Result<void> ChunkMover::set_up(const Options& options) {
   return {};
 }
 
+// By the first GPU that does it, for all of them; one that does not is of no use. Null: none does.
+tier::CudaContext* ChunkMover::pin_spare() {
+  while (tier::CudaContext* const context = gpus_.any()) {
+    const cuda::Current current(context->api(), context->context());
+    auto pinned = current.result();
+    if (pinned) pinned = context->api().host_register(spare_.data(), spare_.size(), cuda::kHostRegisterPortable);
+    if (pinned) return context;
+    gpus_.give_up(context,
+                  {pinned.error().code,
+                   fmt::format("pinning {} of buffers: {}", format_bytes(spare_.size()), pinned.error().message), 0});
+  }
+  return nullptr;
+}
+
 // The spare is how bytes come from a disk to a GPU, and from memory that is not pinned: it must be pinned itself.
 Result<void> ChunkMover::set_up_gpus() {
   auto gpus = CudaLinks::create(tiers_.mapped);
   if (!gpus) return std::unexpected(std::move(gpus.error()));
   gpus_ = std::move(*gpus);
-  tier::CudaContext* const context = gpus_.any();
+  tier::CudaContext* const context = pin_spare();
   pinned_.emplace(workers_, context);
   if (context == nullptr) return {};
-  const cuda::Current current(context->api(), context->context());
-  auto pinned = current.result();
-  if (pinned) pinned = context->api().host_register(spare_.data(), spare_.size(), cuda::kHostRegisterPortable);
-  if (!pinned) {
-    gpus_ = {};
-    return fail(pinned.error().code, fmt::format("pinning {} of buffers for the GPUs: {}", format_bytes(spare_.size()),
-                                                 pinned.error().message));
-  }
   buffers_->add(SessionId{}, TierId{255}, {0, spare_.size()}, spare_.data());
   gpu_wake_.links = &gpus_;
   auto poll = ring_.poll(gpus_.descriptor(), POLLIN, gpu_wake_);

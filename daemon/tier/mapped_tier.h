@@ -3,8 +3,10 @@
 // (DRAM) and device/ (HBM, or its emulation).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "base/fd.h"
 #include "base/ids.h"
@@ -37,6 +39,10 @@ class MappedTier {
   virtual std::byte* address(SessionId session, std::uint64_t offset) const = 0;
   // The GPU whose memory this is, and which alone can reach its addresses; null: the CPU can.
   virtual CudaContext* cuda() const { return nullptr; }
+  // That GPU's uuid, also where it failed before anything could be had of it; zeros: it is no GPU's.
+  virtual std::array<std::uint8_t, 16> gpu() const { return {}; }
+  // Why it is of no more use, for good; none while it is. Thread-safe.
+  virtual std::optional<Error> failure() const { return std::nullopt; }
 };
 
 }  // namespace terrace::tier

@@ -11,20 +11,17 @@
 namespace terrace::topology {
 namespace {
 
-Result<CudaDevice> look(const cuda::Api& api, int ordinal) {
-  CudaDevice found;
+Result<void> look(const cuda::Api& api, int ordinal, CudaDevice& found) {
   cuda::Device device = 0;
   std::array<char, 256> text{};
   constexpr int kTextSize = static_cast<int>(text.size());
-  if (auto done = api.device(&device, ordinal); !done) return std::unexpected(std::move(done.error()));
-  if (auto done = api.device_name(text.data(), kTextSize, device); !done)
-    return std::unexpected(std::move(done.error()));
+  if (auto done = api.device(&device, ordinal); !done) return done;
+  if (auto done = api.device_name(text.data(), kTextSize, device); !done) return done;
   found.name = text.data();
-  if (auto done = api.device_pci_bus_id(text.data(), kTextSize, device); !done)
-    return std::unexpected(std::move(done.error()));
+  if (auto done = api.device_pci_bus_id(text.data(), kTextSize, device); !done) return done;
   found.pci_bus_id = text.data();
   cuda::Context context = nullptr;
-  if (auto done = api.primary_retain(&context, device); !done) return std::unexpected(std::move(done.error()));
+  if (auto done = api.primary_retain(&context, device); !done) return done;
   std::size_t free = 0;
   std::size_t total = 0;
   Result<void> asked;
@@ -34,30 +31,32 @@ Result<CudaDevice> look(const cuda::Api& api, int ordinal) {
     if (asked) asked = api.memory_info(&free, &total);
   }
   static_cast<void>(api.primary_release.status(device));
-  if (!asked) return std::unexpected(std::move(asked.error()));
   found.free_bytes = free;
   found.total_bytes = total;
+  return asked;
+}
+
+CudaDevice probe(const cuda::Api& api, int ordinal) {
+  CudaDevice found;
+  const Result<void> looked = look(api, ordinal, found);
+  if (!looked)
+    found.failure = fmt::format("cuda:{}{}: {}", ordinal, found.name.empty() ? "" : fmt::format(" ({})", found.name),
+                                looked.error().message);
   return found;
 }
 
 }  // namespace
 
-Cuda probe_cuda() {
+Cuda probe_cuda(const std::function<bool(int)>& wanted) {
   Cuda found;
   const Result<const cuda::Api*> api = cuda::load();
   int count = 0;
-  Result<void> counted = api ? (*api)->device_count(&count) : std::unexpected(api.error());
-  for (int ordinal = 0; counted && ordinal < count; ++ordinal) {
-    Result<CudaDevice> device = look(**api, ordinal);
-    if (device) {
-      found.devices.push_back(std::move(*device));
-    } else {
-      counted = fail(device.error().code, fmt::format("cuda:{}: {}", ordinal, device.error().message));
-    }
-  }
+  const Result<void> counted = api ? (*api)->device_count(&count) : std::unexpected(api.error());
+  for (int ordinal = 0; counted && ordinal < count; ++ordinal)
+    found.devices.push_back(wanted(ordinal) ? probe(**api, ordinal) : CudaDevice{});
   if (!counted) {
-    found.devices.clear();
     found.why_not = counted.error().message;
+    found.broken = counted.error().code != ErrorCode::kFailedPrecondition;  // that is: no driver, or no device
   } else if (count == 0) {
     found.why_not = "the CUDA driver gives this process no device";
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,15 +14,17 @@ struct CudaDevice {
   std::string pci_bus_id;  // "0000:3B:00.0", as the driver prints it
   std::uint64_t total_bytes = 0;
   std::uint64_t free_bytes = 0;  // while this process had a context there
+  std::string failure{};         // why it does not work, with the driver's call and code; empty: it does
 };
 
 struct Cuda {
   std::vector<CudaDevice> devices;  // by ordinal
-  std::string why_not;              // where there are none: what is missing
+  std::string why_not;              // where there are none: what is missing, or what fails
+  bool broken = false;              // there is a driver, and it fails: whether there are GPUs is not known
 };
 
-// Loads the driver and asks each device for its memory, for which it makes and gives back a context there: up to some
-// hundred milliseconds a device.
-Cuda probe_cuda();
+// Loads the driver and asks each device whose ordinal is `wanted` for its memory, for which it makes and gives back a
+// context there: up to some hundred milliseconds a device. The others are not touched, and nothing is said of them.
+Cuda probe_cuda(const std::function<bool(int)>& wanted);
 
 }  // namespace terrace::topology

@@ -33,10 +33,10 @@ ErrorCode code_of(Status status) {
     case kNoDevice:
     case kInvalidDevice:
     case kNotSupported:
-    case kSystemNotReady:
-    case kSystemDriverMismatch:
     case kCompatNotSupportedOnDevice:
       return ErrorCode::kFailedPrecondition;
+    case kSystemNotReady:
+    case kSystemDriverMismatch:
     case kDeviceUnavailable:
     case kUnknown:
       return ErrorCode::kUnavailable;

@@ -224,7 +224,8 @@ TEST_F(CudaEnd, TheDaemonServesOnWithoutALostGpu) {
   const auto tiers = daemon.status()["tiers"];
   EXPECT_NE(tiers[0]["failure"].get<std::string>().find("cuda:0 (Fake GPU 0) is lost"), std::string::npos) << tiers;
   EXPECT_EQ(tiers[1].value("failure", ""), "");
-  EXPECT_TRUE(eventually([&] { return daemon.log().find("device:0 does not serve any more") != std::string::npos; }));
+  EXPECT_TRUE(eventually(
+      [&] { return daemon.log().find("device:0 does not serve: cuda:0 (Fake GPU 0) is lost") != std::string::npos; }));
 }
 
 TEST_F(CudaEnd, WhatAKilledTrainerHadIsFreeAgain) {

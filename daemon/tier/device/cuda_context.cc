@@ -61,10 +61,19 @@ Result<void> CudaContext::noted(Result<void> result) {
   if (result || result.error().code != ErrorCode::kUnavailable) return result;
   Error error{ErrorCode::kUnavailable, fmt::format("cuda:{} ({}) is lost: {}", ordinal_, name_, result.error().message),
               0};
-  const std::lock_guard lock(mutex_);
-  if (!why_lost_) why_lost_ = error;
-  is_lost_ = true;
+  keep(error);
   return std::unexpected(std::move(error));
+}
+
+void CudaContext::give_up(const Error& why) {
+  keep({ErrorCode::kUnavailable, fmt::format("cuda:{} ({}) cannot be used: {}", ordinal_, name_, why.message), 0});
+}
+
+// The first reason stands.
+void CudaContext::keep(const Error& why) {
+  const std::lock_guard lock(mutex_);
+  if (!why_lost_) why_lost_ = why;
+  is_lost_ = true;
 }
 
 std::optional<Error> CudaContext::lost() const {

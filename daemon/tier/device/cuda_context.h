@@ -42,12 +42,15 @@ class CudaContext {
 
   // Passes a result on; one that says that the device is lost is kept, with the device's name before it.
   Result<void> noted(Result<void> result);
+  // The device is of no more use from now on, for this reason.
+  void give_up(const Error& why);
   // Why the device is of no more use, for good; none while it is.
   std::optional<Error> lost() const;
 
  private:
   CudaContext(const cuda::Api& api, int ordinal) : api_(api), ordinal_(ordinal) {}
   Result<void> look();
+  void keep(const Error& why);
   Result<void> require(int attribute, const char* what) const;
 
   const cuda::Api& api_;

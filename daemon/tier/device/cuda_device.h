@@ -37,6 +37,8 @@ class CudaDevice final : public MappedTier {
   void leave_bytes() override {}  // they are their holders', here in any case
   std::byte* address(SessionId session, std::uint64_t offset) const override;
   CudaContext* cuda() const override { return context_.get(); }
+  std::array<std::uint8_t, 16> gpu() const override { return context_->uuid(); }
+  std::optional<Error> failure() const override { return context_->lost(); }
 
  private:
   struct Segment {

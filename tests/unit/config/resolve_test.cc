@@ -222,6 +222,52 @@ TEST(Resolve, AutoAndAllAreATierForEachGpu) {
   }
 }
 
+TEST(Resolve, AGpuThatFailsIsATierThatSaysSo) {
+  const std::string why = "cuda:0 (Fast): cuDevicePrimaryCtxRetain: CUDA_ERROR_ECC_UNCORRECTABLE (214)";
+  topology::Machine machine = gpu_machine();
+  machine.cuda.devices[0] = {.name = "Fast", .pci_bus_id = {}, .failure = why};
+  for (const char* device : {"auto", "cuda:all"}) {
+    const Result<Config> config = resolve(config_of(device_tier(device, "50%") + memory_tier("90GiB")), machine);
+    ASSERT_TRUE(config) << config.error().message;
+    ASSERT_THAT(config->tiers, SizeIs(3));
+    EXPECT_EQ(config->tiers[0].device, "cuda:0");
+    EXPECT_EQ(config->tiers[0].failure, why);
+    EXPECT_EQ(config->tiers[0].capacity.bytes, 40 * kGiB) << "as the other one, so that it is the same once it works";
+    EXPECT_EQ(config->tiers[1].failure, "");
+    ASSERT_THAT(config->warnings, SizeIs(1));
+    EXPECT_THAT(config->warnings[0], AllOf(HasSubstr("tier[0].device: is \"cuda:0\""), HasSubstr(why)));
+    EXPECT_THAT(taken(*config)->tiers[0], AllOf(HasSubstr("cuda:0"), HasSubstr("NOT SERVING")));
+  }
+  machine.cuda.devices[1] = {.name = "Faster", .pci_bus_id = {}, .failure = "it fails too"};
+  const Result<Config> all = resolve(config_of(device_tier("auto", "50%") + memory_tier("90GiB")), machine);
+  ASSERT_TRUE(all) << all.error().message;
+  EXPECT_EQ(all->tiers[1].failure, "it fails too") << "and nothing is emulated";
+  EXPECT_EQ(all->tiers[1].capacity.bytes, 2 * kMiB);
+}
+
+TEST(Resolve, AGpuThatIsNotConfiguredDoesNotMatter) {
+  topology::Machine machine = gpu_machine();
+  machine.cuda.devices[0] = {.name = "Fast", .pci_bus_id = {}, .failure = "it fails"};
+  const Config written = config_of(device_tier("cuda:1", "1GiB") + memory_tier("1GiB"));
+  EXPECT_FALSE(asks_for_gpu(written, 0));
+  EXPECT_TRUE(asks_for_gpu(written, 1));
+  const Result<Config> config = resolve(written, machine);
+  ASSERT_TRUE(config) << config.error().message;
+  EXPECT_THAT(config->warnings, SizeIs(0));
+}
+
+TEST(Resolve, ADriverThatFailsIsNoMissingOne) {
+  topology::Machine machine = limited_machine();
+  machine.cuda = {.devices = {}, .why_not = "cuInit: CUDA_ERROR_SYSTEM_NOT_READY (802)", .broken = true};
+  for (const char* device : {"auto", "cuda:all", "cuda:1"}) {
+    const Result<Config> config = resolve(config_of(device_tier(device, "1GiB") + memory_tier("1GiB")), machine);
+    ASSERT_TRUE(config) << config.error().message;
+    ASSERT_THAT(config->tiers, SizeIs(2));
+    EXPECT_THAT(config->tiers[0].device, HasSubstr("cuda:"));
+    EXPECT_EQ(config->tiers[0].failure, machine.cuda.why_not);
+  }
+}
+
 TEST(Resolve, AGpusCapacityIsOfWhatItHas) {
   EXPECT_THAT(gpu_error_of(device_tier("cuda:0", "81GiB")),
               AllOf(HasSubstr("t.toml:3: tier[0].capacity"), HasSubstr("81 GiB"), HasSubstr("80 GiB")));
