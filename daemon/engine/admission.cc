@@ -100,7 +100,7 @@ bool EngineImpl::all_there(const Session& session, const Admission& admission, c
   return std::all_of(slots.begin(), slots.end(), [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     return is_there(session, admission, tensor) && tensor.wanted == 0 && !waits_behind(admission, tensor) &&
-           !word(session, slot).torn;
+           !word(session, slot).torn && (!is_gone(session, tensor) || leased(session, slot));
   });
 }
 
@@ -114,8 +114,8 @@ Result<void> EngineImpl::check_content(const Session& session, const Admission& 
   const bool reads = reads_content(admission);
   const bool may_be_new = admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kWrite;
   if (reads && tensor.lost)
-    return fail(ErrorCode::kDataLoss,
-                fmt::format("the bytes of tensor '{}' are lost: overwrite it", name(session, slot)));
+    return fail(ErrorCode::kDataLoss, fmt::format("the bytes of tensor '{}' are lost{}: overwrite it",
+                                                  name(session, slot), how_lost(tensor)));
   if (reads && tensor.torn)
     return fail(
         ErrorCode::kFailedPrecondition,
@@ -158,6 +158,7 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
       ready = false;
       continue;
     }
+    give_up_gone(session, slot);
     note_torn(session, slot);
     if (const auto good = check_content(session, admission, slot); !good) return std::unexpected(good.error());
     if (former_at_work_ && needs_block(admission, tensor)) {
@@ -182,6 +183,8 @@ void EngineImpl::try_start(Session& session, Admission& admission) {
   const std::vector<Slot>& slots = admission.slots;
   if (const auto found = find_all(session, admission.tensors, admission.slots); !found)
     return fail_admission(session, admission, found.error());
+  if (tiers_[admission.tier].failed && !slots.empty())
+    return fail_admission(session, admission, out_of_use(session, admission));
   if (tiers_[admission.tier].mapped() && all_there(session, admission, slots)) return grant(session, admission);
   const auto ready = ready_to_start(session, admission, slots);
   if (!ready) return fail_admission(session, admission, ready.error());

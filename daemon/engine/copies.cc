@@ -74,9 +74,19 @@ void EngineImpl::drop_copy(Session& session, Slot slot, Level level) {
   touch(session, slot);
 }
 
-// What lies behind a fence is kept out of circulation.
+// What lies behind a fence is kept out of circulation, and what nobody can reach for good.
 void EngineImpl::free_extent(Session& session, std::size_t tier, tier::Extent extent) {
   Place& place = *session.places[tier];
+  for (const tier::Extent& gone : place.gone) {
+    if (extent.end() <= gone.offset || gone.end() <= extent.offset) continue;
+    const std::uint64_t begin = std::max(extent.offset, gone.offset);
+    const std::uint64_t end = std::min(extent.end(), gone.end());
+    place.space.free({begin, end - begin});
+    place.space.retire({begin, end - begin});
+    if (extent.offset < begin) free_extent(session, tier, {extent.offset, begin - extent.offset});
+    if (end < extent.end()) free_extent(session, tier, {end, extent.end() - end});
+    return;
+  }
   const std::uint64_t open = std::min(extent.end(), std::max(extent.offset, place.fence)) - extent.offset;
   if (open > 0) place.space.free({extent.offset, open});
   if (open == extent.bytes) return;
@@ -117,6 +127,7 @@ void EngineImpl::rest(Session& session, Slot slot) {
   TERRACE_CHECK(tensor.idle() && tensor.admission == 0);
   if (session.life != Session::Life::kOpen) return;
   if (tensor.forget) drop_content(session, slot);
+  if (tensor.published != Level::kDevice) lose_if_gone(session, slot);
   if (!tensor.written && tensor.published == Level::kNone) tensor.valid = 0;
   touch(session, slot);
   for (const Level level : {Level::kDevice, Level::kMemory})

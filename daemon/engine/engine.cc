@@ -97,6 +97,7 @@ void EngineImpl::take_output(Output& output) {
   output.gone.swap(output_.gone);
   output.pressure.swap(output_.pressure);
   output.observations.swap(output_.observations);
+  output.losses.swap(output_.losses);
 }
 
 void EngineImpl::stir(Session& session) {

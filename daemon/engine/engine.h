@@ -63,6 +63,13 @@ struct Pressure {
   std::uint64_t capacity_bytes = 0;
 };
 
+// A tensor whose only bytes were in memory that is gone.
+struct Loss {
+  TierId tier{};
+  SessionId session{};
+  std::string name;
+};
+
 // What is to be done outside, in order. `gone`: sessions of which nothing is left; their tables and segments may go.
 struct Output {
   std::vector<Reply> replies;
@@ -71,6 +78,7 @@ struct Output {
   std::vector<SessionId> gone;
   std::vector<Pressure> pressure;
   std::vector<foresight::Observation> observations;  // of ordinary sessions, where Options::observe asks for them
+  std::vector<Loss> losses;                          // for people to know
 
   void clear() {
     replies.clear();
@@ -79,6 +87,7 @@ struct Output {
     gone.clear();
     pressure.clear();
     observations.clear();
+    losses.clear();
   }
 };
 
@@ -97,6 +106,14 @@ struct Survivor {
   std::uint32_t unanswered = 0;   // requests that were taken from its ring and have no completion; for the status alone
 };
 
+// A segment of a device that a successor has no way to any more. Whose leases are there keeps them.
+struct LostSegment {
+  SessionId space{};  // the session's, or the share's
+  TierId tier{};
+  tier::Extent extent;
+  std::string why;
+};
+
 // What a catalog says of a tier.
 TierRecord tier_record(const TierOptions& options);
 
@@ -109,10 +126,11 @@ class Engine {
   // shapes are kept, and where a successor, if there is to be one, finds everything.
   static Result<std::unique_ptr<Engine>> create(Options options, CatalogMemory& catalog);
   // The successor of an engine that died, as the opened catalog and the tables of the sessions say. Sessions that are
-  // not among the survivors are gone. FailedPrecondition: the tiers are others, or the catalog is damaged; then nothing
-  // was changed in it. InvalidArgument as create().
+  // not among the survivors are gone, and so is what lay in lost segments. FailedPrecondition: the tiers are others, or
+  // the catalog is damaged; then nothing was changed in it. InvalidArgument as create().
   static Result<std::unique_ptr<Engine>> restore(Options options, CatalogMemory& catalog,
-                                                 std::span<const Survivor> survivors);
+                                                 std::span<const Survivor> survivors,
+                                                 std::span<const LostSegment> lost = {});
   // Whether an engine of these options could go on with a catalog, of one that may still be at work: by its version,
   // shape and tiers, and by the tenants of its sessions. Errors as restore().
   static Result<void> check_succession(const Options& options, const CatalogShape& shape,
@@ -142,6 +160,9 @@ class Engine {
   // What a former daemon had begun on the block tier is done to the last. Before that, where Options::former_at_work
   // says so, no transfer goes to or from there, and whoever needs one waits to its own deadline.
   virtual void former_ended(Time now) = 0;
+  // A mapped tier is of no more use, for good: whoever asks for a place there is refused from now on, and what lies
+  // there counts for nothing, as soon as nobody leases it. More than once is the same.
+  virtual void tier_failed(Time now, TierId tier, const Error& why) = 0;
   // Deadlines that have passed.
   virtual void tick(Time now) = 0;
 

@@ -2,8 +2,8 @@
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, follow.cc
 // and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc and former.cc for
-// what outlives the process, shares.cc and words.cc for what several processes see of it, and engine.cc for the
-// entrance.
+// what outlives the process, losses.cc for what does not come back, shares.cc and words.cc for what several processes
+// see of it, and engine.cc for the entrance.
 #pragma once
 
 #include <limits>
@@ -32,7 +32,7 @@ class EngineImpl final : public Engine {
   EngineImpl(Options options, CatalogMemory& catalog);
   // One of them, before anything else.
   void begin_catalog();
-  Result<void> restore_from(std::span<const Survivor> survivors);
+  Result<void> restore_from(std::span<const Survivor> survivors, std::span<const LostSegment> lost);
 
   void submit(Time now, Request request) override;
   void cancel(Time now, RequestId request) override;
@@ -45,6 +45,7 @@ class EngineImpl final : public Engine {
   void answering(RequestId request, std::uint32_t position) override;
   void answered(RequestId request) override;
   void former_ended(Time now) override;
+  void tier_failed(Time now, TierId tier, const Error& why) override;
   void tick(Time now) override;
   Time next_deadline() const override;
   void take_output(Output& output) override;
@@ -62,6 +63,9 @@ class EngineImpl final : public Engine {
     bool above = false;  // its high mark
     std::uint64_t checksum_failures = 0;
     std::uint64_t io_errors = 0;
+    bool failed = false;
+    std::string loss{};  // what memory of it was lost by, the last time
+    std::uint64_t lost_tensors = 0;
     std::array<std::uint64_t, kEvictionReasons> evictions{};
     PlaceStatus leases{};
     bool mapped() const { return level != Level::kBlock; }
@@ -403,6 +407,14 @@ class EngineImpl final : public Engine {
   bool may_still_land(const Tensor& tensor, const TensorState& was) const;
   bool needs_block(const Admission& admission, const Tensor& tensor) const;
   void hold_block(bool hold);
+
+  // losses.cc
+  void mark_gone(const LostSegment& lost);
+  bool is_gone(const Session& session, const Tensor& tensor) const;
+  void lose_if_gone(Session& session, Slot slot);
+  void give_up_gone(Session& session, Slot slot);
+  Error out_of_use(const Session& session, const Admission& admission) const;
+  std::string how_lost(const Tensor& tensor) const;
 
   // settle.cc
   // What nobody was told of: tensors whose content was given up for a lease, and tensors that were created.

@@ -215,7 +215,8 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
     const Tensor& tensor = session.at(slot);
     window -= static_cast<double>(tensor.extent_bytes());
     if (tensor.idle() && tensor.admission == 0 && tensor.published == level && tensor.written && !tensor.home_bad &&
-        !tensor.deleted && tensor.pinned == Level::kNone && !droppable(session, slot, level))
+        !tensor.deleted && tensor.pinned == Level::kNone && !is_gone(session, tensor) &&
+        !droppable(session, slot, level))
       cold[found++] = slot;
     return window > 0 && ++looks < kLooksMax && found < cold_max;
   });

@@ -62,7 +62,7 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
   const Level level = tiers_[*tier].level;
   Tensor& tensor = session.at(clean.slot);
   if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
-      tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier))
+      tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier) || is_gone(session, tensor))
     return Planned::kDone;
   if (!tensor.idle() || tensor.admission != 0) return Planned::kLater;
   if (droppable(session, clean.slot, level)) return Planned::kDone;

@@ -32,7 +32,8 @@ std::uint64_t EngineImpl::limit_bytes(const Session& session, std::size_t tier) 
   if (!opens_.empty()) others += opens_.front().floors[tier];
   const std::uint64_t capacity = tiers_[tier].options.capacity_bytes;
   const std::uint64_t left = capacity - std::min(capacity, others);
-  return std::max({left, place.floor_bytes, place.space.capacity_bytes()}) - place.stuck_bytes;
+  return std::max({left, place.floor_bytes, place.space.capacity_bytes()}) - place.stuck_bytes -
+         place.space.retired_bytes();
 }
 
 bool EngineImpl::can_grow(const Session& session, std::size_t tier) const {
@@ -177,7 +178,7 @@ void EngineImpl::unfence(Session& session, std::size_t tier) {
   const Level level = tiers_[tier].level;
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
-    if (tensor.published == level && at_tier(tensor, tier)) show_lent(session, Slot{at}, false);
+    if (tensor.published == level && at_tier(tensor, tier)) show_lent(session, Slot{at}, is_gone(session, tensor));
   }
   ++session.events;
   stir(session);

@@ -55,14 +55,15 @@ Result<void> Engine::check_succession(const Options& options, const CatalogShape
 }
 
 Result<std::unique_ptr<Engine>> Engine::restore(Options options, CatalogMemory& catalog,
-                                                std::span<const Survivor> survivors) {
+                                                std::span<const Survivor> survivors,
+                                                std::span<const LostSegment> lost) {
   if (auto good = check(options, catalog.shape()); !good) return std::unexpected(good.error());
   auto engine = std::make_unique<EngineImpl>(std::move(options), catalog);
-  if (auto restored = engine->restore_from(survivors); !restored) return std::unexpected(restored.error());
+  if (auto restored = engine->restore_from(survivors, lost); !restored) return std::unexpected(restored.error());
   return engine;
 }
 
-Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors) {
+Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors, std::span<const LostSegment> lost) {
   CatalogMemory& catalog = *catalog_;
   if (auto same = check_tiers(options_, catalog.tiers()); !same) return same;
   next_session_ = catalog.node().next_session;
@@ -80,6 +81,7 @@ Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors) {
   for (auto& [id, session] : sessions_)
     if (auto restored = restore_session(catalog, *session); !restored) return restored;
   if (auto agree = check_restored(); !agree) return agree;
+  for (const LostSegment& segment : lost) mark_gone(segment);
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
     if (!is_in_use(record)) {
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});

@@ -38,6 +38,7 @@ struct Place {
   std::vector<tier::Extent> fenced;  // free extents behind the fence, given out to nobody
   std::uint64_t fenced_bytes = 0;    // their sum
   std::vector<Handle> fence_wants;   // leased copies behind the fence
+  std::vector<tier::Extent> gone;    // segments that nobody can reach; what is free there is retired
   std::uint64_t leaving_bytes = 0;   // of copies whose eviction is under way
   std::uint32_t clean_pause = 0;     // events until the next look for copies to clean
   bool add_failed = false;           // the system had no memory for a segment the last time

@@ -59,10 +59,15 @@ void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
     if (!tensor.live() || !tensor.idle()) continue;
-    if (tensor.sliding != Level::kNone)
+    if (tensor.sliding == Level::kDevice && is_gone(session, tensor)) {
+      lose_if_gone(session, Slot{at});
+      slid(session, Slot{at}, {});  // only the books change
+    } else if (tensor.sliding != Level::kNone) {
       slide_on(session, Slot{at});
-    else if (!tensor.deleted)
+    } else if (!tensor.deleted) {
       rest(session, Slot{at});
+      give_up_gone(session, Slot{at});
+    }
   }
   for (const Slot slot : unanswered.created)
     if (session.at(slot).live() && !session.at(slot).deleted) delete_tensor(session, slot);

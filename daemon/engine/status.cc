@@ -65,6 +65,7 @@ TierStatus EngineImpl::tier_status(std::size_t index) const {
   out.used_bytes = tier.used_bytes;
   out.checksum_failures = tier.checksum_failures;
   out.io_errors = tier.io_errors;
+  out.lost_tensors = tier.lost_tensors;
   out.evictions = tier.evictions;
   if (!tier.mapped()) {
     out.largest_free_bytes = block_space_.largest_free_bytes();

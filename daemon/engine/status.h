@@ -39,6 +39,7 @@ struct TierStatus {
   std::uint64_t retired_bytes = 0;
   std::uint64_t checksum_failures = 0;
   std::uint64_t io_errors = 0;
+  std::uint64_t lost_tensors = 0;                // whose only bytes went with memory of the tier
   std::uint64_t write_budget_bytes_per_day = 0;  // 0: there is none
   std::int64_t write_budget_left_bytes = 0;      // until nothing is written ahead of need; negative: owed
   std::array<std::uint64_t, kEvictionReasons> evictions{};

@@ -151,7 +151,9 @@ void EngineImpl::block_failed(Tensor& tensor, const Flight& flight, const Error&
 
 void EngineImpl::lose_copy(Tensor& tensor, Level level) {
   tensor.valid &= static_cast<std::uint8_t>(~bit(level));
-  if (tensor.valid == 0 && tensor.written) tensor.lost = true;
+  if (tensor.valid != 0 || !tensor.written || tensor.lost) return;
+  tensor.lost = true;
+  tensor.lost_in_device = level == Level::kDevice;
 }
 
 void EngineImpl::fetched(Session& session, const Flight& flight, const Result<void>& result) {

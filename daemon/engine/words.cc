@@ -66,6 +66,7 @@ bool EngineImpl::claim(Session& session, Slot slot) {
   tensor.holder = SessionId{};
   tensor.claimed = true;
   touch(session, slot);
+  lose_if_gone(session, slot);
   return true;
 }
 
@@ -103,7 +104,8 @@ void EngineImpl::publish(Session& session, Slot slot, Level level, SessionId to,
 shm::Word EngineImpl::shown_word(const Session& session, const Tensor& tensor, bool turn) const {
   return {.state = session.is_shared(tensor) ? shm::State::kShared : shm::State::kResident,
           .wanted = tensor.wanted != 0 || tensor.awaited_by != 0,
-          .lent = tensor.extent(tensor.published).end() > session.places[tier_index(tensor, tensor.published)]->fence,
+          .lent = tensor.extent(tensor.published).end() > session.places[tier_index(tensor, tensor.published)]->fence ||
+                  (tensor.published == Level::kDevice && is_gone(session, tensor)),
           .turn = turn,
           .torn = tensor.torn,
           .incarnation = tensor.incarnation};

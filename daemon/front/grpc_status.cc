@@ -30,6 +30,7 @@ void from_tier(const engine::TierStatus& tier, v1::TierStatus& out) {
   out.set_retired_bytes(tier.retired_bytes);
   out.set_checksum_failures(tier.checksum_failures);
   out.set_io_errors(tier.io_errors);
+  out.set_lost_tensors(tier.lost_tensors);
   out.set_failure(tier.failure);
   out.set_context_bytes(tier.context_bytes);
   const auto evictions = [&](engine::EvictionReason reason) {

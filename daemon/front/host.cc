@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/bytes.h"
 #include "base/check.h"
 #include "front/doors.h"
 
@@ -62,7 +61,7 @@ Result<void> Host::start(const mover::Workers::Options& worker_options) {
   if (!mover) return std::unexpected(mover.error());
   mover_ = std::move(*mover);
   if (const auto made = make_engine(); !made) return made;
-  tell_of_gpus();
+  look_for_failures();
   make_foreseer();
   if (const auto watched = watch_taken_back(); !watched) return watched;
 
@@ -219,6 +218,7 @@ bool Host::pump_once() {
     if (!done.result) spdlog::warn("transfer {}: {}", static_cast<std::uint64_t>(done.id), done.result.error().message);
     engine_->transfer_done(now(), done);
   }
+  if (std::ranges::any_of(transfers, [](const mover::TransferDone& done) { return !done.result; })) look_for_failures();
   const auto segments = mover_->take_segments();
   for (const mover::SegmentDone& done : segments) segment_done(done);
 
@@ -227,6 +227,7 @@ bool Host::pump_once() {
   const bool idle = transfers.empty() && segments.empty() && output.replies.empty() && output.transfers.empty() &&
                     output.segment_orders.empty() && output.gone.empty() && output.pressure.empty();
   if (!output.observations.empty()) pass_on(output.observations);
+  tell_of_losses(output.losses);
   for (const mover::SegmentOrder& asked : output.segment_orders) order(asked);
   for (const mover::Transfer& transfer : output.transfers) mover_->start(transfer);
   for (const SessionId id : output.gone) forget_token(id);  // before anybody hears that it is closed
@@ -253,26 +254,10 @@ bool Host::pump_once() {
   return !idle;
 }
 
-// Once each.
-void Host::tell_of_gpus() {
-  told_failed_.resize(node_.mapped.size());
-  for (std::size_t tier = 0; tier < node_.mapped.size(); ++tier) {
-    const auto failed = node_.mapped[tier] == nullptr ? std::nullopt : node_.mapped[tier]->failure();
-    if (!failed || told_failed_[tier]) continue;
-    told_failed_[tier] = true;
-    spdlog::error("{} does not serve: {}; tensors without another copy are lost, all else is served",
-                  node_.options.tiers[tier].name, failed->message);
-  }
-  const std::uint64_t refused = mover_->facts().refused_bytes;
-  if (refused != told_refused_bytes_)
-    spdlog::warn("{} of memory could not be pinned for the GPUs so far: copies of it are slower",
-                 format_bytes(refused));
-  told_refused_bytes_ = refused;
-}
-
 void Host::sweep() {
   last_sweep_ = now();
-  tell_of_gpus();
+  look_for_failures();
+  tell_of_pinning();
   if (const Duration period = notify_.watchdog_period(); period.count() > 0 && now() - last_watchdog_ >= period) {
     notify_.send("WATCHDOG=1");
     last_watchdog_ = now();

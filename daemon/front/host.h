@@ -99,8 +99,12 @@ class Host final : public Gateway {
   void pump();
   bool pump_once();
   void sweep();
-  void tell_of_gpus();
   void wind_up();
+
+  // host_gpus.cc: what fails.
+  void look_for_failures();
+  void tell_of_losses(const std::vector<engine::Loss>& losses);
+  void tell_of_pinning();
 
   // host_sessions.cc: trainers on data.sock.
   void greet(Fd connection, const Peer& peer);
@@ -137,6 +141,7 @@ class Host final : public Gateway {
   void send_segments(Session& session);
   void send_retiring(Session& session);
   Result<void> take_back_segments(const engine::SessionRecord& was);
+  void lose_segment(engine::LostSegment segment, Fd kept);
   void gone(SessionId id);
 
   // host_block.cc: files that a former daemon still holds.
@@ -182,7 +187,8 @@ class Host final : public Gateway {
   std::unique_ptr<mover::Workers> workers_;
   std::unique_ptr<mover::Mover> mover_;
   service::DescriptorStore store_;
-  service::Adopted adopted_;  // until the engine is made
+  service::Adopted adopted_;  // until the engine is made, as this
+  std::vector<engine::LostSegment> lost_segments_;
   Fd catalog_memory_;
   AddressRange catalog_range_;
   std::optional<engine::CatalogMemory> catalog_;
@@ -221,7 +227,7 @@ class Host final : public Gateway {
     bool told = false;      // that it takes long
   };
   std::optional<BlockAwaited> block_awaited_;  // while its files are not owned
-  std::vector<bool> told_failed_;              // by TierId: the log has it
+  std::vector<bool> told_failed_;              // by TierId: the engine knows, and the log has it
   std::uint64_t told_refused_bytes_ = 0;
   std::atomic<bool> stopping_ = false;
 

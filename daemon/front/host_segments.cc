@@ -110,8 +110,11 @@ void Host::send_segment(Session& session, std::size_t tier, tier::Extent extent)
                                     .place = node_.places[tier],
                                     .offset = extent.offset,
                                     .bytes = extent.bytes};
-  const int descriptor = node_.mapped[tier]->descriptor(session.space, extent.offset);
-  if (session.writes || node_.mapped[tier]->cuda() != nullptr) return send(session, message, std::array{descriptor});
+  const Space& space = space_of(session.space);
+  const auto lost = space.lost.find({tier, extent.offset});  // its trainers keep what they lease there
+  const int descriptor =
+      lost != space.lost.end() ? lost->second.get() : node_.mapped[tier]->descriptor(session.space, extent.offset);
+  if (session.writes || node_.is_gpu(tier)) return send(session, message, std::array{descriptor});
   const Fd readable(::open(fmt::format("/proc/self/fd/{}", descriptor).c_str(), O_RDONLY | O_CLOEXEC));
   if (!readable)
     return end(session, {ErrorCode::kResourceExhausted, "a segment could not be opened for reading alone", errno});
@@ -134,7 +137,8 @@ void Host::send_retiring(Session& session) {
     if (std::ranges::find(retiring.asked, session.id) != retiring.asked.end()) send_retire(session, retiring.order);
 }
 
-// A former daemon's, as its catalog has them.
+// A former daemon's, as its catalog has them. One of a GPU that cannot be mapped is lost with what lies there, and
+// nothing else.
 Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
   const SessionId id{was.id};
   Space& space = space_of(id);
@@ -146,12 +150,24 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
       auto segment = adopted_.extract(name);
       if (segment.empty()) return fail(ErrorCode::kDataLoss, name + " did not come back");
       space.kept.push_back(name);
-      if (auto installed = node_.mapped[tier]->install(id, {offset, unit}, std::move(segment.mapped())); !installed)
-        return installed;
+      Fd kept(node_.is_gpu(tier) ? fcntl(segment.mapped().get(), F_DUPFD_CLOEXEC, 0) : -1);
+      const auto installed = node_.mapped[tier]->install(id, {offset, unit}, std::move(segment.mapped()));
+      if (!installed && !kept) return installed;
+      if (!installed)
+        lose_segment({id, static_cast<TierId>(tier), {offset, unit}, installed.error().message}, std::move(kept));
     }
     space.mapped_bytes[tier] = was.mapped_bytes[tier];
   }
   return {};
+}
+
+void Host::lose_segment(engine::LostSegment segment, Fd kept) {
+  const std::string& tier = node_.options.tiers[index(segment.tier)].name;
+  segment.why = fmt::format("a segment of {} did not come back: {}", format_bytes(segment.extent.bytes), segment.why);
+  if (!node_.mapped[index(segment.tier)]->failure())  // else that is said, once
+    spdlog::error("session {}, {}: {}", static_cast<std::uint32_t>(segment.space), tier, segment.why);
+  space_of(segment.space).lost.emplace(std::pair(index(segment.tier), segment.extent.offset), std::move(kept));
+  lost_segments_.push_back(std::move(segment));
 }
 
 // Nothing is left of a session that the engine knew.

@@ -77,7 +77,7 @@ Result<void> Host::go_on() {
   std::vector<engine::Survivor> survivors;
   take_back_all(survivors);
   if (auto expected = expect_block(true); !expected) return expected;
-  auto engine = engine::Engine::restore(node_.options, *catalog_, survivors);
+  auto engine = engine::Engine::restore(node_.options, *catalog_, survivors, std::exchange(lost_segments_, {}));
   if (!engine) return std::unexpected(engine.error());
   engine_ = std::move(*engine);
   const auto status = engine_->status();

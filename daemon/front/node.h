@@ -27,6 +27,7 @@ struct Node {
   tier::MappedTier* at_place(std::uint32_t place) const;
   // Says of each tier of a status why it does not serve: its GPU failed, or its files are another's still.
   void add_devices(engine::Status& status) const;
+  bool is_gpu(std::size_t tier) const { return mapped[tier]->gpu() != std::array<std::uint8_t, 16>{}; }
   // The uuid of the GPU whose memory a place is; zeros where it is none's.
   std::array<std::uint8_t, 16> gpu_at(std::uint32_t place) const;
 };

@@ -2,9 +2,13 @@
 // The memory of a session, or of a share: what the front knows of its segments, which one trainer maps, or several.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/ids.h"
 #include "mover/transfer.h"
 
@@ -20,6 +24,8 @@ struct Space {
   std::vector<std::uint64_t> mapped_bytes;  // by tier: of the segments that stay, from offset 0 on
   std::vector<Retiring> retiring;
   std::vector<std::string> kept;  // names of the segments that the supervisor keeps
+  // By tier and offset: segments that trainers may have mapped, and this daemon cannot.
+  std::map<std::pair<std::size_t, std::uint64_t>, Fd> lost;
 };
 
 }  // namespace terrace::front

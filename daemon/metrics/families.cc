@@ -98,6 +98,8 @@ void add_tiers(const engine::Status& status, Families& out) {
     for (const Tier& tier : status.tiers) add(one, {{"tier", tier.name}}, tier.*member);
   };
   count("terrace_checksum_failures_total", "Chunks that did not come back as they went out.", &Tier::checksum_failures);
+  count("terrace_lost_tensors_total", "Tensors whose only bytes went with memory of the tier (a GPU that failed).",
+        &Tier::lost_tensors);
   count("terrace_io_errors_total", "Transfers that the tier's device failed.", &Tier::io_errors);
 
   constexpr std::pair<engine::EvictionReason, const char*> kReasons[] = {

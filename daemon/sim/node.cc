@@ -283,7 +283,8 @@ std::vector<engine::Survivor> Node::survivors() const {
   return found;
 }
 
-std::vector<RequestId> Node::restart(const std::function<bool()>& coin, bool lingers) {
+std::vector<RequestId> Node::restart(const std::function<bool()>& coin, bool lingers,
+                                     std::span<const engine::LostSegment> lost_segments) {
   catalog.between_stores = nullptr;
   engine.reset();
   options_.former_at_work |= lingers;
@@ -304,7 +305,7 @@ std::vector<RequestId> Node::restart(const std::function<bool()>& coin, bool lin
     require(space.size() * kPageBytes >= mapped, "segments that the catalog names are there");
     space.resize(mapped / kPageBytes);
   }
-  auto restored = Engine::restore(options_, catalog, survivors());
+  auto restored = Engine::restore(options_, catalog, survivors(), lost_segments);
   if (!restored) throw Violation("the successor restores the catalog: " + restored.error().message);
   engine = std::move(*restored);
   const auto sessions = engine->status().sessions;

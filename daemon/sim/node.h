@@ -106,7 +106,8 @@ class Node {
   // The engine's process ends, and a successor takes over. Of the copies under way each page is old or new, by `coin`.
   // Whoever waits for a reply gets none: their requests, in order. If it lingers, what it had begun on the block tier
   // is not done yet: see land().
-  std::vector<RequestId> restart(const std::function<bool()>& coin, bool lingers = false);
+  std::vector<RequestId> restart(const std::function<bool()>& coin, bool lingers = false,
+                                 std::span<const engine::LostSegment> lost_segments = {});
   // Whether what former processes had begun on the block tier is not done to the last.
   bool former_at_work() const { return options_.former_at_work; }
   // Some pages of it, by `coin`, land where those processes wanted them.

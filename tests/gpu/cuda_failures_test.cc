@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows what a GPU that fails costs: its own tier, which says so with the driver's call and code, and nothing else,
-// whether it fails before the daemon starts, while it starts, or is none of those that are configured.
+// whether it fails before the daemon starts, while it starts, while it serves, or between two daemons, or is none of
+// those that are configured.
+#include <csignal>
 #include <cstdlib>
+#include <map>
 
 #include "gpu/cuda_end.h"
 
@@ -85,6 +88,122 @@ TEST_F(CudaFailures, OneThatFailsOnlyAsItStartsIsATierThatSaysSo) {
     EXPECT_TRUE(has(failure_of(daemon, 0), "CUDA_ERROR_OPERATING_SYSTEM (304)")) << failure_of(daemon, 0);
     EXPECT_TRUE(daemon.serves_on());
   }
+}
+
+TEST_F(CudaFailures, TensorsThatAreLostWithOneAreNamed) {
+  const Terraced daemon(on("cuda:0"));
+  Client client = daemon.connect();
+  const Tensor safe = make(client, "safe");
+  {
+    const Result<Lease> written = lease(client, safe, Mode::kOverwrite);
+    ASSERT_TRUE(written) << written.error().message;
+    write(*written, 5);
+  }
+  ASSERT_TRUE(client.swap_out({&safe, 1}));
+  ASSERT_TRUE(lease(client, safe, Mode::kRead));  // clean: its bytes are on the block tier too
+  std::vector<Tensor> there;
+  for (int each = 0; each < 10; ++each) {
+    there.push_back(make(client, "there " + std::to_string(each), 100'000));
+    ASSERT_TRUE(lease(client, there.back(), Mode::kOverwrite));
+  }
+  control.lost[0] = cuda::kEccUncorrectable;
+  EXPECT_FALSE(lease(client, there[0], Mode::kRead, Place::host()));  // by which it is found out
+  const std::string gpu = "cuda:0 (Fake GPU 0) is lost: ";
+  const auto count = [&] { return daemon.status()["tiers"][0]["lost_tensors"].get<std::uint64_t>(); };
+  ASSERT_TRUE(eventually([&] { return count() == 10; })) << daemon.log();
+  EXPECT_TRUE(has(daemon.log(), "tensors are lost with device:0: 'there ")) << daemon.log();
+  EXPECT_TRUE(has(daemon.log(), "'there 5' of session 2")) << daemon.log();
+  EXPECT_TRUE(has(daemon.log(), " more\n")) << daemon.log();
+  const Result<Lease> lost = lease(client, there[9], Mode::kRead, Place::host());
+  ASSERT_FALSE(lost);
+  EXPECT_EQ(lost.error().code, ErrorCode::kDataLoss);
+  EXPECT_TRUE(has(lost.error().message, "'there 9' are lost with device:0 (" + gpu)) << lost.error().message;
+  const Result<Lease> refused = lease(client, there[9], Mode::kOverwrite);
+  ASSERT_FALSE(refused);
+  EXPECT_TRUE(has(refused.error().message, "'there 9' cannot be had in device:0, which does not serve: " + gpu))
+      << refused.error().message;
+  const Result<Lease> read = lease(client, safe, Mode::kRead, Place::host());
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(first_difference(read->bytes(), 1, 5), kBytes);
+}
+
+class CudaRestarts : public CudaFailures {
+ protected:
+  CudaRestarts() {
+    write_to("first");          // in the first segment
+    write_to("beside");         // too
+    write_to("held");           // too
+    write_to("copied");         // too, and on the block tier
+    write_to("far", 3 * kMiB);  // in the second, and beyond it
+    EXPECT_TRUE(client_.swap_out({&tensors_.at("copied"), 1}));
+    EXPECT_TRUE(lease(client_, tensors_.at("copied"), Mode::kRead));
+    Result<Lease> written =
+        lease(client_, tensors_.emplace("host", make(client_, "host")).first->second, Mode::kOverwrite, Place::host());
+    EXPECT_TRUE(written) << written.error().message;
+    fill(written->writable_bytes(), 1, 4);
+  }
+
+  void write_to(const std::string& name, std::uint64_t bytes = kSmall) {
+    if (!tensors_.contains(name)) tensors_.emplace(name, make(client_, name, bytes));
+    const Result<Lease> written = lease(client_, tensors_.at(name), Mode::kOverwrite);
+    ASSERT_TRUE(written) << written.error().message;
+    write(*written, 4);
+  }
+  void restart() {
+    const std::uint64_t before = client_.reconnects();
+    ASSERT_TRUE(daemon_.replace(SIGKILL));
+    ASSERT_TRUE(eventually([&] { return client_.reconnects() > before; })) << daemon_.log();
+  }
+  // Why the tensor cannot be read on the host; empty: it is as it was written.
+  std::string trouble(const std::string& name) {
+    const Result<Lease> read = lease(client_, tensors_.at(name), Mode::kRead, Place::host());
+    if (!read) return read.error().message;
+    return first_difference(read->bytes(), 1, 4) == read->bytes().size() ? "" : "it has other bytes";
+  }
+
+  static constexpr std::uint64_t kSmall = kMiB / 2;  // four of them fill a segment
+  const Terraced daemon_{[] {
+    TerracedOptions options = on("cuda:0");
+    options.supervised = true;
+    return options;
+  }()};
+  Client client_ = daemon_.connect();
+  std::map<std::string, Tensor> tensors_;
+};
+
+TEST_F(CudaRestarts, OfASegmentThatDoesNotComeBackOnlyWhatLayThereIsLost) {
+  Result<Lease> held = lease(client_, tensors_.at("held"), Mode::kRead);
+  ASSERT_TRUE(held) << held.error().message;
+  set_fault(control, Call::kImport, cuda::kInvalidValue);
+  restart();
+  EXPECT_EQ(failure_of(daemon_, 0), "");
+  for (const char* name : {"far", "copied", "host"}) EXPECT_EQ(trouble(name), "") << name;
+  const std::string why = "cuMemImportFromShareableHandle: CUDA_ERROR_INVALID_VALUE (1)";
+  for (const char* name : {"first", "beside"}) {
+    EXPECT_TRUE(has(trouble(name), "'" + std::string(name) + "' are lost with device:0")) << trouble(name);
+    EXPECT_TRUE(has(trouble(name), why)) << trouble(name);
+  }
+  EXPECT_TRUE(has(daemon_.log(), "2 tensors are lost with device:0: 'first' of session 2, 'beside' of session 2"))
+      << daemon_.log();
+  EXPECT_TRUE(holds(*held, 4)) << "the trainer's own mapping of it is good";
+  ASSERT_TRUE(held->release());
+  EXPECT_TRUE(has(trouble("held"), why)) << trouble("held");
+  write_to("first");
+  EXPECT_EQ(trouble("first"), "");
+}
+
+TEST_F(CudaRestarts, WithoutTheGpuAllThatIsElsewhereIsThere) {
+  control.lost[0] = cuda::kEccUncorrectable;
+  restart();
+  EXPECT_TRUE(has(failure_of(daemon_, 0), kRetainFailed)) << failure_of(daemon_, 0);
+  for (const char* name : {"copied", "host"}) EXPECT_EQ(trouble(name), "") << name;
+  for (const char* name : {"first", "far"}) EXPECT_TRUE(has(trouble(name), "are lost with device:0")) << trouble(name);
+  EXPECT_TRUE(has(daemon_.log(), "4 tensors are lost with device:0")) << daemon_.log();
+  control.lost[0] = 0;
+  restart();
+  EXPECT_EQ(failure_of(daemon_, 0), "");
+  write_to("first");
+  for (const char* name : {"first", "copied", "host"}) EXPECT_EQ(trouble(name), "") << name;
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ engine::Status sample() {
   engine::TierStatus memory{.name = "memory", .kind = tier::Kind::kMemory, .capacity_bytes = 9007199254740991};
   memory.used_bytes = 11;
   memory.checksum_failures = 2;
+  memory.lost_tensors = 3;
   memory.fragmentation = 0.25;
   memory.evictions = {1, 2, 3, 4, 5};
   status.tiers.push_back(memory);
@@ -60,6 +61,7 @@ TEST(Families, ExportEachNumber) {
                            "terrace_tier_fragmentation_ratio{tier=\"memory\"} 0.25\n",
                            "terrace_tier_serving{tier=\"memory\"} 1\n",
                            "terrace_checksum_failures_total{tier=\"memory\"} 2\n",
+                           "terrace_lost_tensors_total{tier=\"memory\"} 3\n",
                            "terrace_evictions_total{tier=\"memory\",reason=\"taken_back\"} 5\n",
                            "terrace_transfer_bytes_total{link=\"host_to_device:1\"} 77\n",
                            "terrace_acquires_total{place=\"host\",result=\"hit\"} 5\n",
