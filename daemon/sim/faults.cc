@@ -14,6 +14,8 @@ namespace {
 
 constexpr Duration kHang{300};  // ten times the longest deadline
 constexpr Duration kStop{60};
+constexpr TierId kGpu{0};
+const Error kGpuFailed{ErrorCode::kUnavailable, "the GPU failed", 0};
 
 }  // namespace
 
@@ -51,6 +53,8 @@ void World::complete_order() {
 void World::complete_transfer() {
   const std::size_t at = random_.below(node_.transfers.size());
   const mover::Transfer& transfer = node_.transfers[at];
+  if (gpu_failed_ && (transfer.from.tier == kGpu || transfer.to.tier == kGpu))
+    return node_.complete_transfer(at, kGpuFailed, kGpu);
   const auto hangs = hanging_.find(transfer.id);
   if (hangs != hanging_.end() && node_.now < hangs->second) return;
   if (hangs != hanging_.end()) hanging_.erase(hangs);
@@ -94,6 +98,7 @@ void World::fail_transfer(std::size_t at) {
 }
 
 void World::misfortune() {
+  if (may_lose_gpu() && !gpu_failed_ && random_.one_in(20)) return fail_gpu();
   const std::uint64_t dice = random_.below(10);
   const std::size_t index = random_.below(trainers_.size());
   Trainer& trainer = trainers_[index];
@@ -155,6 +160,41 @@ void World::harm(std::uint64_t tensor_number) {
       if (tensor.number == tensor_number) tensor.may_be_lost = true;
 }
 
+void World::harm_all() {
+  for (Trainer& trainer : trainers_)
+    for (Tensor& tensor : trainer.content->tensors) tensor.may_be_lost = true;
+}
+
+// There is one, and somewhere else to go.
+bool World::may_lose_gpu() const {
+  return options_.faults && options_.engine.tiers.front().kind == tier::Kind::kDevice && places_.size() > 1;
+}
+
+void World::fail_gpu() {
+  say("the GPU fails");
+  ++counts_.faults;
+  gpu_failed_ = true;
+  harm_all();
+  node_.engine->tier_failed(node_.now, kGpu, kGpuFailed);
+  node_.drain();
+}
+
+// What a successor cannot take back: all that a failed GPU has, and now and then a segment.
+std::vector<LostSegment> World::lose_segments() {
+  std::vector<LostSegment> lost;
+  if (!may_lose_gpu()) return lost;
+  for (std::size_t record = 0; record < node_.catalog.shape().sessions_max; ++record) {
+    const SessionRecord& was = node_.catalog.session(record);
+    for (std::uint64_t offset = 0; was.lives() && offset < was.mapped_bytes[0]; offset += kSegment)
+      if (gpu_failed_ || random_.one_in(20))
+        lost.push_back({SessionId{was.id}, kGpu, {offset, kSegment}, "it did not come back"});
+  }
+  for (const LostSegment& segment : lost) lacking_.insert(segment.space);
+  if (!lost.empty()) harm_all();
+  if (gpu_failed_) gpu_failed_ = !random_.one_in(2);
+  return lost;
+}
+
 // Between any two stores of the catalog the process may end, and a trainer may lease or release in its table.
 void World::arm() {
   if (!options_.restarts || !random_.one_in(20)) return;
@@ -183,7 +223,10 @@ void World::restart() {
   hanging_.clear();
   doorbells_.clear();  // whoever waits is looked at anyway
   take_replies();      // those that were in their rings
-  const std::vector<RequestId> lost = node_.restart([this] { return random_.one_in(2); }, lingers);
+  const std::vector<LostSegment> segments = lose_segments();
+  const std::vector<RequestId> lost = node_.restart([this] { return random_.one_in(2); }, lingers, segments);
+  if (gpu_failed_) node_.engine->tier_failed(node_.now, kGpu, kGpuFailed);
+  node_.drain();
   take_replies();
   for (Trainer& trainer : trainers_) {
     if (trainer.client != nullptr && trainer.client->gone) trainer = Trainer{};

@@ -8,6 +8,7 @@
 #include <iosfwd>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -143,6 +144,14 @@ class World {
   void misfortune();
   void scribble(Trainer& trainer);
   void harm(std::uint64_t tensor_number);
+  void harm_all();
+  // By a device, or in a lost segment, where what is leased may be leased and written once more.
+  bool may_be_lost(const Trainer& trainer, const Tensor& tensor) const {
+    return tensor.may_be_lost || lacking_.contains(trainer.client->space);
+  }
+  bool may_lose_gpu() const;
+  void fail_gpu();
+  std::vector<engine::LostSegment> lose_segments();
   void arm();
   void meanwhile();
   void restart();
@@ -157,7 +166,9 @@ class World {
   std::map<std::string, std::shared_ptr<Content>> shares_;  // as they were last created
   std::vector<std::uint32_t> places_;
   bool has_block_ = false;
-  bool faults_ = false;  // not while it is calm
+  bool faults_ = false;          // not while it is calm
+  bool gpu_failed_ = false;      // device:0's
+  std::set<SessionId> lacking_;  // spaces that lost a segment there
   std::map<RequestId, Asked> asked_;
   std::map<TransferId, Time> hanging_;  // not done before that
   std::vector<std::size_t> dying_;      // trainers whose sessions are not gone yet
