@@ -33,9 +33,13 @@ case $1 in
     ;;
   prints_its_table_on_the_fake)
     TERRACE_CUDA_LIBRARY=$3 "$here/run" --small 2>&1 | tee "$said"
-    for path in 'DRAM to HBM' 'HBM to DRAM' 'both directions' '64 KiB tensors' 'block to HBM' 'lease of a resident' 'smallest miss'; do
-      grep -q "^| $path" "$said" || { echo "no row: $path" >&2; exit 1; }
+    for row in up down both small lease miss block context train; do
+      [ "$(grep -c "^| .hbm.$row. |" "$said")" = 1 ] || { echo "not one row: hbm.$row" >&2; exit 1; }
     done
+    for row in up down both small block; do # beside its reference, which was measured several times
+      grep "^| .hbm.$row. |" "$said" | grep -Eq '[0-9] to [0-9]' || { echo "no interval: hbm.$row" >&2; exit 1; }
+    done
+    [ "$(grep -c '^|---' "$said")" = 1 ] || { echo "not one table" >&2; exit 1; }
     grep -q '^run: ok$' "$said"
     ;;
   runs_from_a_bundle)
