@@ -192,7 +192,8 @@ std::vector<PlaceOffer> Session::offers() const {
     if (range == nullptr) continue;
     offers.push_back({.place = Place::from_number(range->record().place),
                       .capacity_bytes = range->record().range_bytes,
-                      .guarantee_bytes = range->record().guarantee_bytes});
+                      .guarantee_bytes = range->record().guarantee_bytes,
+                      .gpu = range->is_gpu()});
   }
   return offers;
 }

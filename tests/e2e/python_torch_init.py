@@ -236,7 +236,7 @@ def test_weights_from_a_file(small, disk):
 
 def test_bad_arguments(roomy, monkeypatch, tmp_path):
     monkeypatch.setenv("TERRACE_SOCKET", str(tmp_path / "nobody.sock"))
-    for wrong, error, said in (({"place": "attic"}, terrace.InvalidArgument, "place is 'attic'"),
+    for wrong, error, said in (({"place": "attic"}, terrace.InvalidArgument, "init: place is 'attic'; this session can lease in host"),
                                ({"client": 3}, TypeError, "client is 3"),
                                ({"tensor_bytes_min": -1}, terrace.InvalidArgument, "tensor_bytes_min is -1"),
                                ({}, terrace.Unavailable, "terrace.torch.init: no client was given")):

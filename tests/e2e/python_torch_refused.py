@@ -53,7 +53,7 @@ def test_what_is_no_optimizer_or_no_module(roomy):
         terrace.torch.offload(optimizer, client=roomy)
     with pytest.raises(TypeError, match="client is .*; it is a terrace.Client"):
         terrace.torch.offload(model, client=terrace.serve("4MiB"))
-    with pytest.raises(terrace.InvalidArgument, match="place is 'attic'"):
+    with pytest.raises(terrace.InvalidArgument, match="place is 'attic'; this session can lease in host$"):
         terrace.torch.offload(model, client=roomy, place="attic")
     with pytest.raises(terrace.InvalidArgument, match="tensor_bytes_min is -1"):
         terrace.torch.offload(model, client=roomy, tensor_bytes_min=-1)

@@ -110,6 +110,7 @@ TEST_F(CudaEnd, EveryGpuIsAPlaceOfItsOwn) {
   control.device_count = 3;
   const Terraced daemon({.device_mib = 8, .memory_mib = 32, .block_mib = 64, .device = "cuda:all"});
   Client client = daemon.connect();
+  for (const PlaceOffer& offer : client.places()) EXPECT_EQ(offer.gpu, offer.place != Place::host());
   for (std::uint32_t gpu = 0; gpu < 3; ++gpu) {
     const Tensor tensor = make(client, "on " + std::to_string(gpu));
     Result<Lease> written = lease(client, tensor, Mode::kOverwrite, Place::device(gpu));

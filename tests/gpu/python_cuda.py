@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows HBM from Python on the fake driver: leases of it are DLPack CUDA tensors of the right device, numpy refuses
-them, what is written there comes back in host memory, and a release waits for its stream."""
+them, what is written there comes back in host memory, a release waits for its stream, and terrace.torch refuses to train
+there."""
 
 import ctypes
 import mmap
@@ -9,9 +10,9 @@ import pathlib
 import tempfile
 
 import pytest
+import terrace.torch
+import torch
 from python_fixtures import wait_until
-
-import terrace
 
 BYTES = 3 * (1 << 20) + 500
 FAKE = os.environ["FAKE_CUDA"]
@@ -136,7 +137,6 @@ def test_an_export_keeps_the_lease_until_its_stream_has_passed(client, driver, c
     wait_until(lambda: client.held == 0, "the lease to end")
 
 
-
 def test_a_release_waits_for_every_stream_of_an_export(client, driver, control):
     control.device_count.value = 2
     tensor = client.create("a", (BYTES,), "uint8")
@@ -160,3 +160,13 @@ def test_a_release_waits_for_every_stream_of_an_export(client, driver, control):
         control.hold.value = 0
         control.device_count.value = 0
     wait_until(lambda: client.held == 0, "the lease to end")
+
+
+def test_a_gpus_memory_is_no_place_to_train_in(client):
+    assert {place.name: place.gpu for place in client.places()} == {"host": False, "device:0": True}
+    model = torch.nn.Linear(64, 64)
+    for train in (lambda: terrace.torch.offload(model, client=client, place="device:0"),
+                  terrace.torch.init(client=client, place="device:0").__enter__):
+        with pytest.raises(terrace.InvalidArgument, match="place is 'device:0', a GPU's own memory.*use 'host'"):
+            train()
+    assert type(model.weight) is torch.nn.Parameter and not client.tensors()

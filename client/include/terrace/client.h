@@ -85,6 +85,7 @@ struct PlaceOffer {
   Place place = Place::host();
   std::uint64_t capacity_bytes = 0;
   std::uint64_t guarantee_bytes = 0;
+  bool gpu = false;  // the memory is a GPU's, so that leases there have a cuda_device(); false: the CPU addresses it
 };
 
 // What the step that begins does; the daemon keeps a template of accesses for each.

@@ -297,9 +297,9 @@ void bind_client(nb::module_& module) {
           .def_prop_ro("leased_bytes", [](const Session& self) { return self.here().leased->now(); })
           .def_prop_ro("leased_bytes_max", [](const Session& self) { return self.here().leased->max(); })
           .def_prop_ro("_places", [](const Session& self) {
-            std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t>> places;
+            std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t, bool>> places;
             for (const PlaceOffer& offer : self.here().client.places())
-              places.emplace_back(offer.place.name(), offer.capacity_bytes, offer.guarantee_bytes);
+              places.emplace_back(offer.place.name(), offer.capacity_bytes, offer.guarantee_bytes, offer.gpu);
             return places;
           });
   bind_moves(session);

@@ -57,6 +57,7 @@ TEST(Connect, GreetsAndIsWelcomed) {
   EXPECT_EQ(client->places()[0].place, Place::host());
   EXPECT_EQ(client->places()[0].guarantee_bytes, kRangeBytes / 2);
   EXPECT_EQ(client->places()[1].place.name(), "device:0");
+  EXPECT_FALSE(client->places()[0].gpu || client->places()[1].gpu);
 
   client->close();
   client->close();

@@ -30,6 +30,7 @@ class Place(NamedTuple):
     name: str  # "host", or "device:N"
     capacity_bytes: int  # of the tier
     guarantee_bytes: int  # that this session may always hold leased there at once
+    gpu: bool  # the memory is a GPU's, and leases are for CUDA; False: the CPU addresses it (an emulated device's too)
 
 
 class LeaseSet(Sequence[Lease]):

@@ -19,7 +19,7 @@ from .._errors import InvalidArgument
 from ._default_client import client_for
 from ._lazy import OffloadedParameter, tell_of_copies
 from ._parameters import ManagedParameter
-from ._refusals import alone
+from ._refusals import alone, check_place
 from ._store import Store
 
 WAITING_BYTES_MAX = 64 << 20
@@ -178,9 +178,9 @@ def init(*, client: Client | None = None, place: str = "host", tensor_bytes_min:
     """
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(_CALL, "timeout", timeout)
-    if place != "host":
-        raise InvalidArgument(f"{_CALL}: place is {place!r}; parameters are leased in 'host'")
-    building = Building(Store(client_for(_CALL, client), place, seconds, 1), bytes_min)
+    client = client_for(_CALL, client)
+    check_place(_CALL, client, place)
+    building = Building(Store(client, place, seconds, 1), bytes_min)
     with _noticed():
         _thread.buildings.append(building)
         try:

@@ -19,7 +19,7 @@ from ._init import Building, built, client_of
 from ._lazy import OffloadedParameter
 from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
-from ._refusals import check_model, eligible
+from ._refusals import check_model, check_place, eligible
 from ._store import Store
 
 TENSOR_BYTES_MIN = 4096
@@ -62,7 +62,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     parameter, a gradient or a state leases it for that operation.
 
     client: the session to keep them in; None: the process's own, one for all calls that are not given one.
-    place: where they are leased.
+    place: where they are leased: "host", or an emulated device's "device:N"; not a GPU's memory.
     step_in_backward: steps each parameter as its gradient comes, so that gradients need no room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
         gradients first (accumulation, clipping, a GradScaler) raises FailedPrecondition.
@@ -84,11 +84,10 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
                                      "together, as a torch.nn.ModuleList of them")
     bytes_min = max(1, _checks.count(call, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(call, "timeout", timeout)
-    if place != "host":
-        raise InvalidArgument(f"{call}: place is {place!r}; parameters are leased in 'host'")
     names, left = eligible(model, bytes_min)
     adopted = built(list(names))
     client = client_of(call, client, adopted, model)
+    check_place(call, client, place)
     if step_in_backward and optimizer is None:
         raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     store = Store(client, place, seconds, 4 * sum(parameter.nbytes for parameter in names) + (1 << 20))

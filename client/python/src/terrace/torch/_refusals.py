@@ -6,6 +6,8 @@ import sys
 import torch
 from torch import nn
 
+from .. import _checks
+from .._client import Client
 from .._dtypes import number_of
 from .._errors import FailedPrecondition, InvalidArgument
 from ._lazy import OffloadedParameter
@@ -18,6 +20,20 @@ def _is_a(value: object, module: str, name: str) -> bool:
     """Whether it is of a class of PyTorch's. Where the class's module was not imported, nothing is."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(value, kind)
+
+
+def check_place(call: str, client: Client, place: str) -> None:
+    """Raises InvalidArgument for a place where no memory is that PyTorch could compute on as a CPU's.
+
+    call: how the caller is named in errors."""
+    offers = {offer.name: offer for offer in client.places()}
+    offer = offers.get(_checks.text(call, "place", place))
+    if offer is None:
+        raise InvalidArgument(f"{call}: place is {place!r}; this session can lease in {', '.join(offers)}")
+    if offer.gpu:
+        raise InvalidArgument(
+            f"{call}: place is {place!r}, a GPU's own memory, and what is leased here is computed on by the CPU: use "
+            "'host'. Lease GPU memory tensor by tensor, with terrace.Client.acquire()")
 
 
 def check_model(model: object) -> None:
