@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that the demo trains through all tiers with losses equal to the in-memory run's, bit for bit; that one wrong
-byte makes them differ; and that the README's script runs as it stands."""
+"""Shows that the demo trains through all tiers with losses equal to the in-memory run's, bit for bit, with one line or
+with leases taken by hand; that one wrong byte makes them differ; and that the README's script runs as it stands."""
 
 import json
 import re
@@ -26,6 +26,7 @@ def demo(folder, *options):
 def test_losses_are_equal_bit_for_bit(disk):
     ended, result = demo(disk, "--steps", "3")
     assert ended.returncode == 0 and "all 3 losses are equal, bit for bit" in ended.stdout
+    assert result["way"] == "offload"
     assert result["losses_equal"] is True and result["losses"] == result["reference_losses"]
     assert len(set(result["losses"])) == 3 and result["steps"] == 3
     assert result["parameters"] >= 20_000_000
@@ -37,8 +38,17 @@ def test_losses_are_equal_bit_for_bit(disk):
     assert sorted(path.name for path in disk.iterdir()) == ["result.json", "training.png"]
 
 
-def test_one_wrong_byte_shows(disk):
-    ended, result = demo(disk, "--steps", "2", "--debug-corrupt")
+def test_layers_can_be_leased_by_hand(disk):
+    ended, result = demo(disk, "--steps", "2", "--way", "leases")
+    assert ended.returncode == 0 and "all 2 losses are equal, bit for bit" in ended.stdout
+    assert result["way"] == "leases" and result["losses"] == result["reference_losses"]
+    for link in ("h2d_bytes", "d2h_bytes", "block_read_bytes", "block_write_bytes"):
+        assert result[link] > 10 * MIB, link
+
+
+@pytest.mark.parametrize("way", ["offload", "leases"])
+def test_one_wrong_byte_shows(disk, way):
+    ended, result = demo(disk, "--steps", "2", "--debug-corrupt", "--way", way)
     assert ended.returncode == 1 and "the losses DIFFER from step 2 on" in ended.stdout
     assert result["losses_equal"] is False
     assert result["losses"][0] == result["reference_losses"][0] and result["losses"][1] != result["reference_losses"][1]
@@ -54,7 +64,7 @@ def test_the_readmes_script_runs():
     assert ended.stdout.splitlines() == [f"layer{i} {2.0 * i}" for i in range(16)]
 
 
-@pytest.mark.parametrize("option", [["--steps", "0"], ["--nonsense"]])
+@pytest.mark.parametrize("option", [["--steps", "0"], ["--nonsense"], ["--way", "offload", "--gpu", "cuda:0"]])
 def test_nonsense_is_refused(option):
     ended = subprocess.run([sys.executable, "-B", SCRIPT, *option], capture_output=True, text=True,
                            timeout=LIMIT_SECONDS, check=False)

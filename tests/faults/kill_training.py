@@ -54,7 +54,7 @@ def train(socket: str, parent: Connection) -> None:
     with terrace.Client(socket, label="kill_training", reconnect_timeout=LIMIT_SECONDS) as client:
         parent.send("begun")
         model = LeasedModel(client, SHAPE, recipe, "device:0", cpu)
-        for step in train_leased(model, client, text, sys.maxsize, None):
+        for step in train_leased(model, client, text, sys.maxsize):
             losses.append(step.loss)
             if parent.poll():
                 break

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains gpt_model's GPT with every parameter, gradient and Adam moment in Terrace, leased layer by layer.
+"""Trains gpt_model's GPT with every parameter, gradient and Adam moment in Terrace, leased layer by layer
+by hand: what a program does that terrace.torch.offload() cannot serve, as one that computes on a GPU.
 
 At no time does more than a layer or two of the state lie where PyTorch can reach it: each pass leases what the layer at
 hand needs, tells Terrace which layer comes next, and lets go. Activations between layers stay in PyTorch's memory (they
@@ -86,16 +87,6 @@ class LeasedModel:
         for index, layer in enumerate(self.layers):
             layer.fill(shape, index, recipe.seed)
 
-    @property
-    def parameters(self) -> int:
-        """How many parameters there are."""
-        return sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all their tensors in Terrace."""
-        return sum(tensor.nbytes for layer in self.layers for kind in KINDS for tensor in layer.tensors[kind].values())
-
     def step(self, number: int, source: torch.Tensor, target: torch.Tensor) -> float:
         """One step of training; the loss before it."""
         inputs = self._forward(source)
@@ -174,21 +165,12 @@ class LeasedModel:
         """The views where PyTorch computes: themselves on a CPU, copies on a GPU."""
         return {name: view.to(self.device) for name, view in views.items()}
 
-    def corrupt(self) -> None:
-        """Debug hook: flips bits of one byte of one weight that nobody holds a lease on."""
-        weight = self.layers[1].tensors["parameter"]["mlp_in.weight"]
-        with weight.write(place="host") as lease:
-            lease.numpy().view("uint8").reshape(-1)[3] ^= 3  # of the exponent: the weight grows or shrinks manifold
 
-
-def train_leased(model: LeasedModel, client: terrace.Client, text: Text, steps: int,
-                 corrupt_after: int | None) -> Iterator[Step]:
-    """As gpt_model.train_in_memory, through Terrace. After step `corrupt_after` one byte is flipped (None: never)."""
+def train_leased(model: LeasedModel, client: terrace.Client, text: Text, steps: int) -> Iterator[Step]:
+    """As gpt_model.train_in_memory, through Terrace."""
     for number in range(steps):
         begin = time.perf_counter()
         client.mark_step()
         source, target = (part.to(model.device) for part in text.batch(model.shape, model.recipe.seed, number))
         loss = model.step(number, source, target)
         yield Step(number, loss, time.perf_counter() - begin)
-        if number == corrupt_after:
-            model.corrupt()

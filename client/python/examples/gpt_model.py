@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte-level GPT in plain PyTorch, the text it learns, and its ordinary training loop with everything in memory.
+"""A byte-level GPT in plain PyTorch, the text it learns, and its ordinary training loop.
 
-Nothing here knows of Terrace: this is the model that train_gpt.py trains through Terrace, and the run it compares with.
+Nothing here knows of Terrace: this is what train_gpt.py trains through Terrace, and the run it compares with.
 The model is a list of layers (embedding, blocks, head), each made from a seed of its own, so that a layer can be made
 without the others.
 """
@@ -33,6 +33,13 @@ class Shape:
     @property
     def layers(self) -> int:
         return self.blocks + 2
+
+    @property
+    def parameters(self) -> int:
+        """How many parameters the model has."""
+        with torch.device("meta"):
+            return sum(parameter.numel() for index in range(self.layers)
+                       for parameter in layer_class(self, index)(self).parameters())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +166,15 @@ class Step:
     seconds: float
 
 
-def train_in_memory(shape: Shape, recipe: Recipe, text: Text, steps: int,
-                    device: torch.device) -> Iterator[Step]:
-    """The ordinary way: every tensor in memory, autograd over the whole model, PyTorch's AdamW."""
+def build(shape: Shape, recipe: Recipe, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model with its first weights, and what is to train it."""
     model = nn.Sequential(*(make_layer(shape, index, recipe.seed) for index in range(shape.layers))).to(device)
-    optimizer = recipe.optimizer(list(model.parameters()))
+    return model, recipe.optimizer(list(model.parameters()))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, shape: Shape, recipe: Recipe, text: Text, steps: int,
+          device: torch.device) -> Iterator[Step]:
+    """The ordinary way: autograd over the whole model, and PyTorch's AdamW."""
     for number in range(steps):
         begin = time.perf_counter()
         source, target = (part.to(device) for part in text.batch(shape, recipe.seed, number))
@@ -172,3 +183,8 @@ def train_in_memory(shape: Shape, recipe: Recipe, text: Text, steps: int,
         loss.backward()
         optimizer.step()
         yield Step(number, loss.item(), time.perf_counter() - begin)
+
+
+def train_in_memory(shape: Shape, recipe: Recipe, text: Text, steps: int, device: torch.device) -> Iterator[Step]:
+    """The ordinary way, with every tensor in memory."""
+    return train(*build(shape, recipe, device), shape, recipe, text, steps, device)

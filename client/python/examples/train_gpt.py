@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a byte-level GPT whose parameters, gradients and Adam moments live in Terrace, in tiers that are too small for
-them; then trains it again with everything in memory, and shows that the losses are equal bit for bit.
+"""Trains a byte-level GPT whose parameters and Adam moments live in Terrace, in tiers that are too small for them; then
+trains it again with everything in memory, and shows that the losses are equal bit for bit.
+
+Both runs are one ordinary training loop; the first has one more line, with terrace.torch.offload(). Where the device
+tier is a GPU's memory, or PyTorch computes on a GPU, layers are leased by hand instead (gpt_leased.py).
 
 The text is the sources of Python's standard library. A private daemon is started and taken down again. The exit status
 is 0 if the losses were equal, 1 if they were not.
@@ -18,18 +21,20 @@ import statistics
 import struct
 import sys
 import time
+from collections.abc import Iterator
 
 # Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from gpt_leased import LeasedModel, train_leased
-from gpt_model import Recipe, Shape, Text, make_deterministic, train_in_memory
+from gpt_model import Recipe, Shape, Step, Text, build, make_deterministic, train, train_in_memory
 from gpt_report import Metrics, Occupancy, Progress, Traffic, draw, mebibytes, print_table
 
-import terrace
+import terrace.torch
 
 PLACE = "device:0"
+CORRUPTED = ("/1.mlp_in.weight", "/mlp_in.weight/parameter")  # how a weight's name in Terrace ends, by either way
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -44,6 +49,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="64MiB", help="size of the device tier (%(default)s)")
     parser.add_argument("--gpu", default="emulated", help='what the device tier is: "emulated", or "cuda:0" for a '
                         "GPU's own memory (%(default)s)")
+    parser.add_argument("--way", choices=("offload", "leases"), help="one line with terrace.torch.offload(), or each "
+                        "layer leased by hand (default: offload, and leases with a GPU)")
     parser.add_argument("--memory", default="128MiB", help="size of the memory tier (%(default)s)")
     parser.add_argument("--block-size", default="2GiB", help="size of the block tier (%(default)s)")
     parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
@@ -53,6 +60,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.batch < 1 or arguments.threads < 1:
         parser.error("--steps, --batch and --threads are 1 or more")
+    if arguments.way == "offload" and arguments.gpu.startswith("cuda"):
+        parser.error(f"--way offload leases no GPU's memory: leave out --gpu {arguments.gpu}, or use --way leases")
     return arguments
 
 
@@ -67,15 +76,40 @@ def block_folder(arguments: argparse.Namespace) -> pathlib.Path:
     return built if built.is_dir() else pathlib.Path("/var/tmp")
 
 
+def way_of(arguments: argparse.Namespace, client: terrace.Client, device: torch.device) -> str:
+    """How it trains: as told, else by what holds the device tier and what computes."""
+    on_gpu = device.type != "cpu" or any(place.gpu for place in client.places())
+    return arguments.way or ("leases" if on_gpu else "offload")
+
+
+def start(way: str, client: terrace.Client, shape: Shape, recipe: Recipe, text: Text, steps: int,
+          device: torch.device) -> tuple[object, Iterator[Step]]:
+    """Moves the model to Terrace; gives it, and the steps of its training."""
+    if way == "leases":
+        leased = LeasedModel(client, shape, recipe, PLACE, device)
+        return leased, train_leased(leased, client, text, steps)
+    model, optimizer = build(shape, recipe, device)
+    model, optimizer = terrace.torch.offload(model, optimizer, client=client, place=PLACE, step_in_backward=True)
+    return model, train(model, optimizer, shape, recipe, text, steps, device)
+
+
+def corrupt(client: terrace.Client) -> None:
+    """Debug hook: flips bits of one byte of one weight that nobody holds a lease on."""
+    weight = next(tensor for name, tensor in client.tensors().items() if name.endswith(CORRUPTED))
+    with weight.write() as lease:
+        lease.numpy().view("uint8").reshape(-1)[3] ^= 3  # of the exponent: the weight grows or shrinks manifold
+
+
 @dataclasses.dataclass
 class LeasedRun:
     """What the run through Terrace came to."""
 
+    model: object  # while it is there, so are its tensors: for who looks at a daemon that is kept
+    way: str
     losses: list[float]
     step_seconds: float
     traffic: Traffic
     occupancy: Occupancy
-    parameters: int
     leased_bytes_max: int
     upper_bytes: int
 
@@ -83,20 +117,23 @@ class LeasedRun:
 def run_leased(arguments: argparse.Namespace, client: terrace.ServedClient, shape: Shape, recipe: Recipe, text: Text,
                device: torch.device) -> LeasedRun:
     before = Metrics(client.metrics_url)
+    way = way_of(arguments, client, device)
     with Occupancy(client.metrics_url) as occupancy:
-        print("creating the tensors and writing the first weights (a few seconds)", flush=True)
-        model = LeasedModel(client, shape, recipe, PLACE, device)
-        print(f"{model.parameters:,} parameters; with gradients and Adam's moments {mebibytes(model.state_bytes)}, "
-              f"in tiers of {arguments.device} (device) and {arguments.memory} (memory)", flush=True)
+        print("moving the first weights to Terrace (a few seconds)", flush=True)
+        model, training = start(way, client, shape, recipe, text, arguments.steps, device)
+        kept = sum(tensor.nbytes for tensor in client.tensors().values())
+        print(f"{shape.parameters:,} parameters; what Terrace has of the training takes {mebibytes(kept)}, in tiers of "
+              f"{arguments.device} (device) and {arguments.memory} (memory)", flush=True)
         progress = Progress("through Terrace", arguments.steps)
         steps = []
-        for step in train_leased(model, client, text, arguments.steps, 0 if arguments.debug_corrupt else None):
+        for step in training:
             progress.show(step)
             steps.append(step)
+            if arguments.debug_corrupt and len(steps) == 1:
+                corrupt(client)
     upper = sum(size for tier, size in occupancy.capacity.items() if tier != "block")
-    return LeasedRun([step.loss for step in steps], statistics.median(step.seconds for step in steps),
-                     Traffic.between(before, Metrics(client.metrics_url)), occupancy, model.parameters,
-                     client.leased_bytes_max, int(upper))
+    return LeasedRun(model, way, [step.loss for step in steps], statistics.median(step.seconds for step in steps),
+                     Traffic.between(before, Metrics(client.metrics_url)), occupancy, client.leased_bytes_max, int(upper))
 
 
 def run_in_memory(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, text: Text,
@@ -114,10 +151,11 @@ def bits(losses: list[float]) -> bytes:
 
 
 def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float],
-              step_seconds: float) -> dict[str, object]:
+              step_seconds: float, parameters: int) -> dict[str, object]:
     """The numbers of --json."""
     return {
         "steps": arguments.steps,
+        "way": run.way,
         "losses_equal": bits(run.losses) == bits(losses),
         "losses": run.losses,
         "reference_losses": losses,
@@ -128,7 +166,7 @@ def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float]
         "reference_step_seconds": step_seconds,
         "leased_bytes_max": run.leased_bytes_max,
         "upper_tiers_bytes": run.upper_bytes,
-        "parameters": run.parameters,
+        "parameters": parameters,
         "png": str(arguments.png) if arguments.png else None,
     }
 
@@ -172,7 +210,7 @@ def wait_for_interrupt(client: terrace.ServedClient) -> None:
 def main() -> int:
     arguments = parse_arguments()
     make_deterministic(arguments.threads)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() and arguments.way != "offload" else "cpu")
     shape, recipe, text = Shape(batch=arguments.batch), Recipe(), Text()
     folder = block_folder(arguments)
     print(f"a GPT of {shape.blocks} blocks on {device}, {len(text.bytes):,} bytes of text, {arguments.threads} "
@@ -185,7 +223,7 @@ def main() -> int:
         if not arguments.keep:
             kept.close()
         losses, step_seconds = run_in_memory(arguments, shape, recipe, text, device)
-        result = result_of(arguments, run, losses, step_seconds)
+        result = result_of(arguments, run, losses, step_seconds, shape.parameters)
         if arguments.png:
             draw(str(arguments.png), run.losses, losses, run.occupancy)
         if arguments.json:
