@@ -108,6 +108,7 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
   if (!admission.is(Admission::Kind::kMove)) return;
   for (const Level above : {Level::kDevice, Level::kMemory}) {
     if (above >= level || !tensor.has(above) || tensor.published == above || !tensor.idle()) continue;
+    if (tensor.pinned == above) continue;  // its bytes are gone there, and its place is kept
     count_eviction(tensor, above, EvictionReason::kMove);
     drop_copy(session, slot, above);
   }

@@ -145,9 +145,9 @@ class World {
   void scribble(Trainer& trainer);
   void harm(std::uint64_t tensor_number);
   void harm_all();
-  // By a device, or in a lost segment, where what is leased may be leased and written once more.
+  // By a device, or in memory that is gone, where what was leased may be leased, written and given up once more.
   bool may_be_lost(const Trainer& trainer, const Tensor& tensor) const {
-    return tensor.may_be_lost || lacking_.contains(trainer.client->space);
+    return tensor.may_be_lost || gpu_failed_ || lacking_.contains(trainer.client->space);
   }
   bool may_lose_gpu() const;
   void fail_gpu();
