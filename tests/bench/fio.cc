@@ -52,13 +52,16 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
                    .block_bytes = 1 << 20,
                    .bytes = file_bytes,
                    .depth = kDepthMax};  // as much locked memory as any run
-  auto laid = fio.run(lay);
-  if (!laid) {
-    fio.registered_buffers_ = false;
-    laid = fio.run(lay);
-  }
-  if (!laid) return std::unexpected(laid.error());
-  return fio;
+  Result<void> laid;
+  for (const bool huge_pages : {true, false})
+    for (const bool registered : {true, false}) {
+      fio.huge_pages_ = huge_pages;
+      fio.registered_buffers_ = registered;
+      const auto figures = fio.run(lay);
+      if (figures) return fio;
+      laid = std::unexpected(figures.error());
+    }
+  return std::unexpected(laid.error());
 }
 
 Result<FioFigures> Fio::run(const FioJob& job) const {
@@ -77,12 +80,12 @@ Result<FioFigures> Fio::run(const FioJob& job) const {
                                "--direct=1",
                                "--ioengine=io_uring",
                                registered_buffers_ ? "--fixedbufs=1" : "--fixedbufs=0",
+                               huge_pages_ ? "--iomem=mmaphuge" : "--iomem=malloc",
                                "--registerfiles=1",
                                "--thread",
                                "--gtod_reduce=1",
                                "--norandommap",
                                "--randrepeat=0",
-                               "--random_generator=lfsr",
                                "--fallocate=none",
                                "--output-format=json"});
   FioFigures figures{.queue = sampler.stop()};
@@ -134,9 +137,9 @@ Result<FioJob> Fio::at_its_best(const FioJob& job, int rounds) const {
 }
 
 std::string Fio::described(const FioJob& job) const {
-  return fmt::format("fio {} {}, depth {}{}{}", word(job.pattern), format_bytes(job.block_bytes), job.depth,
+  return fmt::format("fio {} {}, depth {}{}{}{}", word(job.pattern), format_bytes(job.block_bytes), job.depth,
                      job.threads == 1 ? "" : fmt::format(" in {} threads", job.threads),
-                     registered_buffers_ ? "" : ", without registered buffers");
+                     registered_buffers_ ? "" : ", without registered buffers", huge_pages_ ? ", in huge pages" : "");
 }
 
 std::string cannot_run_fio(const std::string& program) {

@@ -33,7 +33,8 @@ struct FioFigures {
 class Fio {
  public:
   // Lays the file out on the disk, written once in full. `program`: fio's binary. Where so much memory may not be
-  // locked, fio's buffers are not registered, then and in every run.
+  // locked, fio's buffers are not registered, then and in every run; where there are no huge pages for them, as the
+  // daemon takes them for its tiers, they lie in ordinary memory.
   static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
 
   Result<FioFigures> run(const FioJob& job) const;
@@ -48,6 +49,7 @@ class Fio {
  private:
   std::string program_;
   bool registered_buffers_ = true;
+  bool huge_pages_ = true;
   Folder folder_;
   std::uint64_t file_bytes_ = 0;
 };
