@@ -52,42 +52,48 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
                    .block_bytes = 1 << 20,
                    .bytes = file_bytes,
                    .depth = kDepthMax};  // as much locked memory as any run
-  Result<void> laid;
-  for (const bool huge_pages : {true, false})
-    for (const bool registered : {true, false}) {
-      fio.huge_pages_ = huge_pages;
-      fio.registered_buffers_ = registered;
-      const auto figures = fio.run(lay);
-      if (figures) return fio;
-      laid = std::unexpected(figures.error());
-    }
-  return std::unexpected(laid.error());
+  auto laid = fio.run(lay);
+  if (!laid) {
+    fio.registered_buffers_ = false;
+    fio.huge_pages_ = true;
+    laid = fio.run(lay);
+  }
+  if (!laid) return std::unexpected(laid.error());
+  return fio;
+}
+
+Result<std::string> Fio::output_of_run(const FioJob& job) const {
+  const std::uint64_t part_bytes = file_bytes_ / job.threads / job.block_bytes * job.block_bytes;
+  return output_of({program_,
+                    "--name=reference",
+                    fmt::format("--filename={}", (folder_.path() / "file").string()),
+                    fmt::format("--rw={}", word(job.pattern)),
+                    fmt::format("--bs={}", job.block_bytes),
+                    fmt::format("--size={}", part_bytes),
+                    fmt::format("--io_size={}", job.bytes / job.threads),
+                    fmt::format("--numjobs={}", job.threads),
+                    fmt::format("--offset_increment={}", part_bytes),
+                    fmt::format("--iodepth={}", job.depth),
+                    "--direct=1",
+                    "--ioengine=io_uring",
+                    registered_buffers_ ? "--fixedbufs=1" : "--fixedbufs=0",
+                    huge_pages_ ? "--iomem=mmaphuge" : "--iomem=malloc",
+                    "--registerfiles=1",
+                    "--thread",
+                    "--gtod_reduce=1",
+                    "--norandommap",
+                    "--randrepeat=0",
+                    "--fallocate=none",
+                    "--output-format=json"});
 }
 
 Result<FioFigures> Fio::run(const FioJob& job) const {
-  const std::uint64_t part_bytes = file_bytes_ / job.threads / job.block_bytes * job.block_bytes;
   QueueSampler sampler(folder_.path());
-  const auto said = output_of({program_,
-                               "--name=reference",
-                               fmt::format("--filename={}", (folder_.path() / "file").string()),
-                               fmt::format("--rw={}", word(job.pattern)),
-                               fmt::format("--bs={}", job.block_bytes),
-                               fmt::format("--size={}", part_bytes),
-                               fmt::format("--io_size={}", job.bytes / job.threads),
-                               fmt::format("--numjobs={}", job.threads),
-                               fmt::format("--offset_increment={}", part_bytes),
-                               fmt::format("--iodepth={}", job.depth),
-                               "--direct=1",
-                               "--ioengine=io_uring",
-                               registered_buffers_ ? "--fixedbufs=1" : "--fixedbufs=0",
-                               huge_pages_ ? "--iomem=mmaphuge" : "--iomem=malloc",
-                               "--registerfiles=1",
-                               "--thread",
-                               "--gtod_reduce=1",
-                               "--norandommap",
-                               "--randrepeat=0",
-                               "--fallocate=none",
-                               "--output-format=json"});
+  auto said = output_of_run(job);
+  if (!said && huge_pages_) {
+    huge_pages_ = false;
+    said = output_of_run(job);
+  }
   FioFigures figures{.queue = sampler.stop()};
   if (!said) return std::unexpected(said.error());
   const auto json = nlohmann::json::parse(*said, nullptr, false);

@@ -34,7 +34,7 @@ class Fio {
  public:
   // Lays the file out on the disk, written once in full. `program`: fio's binary. Where so much memory may not be
   // locked, fio's buffers are not registered, then and in every run; where there are no huge pages for them, as the
-  // daemon takes them for its tiers, they lie in ordinary memory.
+  // daemon takes them for its tiers, they lie in ordinary memory from then on.
   static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
 
   Result<FioFigures> run(const FioJob& job) const;
@@ -47,9 +47,11 @@ class Fio {
   std::string described(const FioJob& job) const;
 
  private:
+  Result<std::string> output_of_run(const FioJob& job) const;
+
   std::string program_;
   bool registered_buffers_ = true;
-  bool huge_pages_ = true;
+  mutable bool huge_pages_ = true;  // until a run got none
   Folder folder_;
   std::uint64_t file_bytes_ = 0;
 };
