@@ -26,8 +26,8 @@ void HostPins::let_go(const std::byte* memory, std::uint64_t bytes) {
 
 void HostPins::pin(const std::shared_ptr<Gpu>& gpu, std::byte* memory, std::uint64_t bytes, bool read_only) {
   const std::lock_guard lock(mutex_);
-  const auto there = first_beyond(memory);
-  if (there != pieces_.end() && there->first <= memory && memory + bytes <= there->first + there->second.bytes) return;
+  const auto there = pieces_.find(memory);
+  if (there != pieces_.end() && there->second.bytes == bytes) return;
   let_go(memory, bytes);
   const bool pinned = gpu->pin(memory, bytes, read_only);
   pieces_.emplace(memory, Piece{.gpu = pinned ? gpu : nullptr, .bytes = bytes});

@@ -21,8 +21,8 @@ class HostPins {
   HostPins& operator=(const HostPins&) = delete;
   ~HostPins() = default;
 
-  // Pins it as one piece, unless it lies in one already. Pieces that it overlaps are let go of first: nobody copies
-  // from them any more. What the driver refuses is not pinned, and not tried again while it is the same piece.
+  // Pins it as one piece, unless it is one already. Pieces that it overlaps are let go of first: nobody copies from
+  // them any more. What the driver refuses is not pinned, and not tried again while it is the same piece.
   void pin(const std::shared_ptr<Gpu>& gpu, std::byte* memory, std::uint64_t bytes, bool read_only);
   // Lets go of the pieces that overlap this.
   void remove(const std::byte* memory, std::uint64_t bytes);
