@@ -411,6 +411,7 @@ class EngineImpl final : public Engine {
   // losses.cc
   void mark_gone(const LostSegment& lost);
   bool is_gone(const Session& session, const Tensor& tensor) const;
+  bool outlives_gone(const Session& session, const Tensor& tensor, Level level) const;
   void lose_if_gone(Session& session, Slot slot);
   void give_up_gone(Session& session, Slot slot);
   Error out_of_use(const Session& session, const Admission& admission) const;

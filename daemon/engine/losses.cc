@@ -49,6 +49,11 @@ bool EngineImpl::is_gone(const Session& session, const Tensor& tensor) const {
          (tensor.sliding == Level::kDevice && touches(tensor.slide->offset));
 }
 
+// Whether a copy is the tensor as soon as the lease on a gone one in a device has ended.
+bool EngineImpl::outlives_gone(const Session& session, const Tensor& tensor, Level level) const {
+  return tensor.published == Level::kDevice && level != Level::kDevice && is_gone(session, tensor);
+}
+
 // Of a copy that is not published.
 void EngineImpl::lose_if_gone(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);

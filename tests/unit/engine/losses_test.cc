@@ -97,6 +97,17 @@ TEST_F(Losses, ALeaseStandsAndItsTensorGoesWithIt) {
   EXPECT_EQ(harness_.status().tiers[0].lost_tensors, 1U);
 }
 
+TEST_F(Losses, TheCopyThatIsLeftIsNotGivenUpForALeaseThere) {
+  const Handle a = harness_.create(*client_, "a", kMiB);
+  harness_.write(*client_, a, 1, kHost);
+  ASSERT_TRUE(harness_.acquire(*client_, kDevice, shm::Mode::kRead, {a}));
+  EXPECT_THAT(fail_device(), testing::IsEmpty());
+  for (int each = 0; each < 12; ++each)  // more than the memory tier holds
+    harness_.write(*client_, harness_.create(*client_, "other " + std::to_string(each), kMiB), 2, kHost);
+  harness_.release(*client_, a, shm::Mode::kRead);
+  EXPECT_EQ(harness_.read(*client_, a, kHost), 1U);
+}
+
 TEST_F(Losses, WhatWasOnItsWayThereOrBackComesToRest) {
   const Handle up = harness_.create(*client_, "up", kMiB);
   const Handle down = harness_.create(*client_, "down", kMiB);
