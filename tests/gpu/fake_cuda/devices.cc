@@ -230,7 +230,7 @@ Status cuEventQuery(cuda::Event event) {
 
 Status cuThreadExchangeStreamCaptureMode(cuda::CaptureMode* mode) {
   if (*mode < cuda::kCaptureGlobal || *mode > cuda::kCaptureRelaxed) return cuda::kInvalidValue;
-  std::swap(*mode, capture_mode());
+  *mode = exchange_capture_mode(*mode);
   return 0;
 }
 

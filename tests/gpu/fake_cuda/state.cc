@@ -80,15 +80,18 @@ cuda::Status begin(Call call) {
   return status;
 }
 
-cuda::CaptureMode& capture_mode() {
-  thread_local cuda::CaptureMode mode = cuda::kCaptureGlobal;
-  return mode;
+cuda::CaptureMode exchange_capture_mode(cuda::CaptureMode mode) {
+  const std::lock_guard lock(state().mutex);
+  const auto before = state().capture_modes.extract(std::this_thread::get_id());
+  if (mode != cuda::kCaptureGlobal) state().capture_modes.emplace(std::this_thread::get_id(), mode);
+  return before.empty() ? cuda::kCaptureGlobal : before.mapped();
 }
 
 cuda::Status prohibited() {
-  const cuda::CaptureMode mode = capture_mode();
   bool any = false;
   const std::lock_guard lock(state().mutex);
+  const auto found = state().capture_modes.find(std::this_thread::get_id());
+  const cuda::CaptureMode mode = found == state().capture_modes.end() ? cuda::kCaptureGlobal : found->second;
   for (Capture& each : state().captures) {
     const bool own = each.thread == std::this_thread::get_id();
     const bool meets = own ? mode != cuda::kCaptureRelaxed && each.mode != cuda::kCaptureRelaxed

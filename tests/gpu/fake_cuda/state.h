@@ -106,11 +106,13 @@ struct State {
   std::map<const std::byte*, std::size_t> registered;           // host memory
   std::map<int, std::unique_ptr<StreamState>> default_streams;  // by device
   std::vector<Capture> captures;
+  // By thread; the others' is the global one. Not thread-local: LeakSanitizer stumbles over those of loaded libraries.
+  std::map<std::thread::id, cuda::CaptureMode> capture_modes;
 };
 State& state();
 
-// The calling thread's, see cuThreadExchangeStreamCaptureMode.
-cuda::CaptureMode& capture_mode();
+// The calling thread's, see cuThreadExchangeStreamCaptureMode; gives the one before.
+cuda::CaptureMode exchange_capture_mode(cuda::CaptureMode mode);
 // Of a call that is prohibited while a graph is captured: unless the thread's mode allows it, it is refused, and those
 // captures are broken.
 cuda::Status prohibited();
