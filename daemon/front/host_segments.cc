@@ -152,8 +152,7 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
       space.kept.push_back(name);
       Fd kept(node_.is_gpu(tier) ? fcntl(segment.mapped().get(), F_DUPFD_CLOEXEC, 0) : -1);
       const auto installed = node_.mapped[tier]->install(id, {offset, unit}, std::move(segment.mapped()));
-      // What there is no room for just now is all there: who keeps it may try again.
-      if (!installed && (!kept || installed.error().code == ErrorCode::kResourceExhausted)) return installed;
+      if (!installed && !kept) return installed;
       if (!installed)
         lose_segment({id, static_cast<TierId>(tier), {offset, unit}, installed.error().message}, std::move(kept));
     }

@@ -64,7 +64,9 @@ cuda::Uuid uuid_of(int ordinal) {
 std::unique_ptr<tier::MappedTier> gpu_tier(const config::TierConfig& config, std::uint64_t capacity) {
   auto gpu = open_gpu(config, capacity);
   if (gpu) return std::move(*gpu);
-  return std::make_unique<tier::FailedDevice>(gpu.error(), uuid_of(config.gpu().value()));
+  return std::make_unique<tier::FailedDevice>(
+      Error{ErrorCode::kUnavailable, std::move(gpu.error().message), gpu.error().system_error},
+      uuid_of(config.gpu().value()));
 }
 
 engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t devices) {

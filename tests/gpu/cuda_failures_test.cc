@@ -192,20 +192,6 @@ TEST_F(CudaRestarts, OfASegmentThatDoesNotComeBackOnlyWhatLayThereIsLost) {
   EXPECT_EQ(trouble("first"), "");
 }
 
-TEST_F(CudaRestarts, WhatHasNoRoomJustNowIsKeptForTheNextOne) {
-  for (const Call call : {Call::kRetain, Call::kImport}) {
-    SCOPED_TRACE(static_cast<int>(call));
-    set_fault(control, call, cuda::kOutOfMemory, 1000);
-    const std::uint64_t before = client_.reconnects();
-    ASSERT_TRUE(daemon_.replace(SIGKILL));
-    ASSERT_TRUE(eventually([&] { return has(daemon_.log(), "CUDA_ERROR_OUT_OF_MEMORY (2)"); })) << daemon_.log();
-    EXPECT_EQ(client_.reconnects(), before);
-    set_fault(control, call, cuda::kOutOfMemory, 0);
-    restart();
-    for (const char* name : {"first", "beside", "far", "copied", "host"}) EXPECT_EQ(trouble(name), "") << name;
-  }
-}
-
 TEST_F(CudaRestarts, WithoutTheGpuAllThatIsElsewhereIsThere) {
   control.lost[0] = cuda::kEccUncorrectable;
   restart();

@@ -10,16 +10,15 @@
 
 namespace terrace::tier {
 
-// See MappedTier. It never has a segment: to take one back fails as the GPU did.
+// See MappedTier. It never has a segment.
 class FailedDevice final : public MappedTier {
  public:
-  FailedDevice(const Error& cause, const cuda::Uuid& uuid)
-      : cause_(cause), why_{ErrorCode::kUnavailable, cause.message, cause.system_error}, uuid_(uuid) {}
+  FailedDevice(Error why, const cuda::Uuid& uuid) : why_(std::move(why)), uuid_(uuid) {}
 
   Kind kind() const override { return Kind::kDevice; }
   Result<Fd> create_segment(std::uint64_t /*bytes*/) const override { return std::unexpected(why_); }
   Result<void> install(SessionId /*session*/, Extent /*extent*/, Fd /*segment*/) override {
-    return std::unexpected(cause_);
+    return std::unexpected(why_);
   }
   int descriptor(SessionId /*session*/, std::uint64_t /*offset*/) const override {
     check_failed("a segment of a GPU that failed", __FILE__, __LINE__);
@@ -34,7 +33,6 @@ class FailedDevice final : public MappedTier {
   std::optional<Error> failure() const override { return why_; }
 
  private:
-  const Error cause_;
   const Error why_;
   const cuda::Uuid uuid_;
 };
