@@ -351,7 +351,7 @@ void measure_small(Table& table, Terrace& terrace, Raw& raw, const Sizes& sizes)
              .path = "lease of a tensor in HBM, p50",
              .value = terrace.lease_ns(smalls[0], times),
              .unit = "ns",
-             .bar = 120});
+             .bar = 100});
   const auto one = terrace.make("one", 1, 4096);
   const Compared miss = compared(
       must(take_turns(
