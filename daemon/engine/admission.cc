@@ -161,6 +161,11 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
     give_up_gone(session, slot);
     note_torn(session, slot);
     if (const auto good = check_content(session, admission, slot); !good) return std::unexpected(good.error());
+    if (level == Level::kDevice && at_tier(tensor, admission.tier) && is_gone(session, tensor) &&
+        !leased(session, slot))
+      return fail(ErrorCode::kUnavailable,
+                  fmt::format("tensor '{}' keeps a place in memory of {} that is gone ({}): unpin it, or delete it",
+                              name(session, slot), tiers_[admission.tier].options.name, tiers_[admission.tier].loss));
     if (former_at_work_ && needs_block(admission, tensor)) {
       ready = false;
       continue;

@@ -187,6 +187,18 @@ TEST_F(LostSegments, WhatHasBytesElsewhereIsReadFromThere) {
   EXPECT_EQ(harness_.read(*client_, first_, kHost), 5U);
 }
 
+TEST_F(LostSegments, APlaceThatIsKeptThereIsWrittenByNobody) {
+  harness_.write(*client_, first_, 1);
+  ASSERT_TRUE(harness_.ask(client_->id, Pin{kDevice, {first_}}));
+  restart_without_first();
+  EXPECT_THAT(refusal(first_, kDevice, shm::Mode::kOverwrite, ErrorCode::kUnavailable),
+              AllOf(HasSubstr("'first'"), HasSubstr("it cannot be imported"), HasSubstr("unpin it")));
+  ASSERT_TRUE(harness_.ask(client_->id, Unpin{{first_}}));
+  harness_.write(*client_, first_, 2);
+  EXPECT_EQ(offset(first_), kSegment);
+  EXPECT_EQ(harness_.read(*client_, first_, kHost), 2U);
+}
+
 TEST_F(LostSegments, ALeaseThereStands) {
   harness_.write(*client_, first_, 6);
   const shm::Step leased = shm::acquire(client_->table.word(first_.slot), first_.incarnation, shm::Mode::kRead);
