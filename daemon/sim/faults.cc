@@ -165,6 +165,11 @@ void World::harm_all() {
     for (Tensor& tensor : trainer.content->tensors) tensor.may_be_lost = true;
 }
 
+bool World::is_leased_in_vain(const Trainer& trainer, Handle handle) const {
+  return (gpu_failed_ || lacking_.contains(trainer.client->space)) &&
+         trainer.client->slots[terrace::index(handle.slot)].place == kDevice;
+}
+
 // There is one, and somewhere else to go.
 bool World::may_lose_gpu() const {
   return options_.faults && options_.engine.tiers.front().kind == tier::Kind::kDevice && places_.size() > 1;

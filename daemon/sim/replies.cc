@@ -110,11 +110,11 @@ void World::replied(std::size_t index, const Acquire& body, const Result<ReplyBo
 
 void World::check_refusal(Trainer& trainer, const std::vector<Handle>& set, shm::Mode mode, const Error& error) {
   ++counts_.refused;
-  const bool harmed = std::ranges::any_of(set, [&](Handle handle) {
+  const bool may_be_lost = std::ranges::any_of(set, [&](Handle handle) {
     const Tensor* tensor = find(trainer, handle);
-    return tensor == nullptr || may_be_lost(trainer, *tensor);
+    return tensor == nullptr || tensor->may_be_lost;
   });
-  require(error.code != ErrorCode::kDataLoss || (harmed && mode != shm::Mode::kOverwrite),
+  require(error.code != ErrorCode::kDataLoss || (may_be_lost && mode != shm::Mode::kOverwrite),
           "only what a device harmed is lost: " + error.message);
   require(error.code != ErrorCode::kInternal || faults_, "nothing internal is answered: " + error.message);
   require(error.code != ErrorCode::kPermissionDenied || (!trainer.writes && mode != shm::Mode::kRead),
@@ -219,7 +219,7 @@ void World::check_bytes(Trainer& trainer) {
       require(*seen == tensor.value,
               fmt::format("law 1: tensor {} holds {:#x} and {:#x} is read", tensor.name, tensor.value, *seen));
     else
-      require((seen.error().code == ErrorCode::kDataLoss && may_be_lost(trainer, tensor)) ||
+      require((seen.error().code == ErrorCode::kDataLoss && tensor.may_be_lost) ||
                   (seen.error().code == ErrorCode::kFailedPrecondition &&
                    (tensor.may_be_torn || tensor.may_be_forgotten)) ||
                   seen.error().code == ErrorCode::kResourceExhausted,

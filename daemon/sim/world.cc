@@ -175,7 +175,8 @@ void World::bereave(Trainer& trainer) {
   for (const Lease& lease : std::exchange(trainer.leases, {})) {
     Tensor* tensor = trainer.in_share && lease.mode != shm::Mode::kRead ? find(trainer, lease.handle) : nullptr;
     if (tensor == nullptr) continue;
-    tensor->written = tensor->may_be_lost = tensor->torn_beside = false;
+    tensor->written = tensor->torn_beside = false;
+    tensor->may_be_lost = is_leased_in_vain(trainer, lease.handle);
     tensor->torn = true;
   }
 }
@@ -279,7 +280,7 @@ void World::leased(Trainer& trainer, Tensor& tensor, shm::Mode mode) {
           fmt::format("a read lease is on content, and {} has none", tensor.name));
   if (mode == shm::Mode::kRead) return;
   fill(trainer, tensor);
-  if (mode == shm::Mode::kOverwrite) tensor.may_be_lost = false;
+  if (mode == shm::Mode::kOverwrite) tensor.may_be_lost = is_leased_in_vain(trainer, tensor.handle);
 }
 
 // Who writes in a share has the tensor alone.
@@ -326,7 +327,8 @@ void World::release(std::size_t index) {
   const bool asks = !options_.restarts && random_.one_in(3);
   const bool torn = lease.mode == shm::Mode::kOverwrite && random_.one_in(12);
   if (torn && tensor != nullptr) {
-    tensor->written = tensor->may_be_lost = false;
+    tensor->written = false;
+    tensor->may_be_lost = is_leased_in_vain(trainer, lease.handle);
     tensor->torn = true;
     tensor->torn_beside = is_asked_for(index, lease.handle, false);
   }

@@ -145,10 +145,8 @@ class World {
   void scribble(Trainer& trainer);
   void harm(std::uint64_t tensor_number);
   void harm_all();
-  // By a device, or in memory that is gone, where what was leased may be leased, written and given up once more.
-  bool may_be_lost(const Trainer& trainer, const Tensor& tensor) const {
-    return tensor.may_be_lost || gpu_failed_ || lacking_.contains(trainer.client->space);
-  }
+  // Whether what the trainer leases, and its bytes with it, goes with memory of a device when nobody leases it.
+  bool is_leased_in_vain(const Trainer& trainer, Handle handle) const;
   bool may_lose_gpu() const;
   void fail_gpu();
   std::vector<engine::LostSegment> lose_segments();
