@@ -113,13 +113,13 @@ Result<std::shared_ptr<Call>> Session::submit_order(std::span<const Tensor> tens
 }
 
 CallAnswer::CallAnswer(Session& session, std::shared_ptr<Call> call) : session_(session), call_(std::move(call)) {
-  session_.reference();
+  session_.hold();
 }
 
 CallAnswer::~CallAnswer() {
   if (session_.forked()) return;
   if (call_ != nullptr) session_.abandon(call_);
-  session_.unreference();
+  session_.let_go();
 }
 
 bool CallAnswer::ready(std::chrono::nanoseconds timeout) {
@@ -139,7 +139,7 @@ Result<std::vector<Lease>> LeasesAnswer::take() {
 
 TensorsAnswer::TensorsAnswer(Session& session, std::vector<TensorSpec> specs, std::chrono::nanoseconds timeout)
     : session_(session), specs_(std::move(specs)), timeout_(timeout) {
-  session_.reference();
+  session_.hold();
   if (!finished()) ask_next();
 }
 
@@ -147,7 +147,7 @@ TensorsAnswer::~TensorsAnswer() {
   if (session_.forked()) return;
   destroy();
   under_way_.reset();
-  session_.unreference();
+  session_.let_go();
 }
 
 bool TensorsAnswer::ready(std::chrono::nanoseconds timeout) {

@@ -14,31 +14,27 @@ using client::Session;
 using shm::Operation;
 
 struct Client::State {
-  Session* session = nullptr;  // there while somebody is inside
-  client::Holders gate;        // who is inside
+  Session* session = nullptr;  // there while somebody holds it
+  std::shared_ptr<client::Holders> holders;
   std::unique_ptr<std::thread> reader;
   std::string socket;
 };
 
-// The session, kept for as long as this lives; nothing once the client is closed.
+// The session, held for as long as this lives; nothing once the client is closed.
 class Client::Use {
  public:
-  explicit Use(State* state) : state_(state != nullptr && enters(*state) ? state : nullptr) {}
+  explicit Use(State* state) : state_(state != nullptr && state->holders->enter() ? state : nullptr) {}
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
   ~Use() {
-    if (state_ != nullptr && state_->gate.leave()) state_->session->end();
+    if (state_ != nullptr) state_->holders->leave();
   }
   explicit operator bool() const { return state_ != nullptr; }
   Session* operator->() const { return state_->session; }
+  // To a lease.
+  void hand_over() { state_ = nullptr; }
 
  private:
-  static bool enters(State& state) {
-    const client::Holders::Entry entry = state.gate.enter();
-    if (entry == client::Holders::Entry::kShutLast) state.session->end();
-    return entry == client::Holders::Entry::kHolds;
-  }
-
   State* state_;
 };
 
@@ -64,6 +60,7 @@ class Client::Opening : public client::AnswerSource<Client> {
     if (!opened) return std::unexpected(opened.error());
     auto state = std::make_unique<State>();
     state->session = opened->session;
+    state->holders = opened->session->holders();
     state->reader = std::move(opened->reader);
     state->socket = opened->session->path();
     return Client(std::move(state));
@@ -95,13 +92,14 @@ Client& Client::operator=(Client&& other) noexcept {
 Client::~Client() { close(); }
 
 void Client::close() {
-  if (state_ == nullptr || !state_->gate.shut()) return;
+  if (state_ == nullptr || !state_->holders->shut_off()) return;
   if (state_->session->forked()) {
     static_cast<void>(state_->reader.release());  // a thread of the parent's: neither to be joined nor detached here
     return;
   }
   state_->session->end_waits();
-  if (state_->gate.leave() && state_->session->end()) {
+  state_->holders->leave();
+  if (state_->holders->count() == 0) {
     state_->reader->join();
   } else {
     state_->reader->detach();  // ends with the last lease, or call
@@ -133,8 +131,11 @@ Result<std::vector<Tensor>> Client::find(std::span<const std::string> names, std
 }
 
 Result<Lease> Client::acquire(const Tensor& tensor, const LeaseOptions& options) {
-  const Use session = use();
-  return !session ? client_closed() : session->acquire(tensor, options);
+  Use session = use();
+  // One that is returned whatever happens is made where it is returned: to move one costs two counts of its tensor.
+  Result<Lease> lease = session ? session->acquire(tensor, options) : client_closed();
+  if (lease) session.hand_over();
+  return lease;
 }
 
 Result<std::vector<Lease>> Client::acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
@@ -227,7 +228,7 @@ std::uint64_t Client::pinned_bytes() const {
 
 std::uint64_t Client::held() const {
   const Use session = use();
-  return session ? session->references() - 1 : 0;
+  return session ? session->holders()->count() - 2 : 0;  // the client, and this call
 }
 
 }  // namespace terrace

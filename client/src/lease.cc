@@ -10,11 +10,11 @@
 namespace terrace {
 namespace {
 
-// Word first, then the reference that keeps the word mapped.
+// Word first, then the hold that keeps the word mapped.
 shm::Outcome end_lease(const LeaseToken& token) noexcept {
   const int kept = errno;  // deleters run anywhere
   const shm::Outcome outcome = token.session->give_back(token.handle, static_cast<shm::Mode>(token.mode));
-  token.session->unreference();
+  token.session->let_go();
   errno = kept;
   return outcome;
 }

@@ -73,6 +73,7 @@ Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options
   }
   Result<std::vector<Lease>> leases = acquire_slowly(set, options);
   if (!leases) return std::unexpected(leases.error());
+  let_go();  // it has a hold of its own
   return std::move(leases->front());
 }
 
@@ -152,6 +153,7 @@ Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors,
     }
     Result<Lease> lease = make_lease(tensor, options);
     if (lease) {
+      hold();
       leases.push_back(std::move(*lease));
     } else {
       wrong = lease.error();
@@ -186,7 +188,6 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
   lease->address_ = place->address(offset, tensor.bytes(), lease->writable_);
   lease->cuda_device_ = place->gpu_ordinal();
   lease->bytes_ = tensor.bytes();
-  reference();
   return lease;
 }
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The session's own thread: segments come and go, the daemon's end is noticed and the next one looked for
-// (resuming.cc), and the last reference takes it all down.
+// (resuming.cc), and once nobody holds it any more it is all taken down.
 #include <poll.h>
 #include <pthread.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <csignal>
 #include <string>
 
@@ -16,8 +15,8 @@
 namespace terrace::client {
 namespace {
 
-// How often answers that nobody waits for are looked for.
-constexpr int kAbandonedPollMs = 10;
+// How often answers that nobody waits for are looked for, and who is left in a session that was closed.
+constexpr int kLookMs = 10;
 
 void block_signals() {
   sigset_t all;
@@ -30,25 +29,26 @@ void block_signals() {
 
 void Session::read_messages() {
   block_signals();
-  while (true) {
+  while (!nobody_is_left()) {
     const bool listens = link_ == Link::kOpen || link_ == Link::kResuming;
     std::array<pollfd, 2> ready{pollfd{.fd = wake_.get(), .events = POLLIN, .revents = 0},
                                 pollfd{.fd = listens ? socket_.get() : -1, .events = POLLIN, .revents = 0}};
-    if (::poll(ready.data(), ready.size(), patience_ms()) < 0 && errno != EINTR) break;
+    ::poll(ready.data(), ready.size(), patience_ms());
     if (ready[0].revents != 0) {
       std::uint64_t woken = 0;
-      if (::read(wake_.get(), &woken, sizeof woken) == sizeof woken && woken >= kLast) break;
+      [[maybe_unused]] const ssize_t read = ::read(wake_.get(), &woken, sizeof woken);
     }
     if (ready[1].revents != 0) hear();
     keep_trying();
   }
   say_goodbye();
-  references_.drain();
   delete this;
 }
 
 int Session::patience_ms() {
-  if (link_ == Link::kOpen) return calls_.has_abandoned() ? kAbandonedPollMs : -1;
+  const bool abandoned = link_ == Link::kOpen && calls_.has_abandoned();
+  if (holders_->shut()) return std::min(looks_at_holders_++, kLookMs);
+  if (link_ == Link::kOpen) return abandoned ? kLookMs : -1;
   if (link_ == Link::kLost) return -1;
   const Deadline next = link_ == Link::kAway ? std::min(absence_.next_attempt, absence_.end) : absence_.end;
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - std::chrono::steady_clock::now());

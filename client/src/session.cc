@@ -198,16 +198,6 @@ std::vector<PlaceOffer> Session::offers() const {
   return offers;
 }
 
-bool Session::unreference() noexcept {
-  return references_.leave(
-      [this] { [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &kLast, sizeof kLast); });
-}
-
-bool Session::end() noexcept {
-  references_.shut();
-  return unreference();
-}
-
 shm::Outcome Session::give_back(std::uint64_t handle, shm::Mode mode) noexcept {
   const auto slot = static_cast<std::uint32_t>(handle);
   const auto incarnation = static_cast<std::uint32_t>(handle >> 32);
@@ -263,6 +253,7 @@ void Session::end_waits() {
     if (!gone_) gone_ = client_closed().error();
   }
   changed_.notify_all();
+  wake_reader();
 }
 
 bool Session::settled(const std::shared_ptr<Call>& call, Deadline deadline) {

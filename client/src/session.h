@@ -32,7 +32,7 @@ namespace terrace::client {
 class Session {
  public:
   struct Opened {
-    Session* session = nullptr;           // with one reference, the caller's
+    Session* session = nullptr;           // the caller is its maker, who holds it
     std::unique_ptr<std::thread> reader;  // ends with the session
   };
   // Opening takes two steps: the greeting, and, once it was answered, what the answer brings.
@@ -62,16 +62,17 @@ class Session {
   // Whether this process is a forked child of the one that opened the session.
   bool forked() const { return forked_.load(std::memory_order_relaxed); }
 
-  std::uint64_t references() const { return references_.count(); }
-  void reference() { references_.add(); }
-  // True: that was the last one, and the session is being taken down. No lock, no waiting.
-  bool unreference() noexcept;
-  // Gives the client's own reference back; the session goes with the last one. As unreference().
-  bool end() noexcept;
+  // The client, which is the maker, with the calls that are inside it; leases, tokens and pending answers. Once they
+  // are shut and gone, the reader takes the session down.
+  const std::shared_ptr<Holders>& holders() const { return holders_; }
+  void hold() { holders_->add(); }
+  // No lock, no waiting.
+  void let_go() noexcept { holders_->leave(); }
 
   Result<std::vector<Tensor>> create(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
   Pending<std::vector<Tensor>> create_async(std::span<const TensorSpec> specs, std::chrono::nanoseconds timeout);
   Result<std::vector<Tensor>> find(std::span<const std::string> names, std::chrono::nanoseconds timeout);
+  // The lease takes over a hold of the session that its caller has; without a lease the caller keeps it.
   Result<Lease> acquire(const Tensor& tensor, const LeaseOptions& options);
   Result<std::vector<Lease>> acquire(std::span<const Tensor> tensors, const LeaseOptions& options);
   Pending<std::vector<Lease>> acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options);
@@ -94,7 +95,8 @@ class Session {
   // The calling thread needs its access log no more.
   void give_back_log(std::uint32_t log);
 
-  // The client is being closed: whoever waits for anything gets kFailedPrecondition.
+  // The client is being closed, and its holders are shut: whoever waits for anything gets kFailedPrecondition, and the
+  // reader looks from now on who is left.
   void end_waits();
 
   // By the fork handler, in the child: nothing of the session is used any more.
@@ -104,9 +106,6 @@ class Session {
   friend class CallAnswer;
   friend class TensorsAnswer;
   friend class LeasesAnswer;
-
-  // What the reader's eventfd is given with the last reference.
-  static constexpr std::uint64_t kLast = std::uint64_t{1} << 32;
 
   // A granted lease's memory is on its way already: how long it may take, whatever the call's own timeout.
   static constexpr std::chrono::seconds kMappingTimeout{10};
@@ -136,6 +135,7 @@ class Session {
   };
   void read_messages();
   int patience_ms();
+  bool nobody_is_left() const { return holders_->shut() && holders_->count() == 0; }
   void hear();
   Result<void> handle(const Message& message);
   Result<void> handle_segment(const Message& message);
@@ -177,7 +177,8 @@ class Session {
   shm::Outcome try_fast(std::uint64_t handle, const LeaseOptions& options);
   // The whole set in the table; false if the daemon is to be asked.
   Result<bool> try_fast_set(std::span<const Tensor> tensors, const LeaseOptions& options);
-  // The lease that is counted already: gives it back if it cannot be used.
+  // The lease that is counted already, for which the caller has a hold of the session: gives it back, but not the hold,
+  // if it cannot be used.
   Result<Lease> make_lease(const Tensor& tensor, const LeaseOptions& options);
   Result<std::vector<Lease>> make_leases(std::span<const Tensor> tensors, const LeaseOptions& options);
   // Has host memory pinned, from now on, if this process computes on a GPU.
@@ -190,12 +191,12 @@ class Session {
   const std::string path_;
   DataSocket socket_;  // replaced without_fork()
   Descriptor doorbell_;
-  Descriptor wake_;  // of the reader: one per wake-up, kLast with the last reference
+  Descriptor wake_;  // of the reader: one per wake-up
   shm::RegionView region_;
   std::uint64_t region_bytes_;
   std::array<std::unique_ptr<PlaceRange>, shm::kPlacesMax> ranges_;
   Calls calls_;
-  Holders references_;  // the client, leases, tokens and pending answers
+  const std::shared_ptr<Holders> holders_ = std::make_shared<Holders>();  // with the client, whose calls enter by them
   std::atomic<bool> forked_{false};
 
   // How the daemon is got back; the reader's own.
@@ -204,6 +205,7 @@ class Session {
   std::uint64_t epoch_;
   Link link_ = Link::kOpen;
   Absence absence_;
+  int looks_at_holders_ = 0;  // since they were shut
   std::atomic<std::uint64_t> reconnects_{0};
 
   std::mutex mutex_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows that of all who hold something exactly one is the last to leave once it is shut, whatever threads they come,
-// hand over and leave on, and that it can be destroyed then.
+// Shows that what is held is never found empty while somebody holds it, whatever threads they come, hand over and leave
+// on, and that it can be destroyed once it is.
 #include "holders.h"
 
 #include <gtest/gtest.h>
@@ -12,86 +12,75 @@
 namespace terrace::client {
 namespace {
 
-TEST(HoldersTest, ItsMakerIsTheLastWhereNobodyElseHoldsIt) {
+TEST(HoldersTest, ItsMakerHoldsIt) {
   Holders holders;
   EXPECT_EQ(holders.count(), 1U);
-  EXPECT_TRUE(holders.shut());
   EXPECT_FALSE(holders.shut());
-  EXPECT_TRUE(holders.leave());
-  EXPECT_EQ(holders.enter(), Holders::Entry::kShut);
+  EXPECT_TRUE(holders.shut_off());
+  EXPECT_FALSE(holders.shut_off());
+  EXPECT_TRUE(holders.shut());
+  holders.leave();
+  EXPECT_EQ(holders.count(), 0U);
 }
 
-TEST(HoldersTest, NobodyIsTheLastWhileItIsOpen) {
-  Holders holders;
-  EXPECT_EQ(holders.enter(), Holders::Entry::kHolds);
-  EXPECT_FALSE(holders.leave());
-  holders.add();
-  EXPECT_FALSE(holders.leave());
-  EXPECT_EQ(holders.count(), 1U);
-}
-
-TEST(HoldersTest, WhoeverLeavesAfterItsMakerIsTheLast) {
+TEST(HoldersTest, CountsAcrossThreads) {
   Holders holders;
   holders.add();
   std::thread([&] { holders.add(); }).join();
   EXPECT_EQ(holders.count(), 3U);
-  holders.shut();
-  EXPECT_FALSE(holders.leave());
-  EXPECT_EQ(holders.enter(), Holders::Entry::kShut);
-  std::thread([&] { EXPECT_FALSE(holders.leave()); }).join();
-  bool called = false;
-  EXPECT_TRUE(holders.leave([&] { called = true; }));
-  EXPECT_TRUE(called);
+  std::thread([&] { holders.leave(); }).join();
+  EXPECT_TRUE(holders.enter());
+  EXPECT_EQ(holders.count(), 3U);
 }
 
-// Holders come, take another hold, give the first one up, and leave on whatever thread, while its maker shuts it.
-TEST(HoldersTest, ExactlyOneIsTheLastOfManyThreads) {
+TEST(HoldersTest, NobodyEntersOnceItIsShut) {
+  Holders holders;
+  EXPECT_TRUE(holders.enter());
+  holders.shut_off();
+  EXPECT_FALSE(holders.enter());
+  EXPECT_EQ(holders.count(), 2U);
+}
+
+// Holders come, take another hold, give the first one up, and leave on whatever thread, while its maker shuts it: who
+// finds it empty then destroys it, as a session's reader does.
+TEST(HoldersTest, IsEmptyForGoodOnceItIsFoundSo) {
   constexpr int kThreads = 4;
   for (int round = 0; round < 300; ++round) {
-    auto holders = std::make_unique<Holders>();
-    std::atomic<int> last = 0;
+    const auto holders = std::make_shared<Holders>();
+    auto held = std::make_unique<int>(round);
     std::atomic<int> ready = 0;
     std::vector<std::jthread> threads;
     for (int i = 0; i < kThreads; ++i) {
-      threads.emplace_back([&] {
+      threads.emplace_back([&, holders] {
         ++ready;
-        for (Holders::Entry entry; (entry = holders->enter()) != Holders::Entry::kShut;) {
-          if (entry == Holders::Entry::kShutLast) {
-            ++last;
-            break;
-          }
+        while (holders->enter()) {
           holders->add();  // as a lease within a call
-          if (holders->leave()) ++last;
-          if (holders->leave([] {})) ++last;
+          holders->leave();
+          EXPECT_EQ(*held, round);
+          holders->leave();
         }
       });
     }
     while (ready < kThreads) std::this_thread::yield();
-    EXPECT_TRUE(holders->shut());
-    if (holders->leave()) ++last;
-    threads.clear();
-    EXPECT_EQ(last, 1) << "round " << round;
-    EXPECT_EQ(holders->count(), 0U);
+    holders->shut_off();
+    holders->leave();
+    while (holders->count() != 0) std::this_thread::yield();
+    held.reset();
   }
 }
 
-// One that its holders keep is destroyed by the thread that the last one tells, as a session is by its reader.
-TEST(HoldersTest, IsDestroyedWhenTheLastOneHasLeftIt) {
+// To leave is the last that is done with it: nobody else needs to keep it.
+TEST(HoldersTest, IsDestroyedAsSoonAsItIsFoundEmpty) {
   constexpr int kThreads = 4;
   for (int round = 0; round < 300; ++round) {
-    auto* const holders = new Holders();
-    std::atomic<bool> told = false;
-    const auto tell = [&] { told = true; };
+    auto holders = std::make_unique<Holders>();
     for (int i = 0; i < kThreads; ++i) holders->add();
-    std::jthread reader([&, holders] {
-      while (!told) std::this_thread::yield();
-      holders->drain();
-      delete holders;
-    });
     std::vector<std::jthread> threads;
-    for (int i = 0; i < kThreads; ++i) threads.emplace_back([&, holders] { holders->leave(tell); });
-    holders->shut();
-    holders->leave(tell);
+    for (int i = 0; i < kThreads; ++i) threads.emplace_back([whole = holders.get()] { whole->leave(); });
+    holders->shut_off();
+    holders->leave();
+    while (holders->count() != 0) std::this_thread::yield();
+    holders.reset();
   }
 }
 
