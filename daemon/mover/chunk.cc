@@ -284,7 +284,7 @@ void Chunk::begin_io(Step step, std::byte* target) {
   step_ = step;
   target_ = target;
   io_bytes_ = 0;
-  continue_io();
+  surroundings_.io.enter(*this, work_.urgency);
 }
 
 // Where the next byte lies, and how many follow it in one run.
@@ -315,17 +315,7 @@ void Chunk::continue_io() {
 
 void Chunk::completed(int result, bool /*more*/) {
   if (result < 0) {
-    if (!is_passing(-result) && step_ == Step::kRead) {
-      ++surroundings_.counts.io_retries;
-      begin_io(Step::kReadAgain, spare_);  // once: the disk, or the way from it, may have failed once
-      return;
-    }
-    if (!is_passing(-result) || ++retries_ > kRetriesMax) {
-      io_failed(-result);
-      return;
-    }
-    ++surroundings_.counts.io_retries;
-    continue_io();
+    io_refused(-result);
     return;
   }
   const auto got = static_cast<std::uint64_t>(result);
@@ -336,6 +326,7 @@ void Chunk::completed(int result, bool /*more*/) {
     // Short: what is whole counts, and direct I/O goes on where that ends.
     const std::uint64_t whole = align_down(got, kPageBytes);
     if (whole == 0 && ++retries_ > kRetriesMax) {
+      surroundings_.io.leave();
       ended_early();
       return;
     }
@@ -348,8 +339,24 @@ void Chunk::completed(int result, bool /*more*/) {
   if (io_bytes_ < work_.padded_bytes) {
     continue_io();
   } else {
+    surroundings_.io.leave();
     io_done();
   }
+}
+
+void Chunk::io_refused(int error) {
+  if (is_passing(error) && ++retries_ <= kRetriesMax) {
+    ++surroundings_.counts.io_retries;
+    continue_io();
+    return;
+  }
+  surroundings_.io.leave();
+  if (!is_passing(error) && step_ == Step::kRead) {
+    ++surroundings_.counts.io_retries;
+    begin_io(Step::kReadAgain, spare_);  // once: the disk, or the way from it, may have failed once
+    return;
+  }
+  io_failed(error);
 }
 
 void Chunk::io_done() {

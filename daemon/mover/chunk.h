@@ -8,6 +8,7 @@
 #include <span>
 
 #include "mover/cuda_links.h"
+#include "mover/io_queue.h"
 #include "mover/mover.h"
 #include "mover/pinned_memory.h"
 #include "mover/registered_buffers.h"
@@ -57,12 +58,13 @@ class ChunkOwner {
   virtual void chunk_done(Chunk& chunk, Result<void> result) = 0;
 };
 
-// A place in the mover's queue depth: one of a fixed number, used again and again. The reactor's, except run().
-class Chunk final : public Completion, public Job, public CudaWaiter {
+// One of a fixed number, used again and again. The reactor's, except run().
+class Chunk final : public Completion, public Job, public IoWaiter, public CudaWaiter {
  public:
   struct Surroundings {
     Ring& ring;
     Workers& workers;
+    IoQueue& io;
     RegisteredBuffers& buffers;
     const PinnedMemory& pinned;
     tier::BlockFile* block;
@@ -87,6 +89,7 @@ class Chunk final : public Completion, public Job, public CudaWaiter {
   void run() override;
   void done() override;
   void copied(Result<void> result) override;
+  void admitted() override { continue_io(); }
 
  private:
   enum class Step : std::uint8_t {
@@ -118,6 +121,7 @@ class Chunk final : public Completion, public Job, public CudaWaiter {
   void compute(Step step);
   void begin_io(Step step, std::byte* target);
   void continue_io();
+  void io_refused(int error);
   void io_done();
   void io_failed(int error);
   void ended_early();

@@ -20,6 +20,7 @@
 #include "mover/chunk.h"
 #include "mover/cuda_links.h"
 #include "mover/flow.h"
+#include "mover/io_queue.h"
 #include "mover/pinned_memory.h"
 #include "mover/registered_buffers.h"
 #include "mover/segment_jobs.h"
@@ -27,7 +28,7 @@
 namespace terrace::mover {
 namespace {
 
-constexpr unsigned kQueueDepthMax = 1024;
+constexpr unsigned kChunksMax = 1024;
 
 // Private memory of the daemon's own, zero until written, backed where touched.
 Result<AddressRange> own_memory(std::uint64_t bytes, int protection) {
@@ -43,8 +44,8 @@ Result<AddressRange> own_memory(std::uint64_t bytes, int protection) {
 
 class ChunkMover final : public Mover, public ChunkOwner, private Completion {
  public:
-  ChunkMover(Ring& ring, Workers& workers, Tiers tiers)
-      : ring_(ring), workers_(workers), tiers_(std::move(tiers)), segments_(workers) {}
+  ChunkMover(Ring& ring, Workers& workers, Tiers tiers, const Options& options)
+      : ring_(ring), workers_(workers), tiers_(std::move(tiers)), io_(options.queue_depth), segments_(workers) {}
   ~ChunkMover() override;
   ChunkMover(const ChunkMover&) = delete;
   ChunkMover& operator=(const ChunkMover&) = delete;
@@ -63,7 +64,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   void chunk_done(Chunk& chunk, Result<void> result) override;
 
  private:
-  // A place in the queue depth.
+  // One of those that can be begun at a time.
   struct Place {
     Chunk chunk;
     Flow* flow;
@@ -106,6 +107,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   AddressRange zeros_;  // one chunk
   std::optional<RegisteredBuffers> buffers_;
   std::optional<PinnedMemory> pinned_;
+  IoQueue io_;
   std::vector<std::unique_ptr<Place>> places_;
   std::vector<Place*> free_places_;
   std::vector<std::unique_ptr<Flow>> flows_;  // as many as were ever in flight at once
@@ -119,8 +121,8 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
 };
 
 Result<void> ChunkMover::set_up(const Options& options) {
-  TERRACE_CHECK(options.queue_depth > 0 && options.queue_depth <= kQueueDepthMax);
-  auto spare = own_memory(options.queue_depth * tier::kChunkBytes, PROT_READ | PROT_WRITE);
+  TERRACE_CHECK(options.queue_depth > 0 && options.chunks_max > 0 && options.chunks_max <= kChunksMax);
+  auto spare = own_memory(options.chunks_max * tier::kChunkBytes, PROT_READ | PROT_WRITE);
   if (!spare) return std::unexpected(std::move(spare.error()));
   spare_ = std::move(*spare);
   auto zeros = own_memory(tier::kChunkBytes, PROT_READ);
@@ -141,6 +143,7 @@ Result<void> ChunkMover::set_up(const Options& options) {
   if (auto done = set_up_gpus(); !done) return done;
   const Chunk::Surroundings surroundings{.ring = ring_,
                                          .workers = workers_,
+                                         .io = io_,
                                          .buffers = *buffers_,
                                          .pinned = *pinned_,
                                          .block = tiers_.block,
@@ -148,7 +151,7 @@ Result<void> ChunkMover::set_up(const Options& options) {
                                          .owner = *this,
                                          .inline_bytes_max = options.inline_bytes_max,
                                          .spare_is_pinned = gpus_.any() != nullptr};
-  for (unsigned index = 0; index < options.queue_depth; ++index) {
+  for (unsigned index = 0; index < options.chunks_max; ++index) {
     std::byte* spare_chunk = spare_.data() + index * tier::kChunkBytes;
     places_.push_back(
         std::make_unique<Place>(Place{.chunk = Chunk(surroundings, index, spare_chunk), .flow = nullptr}));
@@ -361,7 +364,7 @@ void ChunkMover::end(Flow& flow) {
 }  // namespace
 
 Result<std::unique_ptr<Mover>> Mover::create(Ring& ring, Workers& workers, Tiers tiers, const Options& options) {
-  auto mover = std::make_unique<ChunkMover>(ring, workers, std::move(tiers));
+  auto mover = std::make_unique<ChunkMover>(ring, workers, std::move(tiers), options);
   if (auto done = mover->set_up(options); !done) return std::unexpected(std::move(done.error()));
   return mover;
 }

@@ -52,7 +52,8 @@ struct MoverCounts {
 class Mover {
  public:
   struct Options {
-    unsigned queue_depth = 64;                   // chunks in flight, of all transfers together; at most 1024
+    unsigned queue_depth = 64;                   // I/Os under way on the block tier, of all transfers together
+    unsigned chunks_max = 128;                   // begun, those included that are summed or copied; at most 1024
     std::uint64_t inline_bytes_max = 64 * 1024;  // chunks so small are copied and checked on the reactor itself
   };
   // Gives the ring its files and watches the workers; both outlive the mover. Errors: the system's, or a GPU's.

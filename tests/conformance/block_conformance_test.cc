@@ -143,7 +143,7 @@ TEST_F(BlockConformance, SeveralFilesStripe) {
 }
 
 TEST_F(BlockConformance, ADepthOfOneSuffices) {
-  Rig rig({.mover = {.queue_depth = 1}});
+  Rig rig({.mover = {.queue_depth = 1, .chunks_max = 1}});
   const auto home = stored(rig);
   EXPECT_TRUE(rig.run(copy(home, rig.place(kMemory, kBytes))).result);
 }
@@ -210,7 +210,7 @@ TEST_F(BlockConformance, ARegistrationGoesWithItsSegment) {
 
 // With one place in the queue it reads the first chunk, reads it again, and begins no other.
 TEST_F(BlockConformance, AFailedTransferBeginsNothingMore) {
-  Rig rig({.mover = {.queue_depth = 1}});
+  Rig rig({.mover = {.queue_depth = 1, .chunks_max = 1}});
   const auto home = stored(rig, 9 * kMiB);
   flip_bit(rig, home.pieces[0].offset);
   expect_lost(rig.run(copy(home, rig.place(kMemory, 9 * kMiB), 9 * kMiB)));
@@ -228,7 +228,7 @@ TEST_F(BlockConformance, ATransferThatFailsEverywhereEndsOnce) {
 }
 
 TEST_F(BlockConformance, UrgentTransfersGoFirst) {
-  Rig rig({.mover = {.queue_depth = 1}});
+  Rig rig({.mover = {.queue_depth = 1, .chunks_max = 1}});
   const auto home = stored(rig, 8 * kMiB);
   const auto target = rig.place(kMemory, 8 * kMiB);
   auto slow = copy(home, target, 8 * kMiB);
