@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "terrace/error.h"
+
 namespace terrace::config {
 
 enum class TierKind : std::uint8_t { kDevice, kMemory, kBlock };
@@ -56,7 +58,7 @@ struct TierConfig {
   HugePages huge_pages = HugePages::kAuto;  // device (emulated) and memory
   std::string device;       // device: "auto", "cuda:all", "cuda:N" or "emulated"; after resolve() one of the last two
   std::string device_name;  // "cuda:N" after resolve(): the GPU, for people
-  std::string failure;      // "cuda:N" after resolve(): why the GPU does not work; empty: it does
+  std::optional<Error> failure;                  // "cuda:N" after resolve(): why the GPU does not work; none: it does
   std::vector<std::string> paths;                // block: the files, absolute; several stripe in equal parts
   std::uint64_t write_budget_bytes_per_day = 0;  // block: once it is spent nothing is written ahead of need; 0: none
   Origin origin{};

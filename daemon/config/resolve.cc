@@ -227,7 +227,7 @@ std::string tier_text(const TierConfig& tier) {
       return fmt::format("block, {}, {}", size, fmt::join(tier.paths, ", "));
     case TierKind::kDevice:
     case TierKind::kMemory:
-      if (!tier.failure.empty()) return fmt::format("device ({}), {}, NOT SERVING", tier.device, size);
+      if (tier.failure) return fmt::format("device ({}), {}, NOT SERVING", tier.device, size);
       if (!tier.device_name.empty()) return fmt::format("device ({}, {}), {}", tier.device, tier.device_name, size);
       return fmt::format("{}{}, {}, {}, huge pages {}", name(tier.kind),
                          tier.device.empty() ? "" : fmt::format(" ({})", tier.device), size,

@@ -13,9 +13,11 @@ namespace terrace::config {
 namespace {
 
 std::optional<topology::CudaDevice> gpu_of(const TierConfig& tier, const topology::Cuda& cuda) {
-  topology::CudaDevice found{};
-  found.failure = cuda.why_not;
-  if (cuda.broken) return found;
+  if (cuda.broken) {
+    topology::CudaDevice unknown{};
+    unknown.failure = Error{cuda.code, cuda.why_not, 0};
+    return unknown;
+  }
   const auto ordinal = static_cast<std::size_t>(tier.gpu().value_or(0));
   return ordinal < cuda.devices.size() ? std::optional(cuda.devices[ordinal]) : std::nullopt;
 }
@@ -32,13 +34,13 @@ std::uint64_t likely_bytes(const topology::Cuda& cuda) {
   return most;
 }
 
-void resolve_failed_gpu(TierConfig& tier, const topology::Cuda& cuda, const std::string& failure, Findings& findings) {
+void resolve_failed_gpu(TierConfig& tier, const topology::Cuda& cuda, const Error& failure, Findings& findings) {
   tier.failure = failure;
   if (tier.capacity.percent)
     tier.capacity.bytes = std::max(part_of(likely_bytes(cuda), *tier.capacity.percent), kSegmentUnitBytes);
   round_to_segments(tier, findings);
   findings.warn(tier.origin, "device",
-                fmt::format("is \"{}\", which does not serve, while all else does: {}", tier.device, failure));
+                fmt::format("is \"{}\", which does not serve, while all else does: {}", tier.device, failure.message));
 }
 
 void check_room(const TierConfig& tier, const topology::CudaDevice& gpu, Findings& findings) {
@@ -74,7 +76,7 @@ void resolve_gpu(TierConfig& tier, const topology::Cuda& cuda, Findings& finding
   for (const auto& [set, key] : {std::pair(tier.numa_node.has_value(), "numa_node"),
                                  std::pair(tier.huge_pages != HugePages::kAuto, "huge_pages")})
     if (set) findings.complain(tier.origin, key, "is a key of emulated devices and of memory; remove it here");
-  if (!gpu->failure.empty()) return resolve_failed_gpu(tier, cuda, gpu->failure, findings);
+  if (gpu->failure) return resolve_failed_gpu(tier, cuda, *gpu->failure, findings);
   tier.device_name = fmt::format("{} at {}", gpu->name, gpu->pci_bus_id);
   if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu->total_bytes, *tier.capacity.percent);
   round_to_segments(tier, findings);

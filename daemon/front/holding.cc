@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,11 @@
 
 namespace terrace::front {
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Of what may go by. As long as a supervisor takes for a life, so that it starts the next one at once.
+constexpr std::chrono::seconds kTryAgainAfter{10};
 
 // Answers everything in the same way, on the caller's thread.
 class HoldingGateway final : public Gateway {
@@ -97,16 +103,26 @@ std::vector<Fd> lock_block_files(const config::Config& config) {
   return files;
 }
 
-// Until a signal to stop. Wakes for each connection, and in time for the watchdog.
+// As poll() has it: -1 for no limit.
+int milliseconds_until(Clock::time_point limit) {
+  if (limit == Clock::time_point::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit - Clock::now());
+  return static_cast<int>(std::max<std::int64_t>(left.count(), 0));
+}
+
+// Until a signal to stop, or the limit. Wakes for each connection, and in time for the watchdog.
 void wait_for_replacement(const config::Config& config, std::vector<Door>& doors, const Fd& signals,
-                          ServiceNotify& notify) {
+                          ServiceNotify& notify, Clock::time_point limit) {
   using std::chrono::milliseconds;
   std::vector<pollfd> polls{{.fd = signals.get(), .events = POLLIN, .revents = 0}};
   for (const Door& door : doors) polls.push_back({.fd = door.listener.descriptor(), .events = POLLIN, .revents = 0});
   const auto period = std::chrono::duration_cast<milliseconds>(notify.watchdog_period());
   const int wait_ms = period.count() > 0 ? static_cast<int>(std::max<std::int64_t>(period.count(), 1)) : -1;
   while (true) {
-    const int ready = ::poll(polls.data(), polls.size(), wait_ms);
+    const int left_ms = milliseconds_until(limit);
+    if (left_ms == 0) return;
+    const bool limit_first = wait_ms < 0 || (left_ms > 0 && left_ms < wait_ms);
+    const int ready = ::poll(polls.data(), polls.size(), limit_first ? left_ms : wait_ms);
     if (ready < 0 && errno != EINTR) return spdlog::error("waiting for connections failed: errno {}", errno);
     if (wait_ms > 0) notify.send("WATCHDOG=1");
     if (ready <= 0) continue;
@@ -122,14 +138,18 @@ void wait_for_replacement(const config::Config& config, std::vector<Door>& doors
 bool is_to_be_held(const Error& error) {
   if (error.system_error != 0) return false;
   return error.code == ErrorCode::kFailedPrecondition || error.code == ErrorCode::kInvalidArgument ||
-         error.code == ErrorCode::kDataLoss;
+         error.code == ErrorCode::kDataLoss || may_go_by(error);
 }
+
+bool may_go_by(const Error& error) { return error.system_error == 0 && error.code == ErrorCode::kResourceExhausted; }
 
 Result<void> hold(const config::Config& config, NodeFacts facts, const Error& why) {
   const Error answer{ErrorCode::kUnavailable,
                      fmt::format("this daemon does not serve, and the supervisor holds everything that a former one "
-                                 "left: {}; start one that can go on with it, or discard it with --discard",
-                                 why.message),
+                                 "left: {}; {}, or discard it with --discard",
+                                 why.message,
+                                 may_go_by(why) ? fmt::format("it is tried again every {} s", kTryAgainAfter.count())
+                                                : "start one that can go on with it"),
                      why.system_error};
   HoldingGateway gateway(std::move(facts), answer);
   GrpcOptions options;
@@ -151,7 +171,8 @@ Result<void> hold(const config::Config& config, NodeFacts facts, const Error& wh
   ServiceNotify notify;
   notify.send("READY=1\nSTATUS=not serving: " + why.message);
   spdlog::error("{}", answer.message);
-  wait_for_replacement(config, *doors, *signals, notify);
+  const auto limit = may_go_by(why) ? Clock::now() + kTryAgainAfter : Clock::time_point::max();
+  wait_for_replacement(config, *doors, *signals, notify, limit);
   notify.send("STOPPING=1");
   doors->clear();
   const std::chrono::milliseconds patience(config.limits.stop_timeout_ms / 4);

@@ -1,20 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs that fail: the engine is told, and so are people, with the names of some of what is lost.
+// GPUs that fail: the engine is told, and so are people, with the names of some of what is lost; and GPUs that have no
+// room just now for what the supervisor still has.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <poll.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "base/bytes.h"
+#include "engine/stake.h"
 #include "front/host.h"
 
 namespace terrace::front {
 namespace {
 
 constexpr std::size_t kNamedMax = 8;
+
+// A process, by its pidfd.
+bool has_ended(const Fd& process) {
+  pollfd looked{.fd = process.get(), .events = POLLIN, .revents = 0};
+  return poll(&looked, 1, 0) == 1;
+}
 
 }  // namespace
 
@@ -29,6 +40,24 @@ void Host::look_for_failures() {
                   node_.options.tiers[tier].name, failed->message);
     engine_->tier_failed(now(), static_cast<TierId>(tier), *failed);
   }
+}
+
+// What a GPU has no room for just now the supervisor still has: before it would be lost, nothing is served.
+Result<void> Host::require_room(std::span<const engine::Survivor> survivors) {
+  if (without_room_.empty()) return {};
+  std::vector<engine::Survivor> living;
+  std::ranges::copy_if(survivors, std::back_inserter(living), [this](const engine::Survivor& survivor) {
+    const Session& session = *sessions_.at(survivor.session);
+    return !session.region->closed() && !has_ended(session.process);
+  });
+  const std::size_t tensors = engine::tensors_at_stake(*catalog_, living, without_room_);
+  if (tensors == 0) return {};
+  const engine::LostSegment& first = without_room_.front();
+  return fail(
+      ErrorCode::kResourceExhausted,
+      fmt::format("{} has no room for what a former daemon had there ({}), and {} tensor{} bytes nowhere else; "
+                  "make room on that GPU: end what else runs there, or have it hold less",
+                  node_.options.tiers[index(first.tier)].name, first.why, tensors, tensors == 1 ? " has" : "s have"));
 }
 
 void Host::tell_of_losses(const std::vector<engine::Loss>& losses) {

@@ -153,8 +153,10 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
       Fd kept(node_.is_gpu(tier) ? fcntl(segment.mapped().get(), F_DUPFD_CLOEXEC, 0) : -1);
       const auto installed = node_.mapped[tier]->install(id, {offset, unit}, std::move(segment.mapped()));
       if (!installed && !kept) return installed;
-      if (!installed)
-        lose_segment({id, static_cast<TierId>(tier), {offset, unit}, installed.error().message}, std::move(kept));
+      if (installed) continue;
+      const engine::LostSegment lost{id, static_cast<TierId>(tier), {offset, unit}, installed.error().message};
+      if (installed.error().code == ErrorCode::kResourceExhausted) without_room_.push_back(lost);
+      lose_segment(lost, std::move(kept));
     }
     space.mapped_bytes[tier] = was.mapped_bytes[tier];
   }

@@ -39,7 +39,7 @@ tier::MemfdOptions memfd_options(const config::TierConfig& config, std::uint64_t
 }
 
 Result<std::unique_ptr<tier::MappedTier>> open_gpu(const config::TierConfig& config, std::uint64_t capacity) {
-  if (!config.failure.empty()) return fail(ErrorCode::kUnavailable, config.failure);
+  if (config.failure) return std::unexpected(*config.failure);
   const int ordinal = config.gpu().value();
   const auto api = cuda::load();
   if (!api) return std::unexpected(api.error());
@@ -64,9 +64,7 @@ cuda::Uuid uuid_of(int ordinal) {
 std::unique_ptr<tier::MappedTier> gpu_tier(const config::TierConfig& config, std::uint64_t capacity) {
   auto gpu = open_gpu(config, capacity);
   if (gpu) return std::move(*gpu);
-  return std::make_unique<tier::FailedDevice>(
-      Error{ErrorCode::kUnavailable, std::move(gpu.error().message), gpu.error().system_error},
-      uuid_of(config.gpu().value()));
+  return std::make_unique<tier::FailedDevice>(gpu.error(), uuid_of(config.gpu().value()));
 }
 
 engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t devices) {

@@ -40,8 +40,11 @@ CudaDevice probe(const cuda::Api& api, int ordinal) {
   CudaDevice found;
   const Result<void> looked = look(api, ordinal, found);
   if (!looked)
-    found.failure = fmt::format("cuda:{}{}: {}", ordinal, found.name.empty() ? "" : fmt::format(" ({})", found.name),
-                                looked.error().message);
+    found.failure =
+        Error{looked.error().code,
+              fmt::format("cuda:{}{}: {}", ordinal, found.name.empty() ? "" : fmt::format(" ({})", found.name),
+                          looked.error().message),
+              0};
   return found;
 }
 
@@ -56,6 +59,7 @@ Cuda probe_cuda(const std::function<bool(int)>& wanted) {
     found.devices.push_back(wanted(ordinal) ? probe(**api, ordinal) : CudaDevice{});
   if (!counted) {
     found.why_not = counted.error().message;
+    found.code = counted.error().code;
     found.broken = counted.error().code != ErrorCode::kFailedPrecondition;  // that is: no driver, or no device
   } else if (count == 0) {
     found.why_not = "the CUDA driver gives this process no device";

@@ -4,8 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "terrace/error.h"
 
 namespace terrace::topology {
 
@@ -13,18 +16,20 @@ struct CudaDevice {
   std::string name;        // "NVIDIA H100 80GB HBM3"
   std::string pci_bus_id;  // "0000:3B:00.0", as the driver prints it
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  // while this process had a context there
-  std::string failure{};         // why it does not work, with the driver's call and code; empty: it does
+  std::uint64_t free_bytes = 0;    // while this process had a context there
+  std::optional<Error> failure{};  // why it does not work, with the driver's call and code; none: it does
 };
 
 struct Cuda {
-  std::vector<CudaDevice> devices;  // by ordinal
-  std::string why_not;              // where there are none: what is missing, or what fails
-  bool broken = false;              // there is a driver, and it fails: whether there are GPUs is not known
+  std::vector<CudaDevice> devices;           // by ordinal
+  std::string why_not;                       // where there are none: what is missing, or what fails
+  bool broken = false;                       // there is a driver, and it fails: whether there are GPUs is not known
+  ErrorCode code = ErrorCode::kUnavailable;  // of that failure
 };
 
 // Loads the driver and asks each device whose ordinal is `wanted` for its memory, for which it makes and gives back a
-// context there: up to some hundred milliseconds a device. The others are not touched, and nothing is said of them.
+// context there: up to some hundred milliseconds a device. The others are not touched, and their identity alone is
+// said.
 Cuda probe_cuda(const std::function<bool(int)>& wanted);
 
 }  // namespace terrace::topology

@@ -66,7 +66,7 @@ Result<void> CudaContext::noted(Result<void> result) {
 }
 
 void CudaContext::give_up(const Error& why) {
-  keep({ErrorCode::kUnavailable, fmt::format("cuda:{} ({}) cannot be used: {}", ordinal_, name_, why.message), 0});
+  keep({why.code, fmt::format("cuda:{} ({}) cannot be used: {}", ordinal_, name_, why.message), 0});
 }
 
 // The first reason stands.
@@ -77,6 +77,12 @@ void CudaContext::keep(const Error& why) {
 }
 
 std::optional<Error> CudaContext::lost() const {
+  auto why = cause();
+  if (why) why->code = ErrorCode::kUnavailable;
+  return why;
+}
+
+std::optional<Error> CudaContext::cause() const {
   if (!is_lost_) return std::nullopt;
   const std::lock_guard lock(mutex_);
   return why_lost_;

@@ -44,8 +44,10 @@ class CudaContext {
   Result<void> noted(Result<void> result);
   // The device is of no more use from now on, for this reason.
   void give_up(const Error& why);
-  // Why the device is of no more use, for good; none while it is.
+  // Why the device is of no more use, for good; none while it is. kUnavailable, whatever it came from.
   std::optional<Error> lost() const;
+  // The same with the code of what it came from: kResourceExhausted where it had no room, and a later process may.
+  std::optional<Error> cause() const;
 
  private:
   CudaContext(const cuda::Api& api, int ordinal) : api_(api), ordinal_(ordinal) {}

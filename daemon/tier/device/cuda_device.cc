@@ -114,7 +114,7 @@ Result<Fd> CudaDevice::create_segment(std::uint64_t bytes) const {
 Result<void> CudaDevice::install(SessionId session, Extent extent, Fd segment) {
   TERRACE_CHECK(segment && extent.bytes > 0 && extent.offset % kSegmentUnit == 0 && extent.bytes % kSegmentUnit == 0);
   TERRACE_CHECK(extent.offset <= capacity_bytes_ && extent.bytes <= capacity_bytes_ - extent.offset);
-  if (const auto lost = context_->lost()) return std::unexpected(*lost);
+  if (const auto lost = context_->cause()) return std::unexpected(*lost);
   const cuda::Api& api = context_->api();
   const std::lock_guard lock(mutex_);
   const auto found = spaces_.find(session);

@@ -2,23 +2,22 @@
 // A GPU that failed before it could be used: a tier that has its place among the others, and gives nothing.
 #pragma once
 
-#include <utility>
-
 #include "base/check.h"
 #include "cuda/abi.h"
 #include "tier/mapped_tier.h"
 
 namespace terrace::tier {
 
-// See MappedTier. It never has a segment.
+// See MappedTier. It never has a segment: to take one back fails as the GPU did, with that code.
 class FailedDevice final : public MappedTier {
  public:
-  FailedDevice(Error why, const cuda::Uuid& uuid) : why_(std::move(why)), uuid_(uuid) {}
+  FailedDevice(const Error& cause, const cuda::Uuid& uuid)
+      : cause_(cause), why_{ErrorCode::kUnavailable, cause.message, cause.system_error}, uuid_(uuid) {}
 
   Kind kind() const override { return Kind::kDevice; }
   Result<Fd> create_segment(std::uint64_t /*bytes*/) const override { return std::unexpected(why_); }
   Result<void> install(SessionId /*session*/, Extent /*extent*/, Fd /*segment*/) override {
-    return std::unexpected(why_);
+    return std::unexpected(cause_);
   }
   int descriptor(SessionId /*session*/, std::uint64_t /*offset*/) const override {
     check_failed("a segment of a GPU that failed", __FILE__, __LINE__);
@@ -33,6 +32,7 @@ class FailedDevice final : public MappedTier {
   std::optional<Error> failure() const override { return why_; }
 
  private:
+  const Error cause_;
   const Error why_;
   const cuda::Uuid uuid_;
 };

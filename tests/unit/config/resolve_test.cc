@@ -222,32 +222,34 @@ TEST(Resolve, AutoAndAllAreATierForEachGpu) {
   }
 }
 
+Error failed(const std::string& why) { return {ErrorCode::kUnavailable, why, 0}; }
+
 TEST(Resolve, AGpuThatFailsIsATierThatSaysSo) {
   const std::string why = "cuda:0 (Fast): cuDevicePrimaryCtxRetain: CUDA_ERROR_ECC_UNCORRECTABLE (214)";
   topology::Machine machine = gpu_machine();
-  machine.cuda.devices[0] = {.name = "Fast", .pci_bus_id = {}, .failure = why};
+  machine.cuda.devices[0] = {.name = "Fast", .pci_bus_id = {}, .failure = failed(why)};
   for (const char* device : {"auto", "cuda:all"}) {
     const Result<Config> config = resolve(config_of(device_tier(device, "50%") + memory_tier("90GiB")), machine);
     ASSERT_TRUE(config) << config.error().message;
     ASSERT_THAT(config->tiers, SizeIs(3));
     EXPECT_EQ(config->tiers[0].device, "cuda:0");
-    EXPECT_EQ(config->tiers[0].failure, why);
+    EXPECT_EQ(config->tiers[0].failure.value().message, why);
     EXPECT_EQ(config->tiers[0].capacity.bytes, 40 * kGiB) << "as the other one, so that it is the same once it works";
-    EXPECT_EQ(config->tiers[1].failure, "");
+    EXPECT_FALSE(config->tiers[1].failure);
     ASSERT_THAT(config->warnings, SizeIs(1));
     EXPECT_THAT(config->warnings[0], AllOf(HasSubstr("tier[0].device: is \"cuda:0\""), HasSubstr(why)));
     EXPECT_THAT(taken(*config)->tiers[0], AllOf(HasSubstr("cuda:0"), HasSubstr("NOT SERVING")));
   }
-  machine.cuda.devices[1] = {.name = "Faster", .pci_bus_id = {}, .failure = "it fails too"};
+  machine.cuda.devices[1] = {.name = "Faster", .pci_bus_id = {}, .failure = failed("it fails too")};
   const Result<Config> all = resolve(config_of(device_tier("auto", "50%") + memory_tier("90GiB")), machine);
   ASSERT_TRUE(all) << all.error().message;
-  EXPECT_EQ(all->tiers[1].failure, "it fails too") << "and nothing is emulated";
+  EXPECT_EQ(all->tiers[1].failure.value().message, "it fails too") << "and nothing is emulated";
   EXPECT_EQ(all->tiers[1].capacity.bytes, 2 * kMiB);
 }
 
 TEST(Resolve, AGpuThatIsNotConfiguredDoesNotMatter) {
   topology::Machine machine = gpu_machine();
-  machine.cuda.devices[0] = {.name = "Fast", .pci_bus_id = {}, .failure = "it fails"};
+  machine.cuda.devices[0] = {.name = "Fast", .pci_bus_id = {}, .failure = failed("it fails")};
   const Config written = config_of(device_tier("cuda:1", "1GiB") + memory_tier("1GiB"));
   EXPECT_FALSE(asks_for_gpu(written, 0));
   EXPECT_TRUE(asks_for_gpu(written, 1));
@@ -264,7 +266,7 @@ TEST(Resolve, ADriverThatFailsIsNoMissingOne) {
     ASSERT_TRUE(config) << config.error().message;
     ASSERT_THAT(config->tiers, SizeIs(2));
     EXPECT_THAT(config->tiers[0].device, HasSubstr("cuda:"));
-    EXPECT_EQ(config->tiers[0].failure, machine.cuda.why_not);
+    EXPECT_EQ(config->tiers[0].failure.value().message, machine.cuda.why_not);
   }
 }
 

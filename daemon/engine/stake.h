@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// What would be lost with segments that a successor cannot take back, asked before anything is given up.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "engine/catalog_memory.h"
+#include "engine/engine.h"
+
+namespace terrace::engine {
+
+// How many tensors of the survivors have their bytes in these segments alone, by the catalog and by what trainers have
+// written since, or may still write under a lease. Nothing is changed, and the catalog may be damaged: then the answer
+// may be any.
+std::size_t tensors_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
+                             std::span<const LostSegment> segments);
+
+}  // namespace terrace::engine

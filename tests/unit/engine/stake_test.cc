@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shows which tensors a successor counts as lost with segments that it cannot take back, before it gives them up: just
+// those that it then loses.
+#include "engine/stake.h"
+
+#include "unit/engine/harness.h"
+
+namespace terrace::engine {
+namespace {
+
+class Stake : public ::testing::Test {
+ protected:
+  static constexpr tier::Extent kAll{0, 4 * kMiB};
+
+  std::vector<LostSegment> lost(tier::Extent extent = kAll) const {
+    return {{client_->space, TierId{0}, extent, "no room"}};
+  }
+  std::size_t at_stake(tier::Extent extent = kAll) const {
+    return tensors_at_stake(harness_.catalog, harness_.survivors(), lost(extent));
+  }
+  // By a successor that goes on without them.
+  std::uint64_t loses() {
+    harness_.restart([] { return true; }, false, lost());
+    return harness_.status().tiers[0].lost_tensors;
+  }
+
+  Harness harness_{three_tiers()};
+  Harness::Client* client_ = [this] {
+    OpenSession open;
+    open.maps_segments = true;
+    return harness_.open(open);
+  }();
+};
+
+TEST_F(Stake, IsWhatLiesThereAlone) {
+  const Handle alone = harness_.create(*client_, "alone", kMiB);
+  const Handle copied = harness_.create(*client_, "copied", kMiB);
+  const Handle host = harness_.create(*client_, "host", kMiB);
+  harness_.create(*client_, "never written", kMiB);
+  EXPECT_EQ(at_stake(), 0U);
+  harness_.write(*client_, alone, 1);
+  harness_.write(*client_, copied, 2);
+  harness_.write(*client_, host, 3, kHost);
+  EXPECT_EQ(at_stake(), 2U);
+  ASSERT_TRUE(harness_.ask(client_->id, Move{shm::kPlaceBlock, {copied}}));
+  ASSERT_EQ(harness_.read(*client_, copied), 2U);
+  EXPECT_EQ(at_stake(), 1U);
+  EXPECT_EQ(loses(), 1U);
+}
+
+TEST_F(Stake, IsWhatWasWrittenThereSince) {
+  const Handle a = harness_.create(*client_, "a", kMiB);
+  harness_.write(*client_, a, 1);
+  ASSERT_TRUE(harness_.ask(client_->id, Move{shm::kPlaceBlock, {a}}));
+  ASSERT_TRUE(harness_.acquire(*client_, kDevice, shm::Mode::kRead, {a}));
+  EXPECT_EQ(at_stake(), 0U);
+  harness_.release(*client_, a, shm::Mode::kRead);
+  EXPECT_EQ(at_stake(), 0U);
+  ASSERT_TRUE(harness_.acquire(*client_, kDevice, shm::Mode::kWrite, {a}));
+  EXPECT_EQ(at_stake(), 1U) << "or is being written";
+  harness_.release(*client_, a, shm::Mode::kWrite);
+  EXPECT_EQ(at_stake(), 1U);
+  EXPECT_EQ(loses(), 1U);
+}
+
+TEST_F(Stake, IsOfThoseSegmentsAlone) {
+  const Handle first = harness_.create(*client_, "first", 2 * kMiB);
+  const Handle second = harness_.create(*client_, "second", kMiB);
+  harness_.write(*client_, first, 1);
+  harness_.write(*client_, second, 2);
+  EXPECT_EQ(at_stake(), 2U);
+  EXPECT_EQ(at_stake({0, 2 * kMiB}), 1U);
+  EXPECT_EQ(at_stake({2 * kMiB, 2 * kMiB}), 1U);
+  std::vector<LostSegment> others = lost();
+  others[0].space = SessionId{99};
+  EXPECT_EQ(tensors_at_stake(harness_.catalog, harness_.survivors(), others), 0U);
+  EXPECT_EQ(tensors_at_stake(harness_.catalog, {}, lost()), 0U) << "of a session that did not survive";
+}
+
+}  // namespace
+}  // namespace terrace::engine
