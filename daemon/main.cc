@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -57,14 +58,18 @@ struct Plan {
   std::string report;
 };
 
-Result<Plan> make_plan(const Arguments& arguments) {
+// `former_gpus`: how many a former daemon had whose sessions are there.
+Result<Plan> make_plan(const Arguments& arguments, std::size_t former_gpus) {
   topology::raise_limits();
   auto machine = topology::discover();
   if (!machine) return std::unexpected(machine.error());
   auto draft = arguments.config_path.empty() ? config::without_file() : config::load(arguments.config_path);
   if (!draft) return std::unexpected(draft.error());
-  if (config::asks_for_gpus(draft->config))
+  if (config::asks_for_gpus(draft->config)) {
     machine->cuda = topology::probe_cuda([&](int ordinal) { return config::asks_for_gpu(draft->config, ordinal); });
+    if (former_gpus != 0)
+      topology::add_missing(machine->cuda, std::max(former_gpus, config::gpus_named(draft->config)));
+  }
   auto config = config::resolve(std::move(*draft), *machine);
   if (!config) return std::unexpected(config.error());
   const auto taken = config::taken(*config);
@@ -138,25 +143,28 @@ Result<Fronts> open_fronts(front::Host& host, const config::Config& config, cons
   return Fronts{std::move(*tenants), std::move(*admin)};
 }
 
-// What a former daemon left with the supervisor; `discard`: none of it.
-Result<front::Inheritance> inherit(bool discard) {
+// What a former daemon left with the supervisor.
+Result<front::Inheritance> inherit() {
   auto store = service::DescriptorStore::from_environment();
   if (!store) return std::unexpected(store.error());
   auto adopted = store->adopt();
   if (!adopted) return std::unexpected(adopted.error());
-  for (const auto& [name, descriptor] : *adopted)
-    if (discard)
-      if (const auto forgotten = store->forget(name); !forgotten) return std::unexpected(forgotten.error());
-  if (discard) adopted->clear();
   return front::Inheritance{std::move(*store), std::move(*adopted)};
 }
 
-Result<void> serve(const Plan& plan, const Arguments& arguments) {
-  auto inheritance = inherit(arguments.discard);
-  if (!inheritance) return std::unexpected(inheritance.error());
-  const bool inherits = !inheritance->adopted.empty();
-  const config::Config config = front::continued(plan.config, inheritance->adopted);
-  auto host = front::Host::create(config, workers_of(plan.machine), facts_of(plan), std::move(*inheritance));
+Result<void> discard(front::Inheritance& inheritance) {
+  for (const auto& [name, descriptor] : inheritance.adopted)
+    if (const auto forgotten = inheritance.store.forget(name); !forgotten) return forgotten;
+  inheritance.adopted.clear();
+  return {};
+}
+
+Result<void> serve(const Plan& plan, const Arguments& arguments, front::Inheritance inheritance) {
+  if (arguments.discard)
+    if (const auto discarded = discard(inheritance); !discarded) return discarded;
+  const bool inherits = !inheritance.adopted.empty();
+  const config::Config config = front::continued(plan.config, inheritance.adopted, plan.machine.cuda);
+  auto host = front::Host::create(config, workers_of(plan.machine), facts_of(plan), std::move(inheritance));
   if (!host && inherits && front::is_to_be_held(host.error())) return front::hold(config, facts_of(plan), host.error());
   if (!host) return std::unexpected(host.error());
   auto fronts = open_fronts(**host, config, arguments.command);
@@ -204,23 +212,33 @@ int print_verdict(const std::string& report_text) {
 }
 
 // Whoever runs asks whether this program could go on with its catalog.
-int answer_predecessor(const config::Config& config, int catalog) {
-  if (const auto fits = front::check_succession(config, catalog); !fits) return report("terraced", fits.error());
+int answer_predecessor(const Arguments& arguments) {
+  const auto plan = make_plan(arguments, front::former_gpus(arguments.catalog));
+  if (!plan) return report("terraced", plan.error());
+  const auto fits = front::check_succession(plan->config, arguments.catalog, plan->machine.cuda);
+  if (!fits) return report("terraced", fits.error());
   fmt::print("{}{}\n", front::kGoesOn, TERRACE_VERSION);
   return std::fflush(stdout) == 0 ? 0 : 1;
 }
 
+int check_configuration(const Arguments& arguments) {
+  const auto plan = make_plan(arguments, 0);
+  return plan ? print_verdict(plan->report) : report("terraced", plan.error());
+}
+
 int run(const Arguments& arguments) {
-  const auto plan = make_plan(arguments);
+  if (arguments.check_config) return check_configuration(arguments);
+  if (arguments.catalog >= 0) return answer_predecessor(arguments);
+  auto inheritance = inherit();
+  if (!inheritance) return report("terraced", inheritance.error());
+  const auto plan = make_plan(arguments, arguments.discard ? 0 : front::former_gpus(inheritance->adopted));
   if (!plan) return report("terraced", plan.error());
-  if (arguments.check_config) return print_verdict(plan->report);
-  if (arguments.catalog >= 0) return answer_predecessor(plan->config, arguments.catalog);
   block_signals();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("terraced"));
   spdlog::set_level(static_cast<spdlog::level::level_enum>(plan->config.log_level));
   fmt::print("{}", plan->report);
   std::fflush(stdout);
-  const auto served = serve(*plan, arguments);
+  const auto served = serve(*plan, arguments, std::move(*inheritance));
   return served ? 0 : report("terraced", served.error());
 }
 

@@ -58,6 +58,7 @@ struct TierConfig {
   HugePages huge_pages = HugePages::kAuto;  // device (emulated) and memory
   std::string device;       // device: "auto", "cuda:all", "cuda:N" or "emulated"; after resolve() one of the last two
   std::string device_name;  // "cuda:N" after resolve(): the GPU, for people
+  std::uint64_t gpu_identity = 0;                // "cuda:N" after resolve(): topology::CudaDevice::identity
   std::optional<Error> failure;                  // "cuda:N" after resolve(): why the GPU does not work; none: it does
   std::vector<std::string> paths;                // block: the files, absolute; several stripe in equal parts
   std::uint64_t write_budget_bytes_per_day = 0;  // block: once it is spent nothing is written ahead of need; 0: none

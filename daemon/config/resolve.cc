@@ -263,6 +263,13 @@ bool asks_for_gpu(const Config& config, int ordinal) {
   });
 }
 
+std::size_t gpus_named(const Config& config) {
+  std::size_t count = 0;
+  for (const TierConfig& tier : config.tiers)
+    if (const auto ordinal = tier.gpu()) count = std::max(count, static_cast<std::size_t>(*ordinal) + 1);
+  return count;
+}
+
 Result<Config> resolve(Draft draft, const topology::Machine& machine) {
   return Resolver(std::move(draft), machine).run();
 }

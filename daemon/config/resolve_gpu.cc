@@ -64,7 +64,9 @@ void check_room(const TierConfig& tier, const topology::CudaDevice& gpu, Finding
 
 }  // namespace
 
-std::size_t gpu_count(const topology::Cuda& cuda) { return cuda.broken ? 1 : cuda.devices.size(); }
+std::size_t gpu_count(const topology::Cuda& cuda) {
+  return std::max<std::size_t>(cuda.devices.size(), cuda.broken ? 1 : 0);
+}
 
 void resolve_gpu(TierConfig& tier, const topology::Cuda& cuda, Findings& findings) {
   if (tier.device == "cuda:all") return;  // complained of
@@ -76,6 +78,7 @@ void resolve_gpu(TierConfig& tier, const topology::Cuda& cuda, Findings& finding
   for (const auto& [set, key] : {std::pair(tier.numa_node.has_value(), "numa_node"),
                                  std::pair(tier.huge_pages != HugePages::kAuto, "huge_pages")})
     if (set) findings.complain(tier.origin, key, "is a key of emulated devices and of memory; remove it here");
+  tier.gpu_identity = gpu->identity;
   if (gpu->failure) return resolve_failed_gpu(tier, cuda, *gpu->failure, findings);
   tier.device_name = fmt::format("{} at {}", gpu->name, gpu->pci_bus_id);
   if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu->total_bytes, *tier.capacity.percent);

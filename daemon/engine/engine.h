@@ -32,7 +32,7 @@ struct TierOptions {
   std::uint64_t capacity_bytes = 0;  // a multiple of segment_bytes in mapped tiers
   std::uint64_t segment_bytes = 0;   // unit in which a mapped tier gets memory; a multiple of 2 MiB; 0 for block
   double high_mark = 0.9;            // share of the capacity above which Watch reports pressure
-  std::uint64_t identity = 0;        // of the block tier's files: another daemon's are these only if this is equal
+  std::uint64_t identity = 0;  // of the block tier's files, or of a GPU: another daemon's are these only if it is equal
   std::uint64_t write_budget_bytes_per_day = 0;  // block: once it is spent nothing is written ahead of need; 0: none
 };
 

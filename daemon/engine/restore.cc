@@ -18,6 +18,7 @@ std::unexpected<Error> damaged(const std::string& what) {
 }
 
 Result<void> check_tiers(const Options& options, std::span<const TierRecord, kTiersMax> records) {
+  const std::uint32_t of_block = tier_record({.name = {}, .kind = tier::Kind::kBlock}).kind;
   for (std::size_t tier = 0; tier < kTiersMax; ++tier) {
     const TierRecord now = tier < options.tiers.size() ? tier_record(options.tiers[tier]) : TierRecord{};
     const TierRecord& then = records[tier];
@@ -26,6 +27,11 @@ Result<void> check_tiers(const Options& options, std::span<const TierRecord, kTi
                   fmt::format("the catalog that a former daemon left is of other tiers (tier {} had {} bytes and is to "
                               "have {}): configure them as they were, or discard it",
                               tier, then.capacity_bytes, now.capacity_bytes));
+    if (now.identity != then.identity && now.kind != of_block)
+      return fail(ErrorCode::kFailedPrecondition,
+                  fmt::format("the catalog that a former daemon left is of another device in tier {}, a GPU and not an "
+                              "emulated one, or the other way round: configure the device as it was, or discard it",
+                              tier));
     if (now.identity != then.identity)
       return fail(ErrorCode::kFailedPrecondition,
                   fmt::format("the catalog that a former daemon left is of other files of tier {}: configure the paths "

@@ -73,6 +73,7 @@ engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t
     case config::TierKind::kDevice:
       options.name = fmt::format("device:{}", devices);
       options.kind = tier::Kind::kDevice;
+      if (config.gpu()) options.identity = std::max(config.gpu_identity, kUnknownGpu);
       break;
     case config::TierKind::kMemory:
       options.name = "memory";

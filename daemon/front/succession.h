@@ -11,6 +11,7 @@
 #include "config/config.h"
 #include "service/descriptor_store.h"
 #include "terrace/error.h"
+#include "topology/cuda_probe.h"
 
 namespace terrace::front {
 
@@ -21,13 +22,18 @@ inline constexpr std::string_view kGoesOn = "goes on: terraced ";
 // How the supervisor calls the catalog.
 inline constexpr const char* kCatalogName = "catalog";
 
-// The configuration with which a daemon goes on: what was left to the machine, a capacity in percent, is what it was
-// for the sessions that `adopted` has; where there are none, `config` itself.
-config::Config continued(config::Config config, const service::Adopted& adopted);
+// How many GPUs were tiers of the daemon that left this; 0 where nobody has sessions.
+std::size_t former_gpus(const service::Adopted& adopted);
+std::size_t former_gpus(int catalog);
+
+// The configuration with which a daemon goes on: what was left to the machine is what it was for the sessions that
+// `adopted` has, a capacity in percent, and which of the driver's GPUs a tier is; where there are none, `config`
+// itself. A GPU that is not among them any more is one that fails.
+config::Config continued(config::Config config, const service::Adopted& adopted, const topology::Cuda& gpus);
 
 // In the program that is asked: whether a daemon of this resolved configuration could go on with the catalog, which
 // another one is using. FailedPrecondition says what differs; InvalidArgument: the descriptor is no catalog's.
-Result<void> check_succession(const config::Config& config, int catalog);
+Result<void> check_succession(const config::Config& config, int catalog, const topology::Cuda& gpus);
 
 // In the daemon: starts `command` and asks it; what it answers, its version. Blocks, for some seconds at most.
 // FailedPrecondition: it could not go on, in its own words, or cannot be run; DeadlineExceeded.

@@ -4,12 +4,23 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <bit>
 #include <utility>
 
 #include "cuda/driver.h"
 
 namespace terrace::topology {
 namespace {
+
+// Uuids are random: half as many bits still tell them apart.
+std::uint64_t identity_of(const cuda::Api& api, int ordinal) {
+  cuda::Device device = 0;
+  cuda::Uuid uuid{};
+  if (api.device.status(&device, ordinal) != cuda::kSuccess) return 0;
+  if (api.device_uuid.status(&uuid, device) != cuda::kSuccess) return 0;
+  const auto halves = std::bit_cast<std::array<std::uint64_t, 2>>(uuid);
+  return halves[0] ^ halves[1];
+}
 
 Result<void> look(const cuda::Api& api, int ordinal, CudaDevice& found) {
   cuda::Device device = 0;
@@ -50,13 +61,24 @@ CudaDevice probe(const cuda::Api& api, int ordinal) {
 
 }  // namespace
 
+void add_missing(Cuda& cuda, std::size_t count) {
+  const std::size_t there = cuda.devices.size();
+  const std::string why =
+      there != 0 || cuda.why_not.empty() ? fmt::format("the CUDA driver gives this process {}", there) : cuda.why_not;
+  CudaDevice missing;
+  missing.failure = Error{cuda.code, fmt::format("a GPU that a former daemon had is not there any more: {}", why), 0};
+  if (there < count) cuda.devices.resize(count, missing);
+}
+
 Cuda probe_cuda(const std::function<bool(int)>& wanted) {
   Cuda found;
   const Result<const cuda::Api*> api = cuda::load();
   int count = 0;
   const Result<void> counted = api ? (*api)->device_count(&count) : std::unexpected(api.error());
-  for (int ordinal = 0; counted && ordinal < count; ++ordinal)
+  for (int ordinal = 0; counted && ordinal < count; ++ordinal) {
     found.devices.push_back(wanted(ordinal) ? probe(**api, ordinal) : CudaDevice{});
+    found.devices.back().identity = identity_of(**api, ordinal);
+  }
   if (!counted) {
     found.why_not = counted.error().message;
     found.code = counted.error().code;

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows what a successor does when a GPU is not as it was: what it has no room for just now is held until it has.
+// Shows what a successor does when a GPU is not as it was: what it has no room for just now is held until it has, and
+// what is gone costs its own tier and nothing else, however the configuration speaks of it.
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <array>
 #include <csignal>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
 #include <string>
 
 #include "gpu/cuda_failures.h"
@@ -117,6 +122,125 @@ TEST_F(CudaHeld, NotForATrainerThatIsGone) {
   restart();
   EXPECT_TRUE(has(failure_of(daemon_, 0), kNoRoom)) << failure_of(daemon_, 0);
   for (const char* name : kAll) EXPECT_EQ(trouble(name), "") << name;
+}
+
+// Two GPUs, of which the configuration says little.
+class CudaMissing : public CudaFailures {
+ protected:
+  static constexpr std::uint64_t kGpuBytes = 400 * kMiB;
+
+  CudaMissing() {
+    control.device_count = 2;
+    control.device_bytes = kGpuBytes;
+    for (auto& used : control.used_bytes) used = 0;  // by daemons of other tests, which were killed
+  }
+  // A part of each is the daemon's; a tensor is on each, and one on the host.
+  void serve(const std::string& device) {
+    TerracedOptions options = on(device);
+    options.supervised = true;
+    options.serves = false;
+    daemon_.emplace(options);
+    std::ifstream written(daemon_->configuration_file());
+    std::string text{std::istreambuf_iterator<char>(written), {}};
+    const std::string size = "capacity = \"8MiB\"";
+    ASSERT_NE(text.find(size), std::string::npos) << text;
+    std::ofstream(daemon_->configuration_file()) << text.replace(text.find(size), size.size(), "capacity = \"2%\"");
+    daemon_->start_again();
+    client_.emplace(daemon_->connect());
+    for (std::uint32_t gpu = 0; gpu < daemon_->status()["tiers"].size() - 2; ++gpu) write_to(Place::device(gpu));
+    write_to(Place::host());
+  }
+  void write_to(Place place) {
+    const std::string name = place.name();
+    if (!tensors_.contains(name)) tensors_.emplace(name, make(*client_, name));
+    const Result<Lease> written = lease(*client_, tensors_.at(name), Mode::kOverwrite, place);
+    ASSERT_TRUE(written) << written.error().message;
+    if (place == Place::host())
+      fill(written->writable_bytes(), 1, 4);
+    else
+      write(*written, 4);
+  }
+  void restart() {
+    const std::uint64_t before = client_->reconnects();
+    ASSERT_TRUE(daemon_->replace(SIGKILL));
+    ASSERT_TRUE(eventually([&] { return client_->reconnects() > before; })) << daemon_->log();
+  }
+  std::string trouble(Place place) {
+    const Result<Lease> read = lease(*client_, tensors_.at(place.name()), Mode::kRead, Place::host());
+    if (!read) return read.error().message;
+    return first_difference(read->bytes(), 1, 4) == read->bytes().size() ? "" : "it has other bytes";
+  }
+  // It alone is not served, and what was there is lost.
+  void expect_gone(std::uint32_t gpu, const std::string& why) {
+    EXPECT_TRUE(has(failure_of(*daemon_, gpu), why)) << failure_of(*daemon_, gpu);
+    EXPECT_TRUE(has(trouble(Place::device(gpu)), "are lost with device:" + std::to_string(gpu)))
+        << trouble(Place::device(gpu));
+    EXPECT_EQ(trouble(Place::host()), "");
+    const auto refused = lease(*client_, tensors_.at("host"), Mode::kRead, Place::device(gpu));
+    ASSERT_FALSE(refused);
+    EXPECT_TRUE(has(refused.error().message, "does not serve")) << refused.error().message;
+  }
+  void expect_good(std::uint32_t gpu) {
+    EXPECT_EQ(failure_of(*daemon_, gpu), "");
+    EXPECT_EQ(trouble(Place::device(gpu)), "");
+    write_to(Place::device(gpu));
+    EXPECT_EQ(trouble(Place::device(gpu)), "");
+  }
+
+  std::optional<Terraced> daemon_;
+  std::optional<Client> client_;
+  std::map<std::string, Tensor> tensors_;
+};
+
+TEST_F(CudaMissing, OneThatCannotBeAskedIsAsLargeAsItWas) {
+  serve("cuda:all");
+  control.lost[1] = cuda::kEccUncorrectable;
+  control.device_bytes = 2 * kGpuBytes;  // by which two percent of the other one would be another size
+  restart();
+  expect_gone(1, kRetainFailed);
+  expect_good(0);
+  EXPECT_EQ(daemon_->status()["tiers"][1]["capacity_bytes"].get<std::uint64_t>(), 8 * kMiB);
+}
+
+TEST_F(CudaMissing, OneThatIsNotGivenAnyMoreIsOneThatFails) {
+  serve("cuda:all");
+  control.device_count = 1;
+  restart();
+  expect_gone(1, "is not there any more: the CUDA driver gives this process 1");
+  expect_good(0);
+  control.device_count = 2;
+  restart();
+  write_to(Place::device(1));
+  for (const std::uint32_t gpu : {0U, 1U}) expect_good(gpu);
+}
+
+TEST_F(CudaMissing, OneThatIsNamedIsOneThatFails) {
+  serve("cuda:1");
+  control.device_count = 1;
+  restart();
+  expect_gone(0, "is not there any more: the CUDA driver gives this process 1");
+}
+
+TEST_F(CudaMissing, OthersThatGetItsNumberKeepTheirTier) {
+  serve("cuda:all");
+  control.absent = 1;
+  restart();
+  expect_gone(0, "is not there any more");
+  expect_good(1);
+}
+
+TEST_F(CudaMissing, AllOfThemAreNotEmulated) {
+  serve("auto");
+  control.device_count = fake_cuda::kDevicesMax + 1;
+  restart();
+  for (const std::uint32_t gpu : {0U, 1U}) expect_gone(gpu, "cuInit: CUDA_ERROR_NO_DEVICE (100)");
+}
+
+TEST_F(CudaMissing, ADriverThatFailsHasAsManyAsBefore) {
+  serve("cuda:all");
+  set_fault(control, Call::kInit, cuda::kSystemDriverMismatch, 1000);
+  restart();
+  for (const std::uint32_t gpu : {0U, 1U}) expect_gone(gpu, "cuInit: CUDA error (803)");
 }
 
 }  // namespace

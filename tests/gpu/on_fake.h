@@ -38,6 +38,7 @@ inline std::uint64_t calls(const Control& control) {
 inline void mend(Control& control) {
   control.hold = 0;
   control.device_count = 0;
+  control.absent = 0;
   control.device_bytes = 0;
   for (auto& each : control.lost) each = 0;
   for (Fault& fault : control.faults) fault.status = 0;

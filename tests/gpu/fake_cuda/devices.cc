@@ -72,6 +72,8 @@ Status cuDeviceGet(int* device, int ordinal) {
   if (!state().initialized) return cuda::kNotInitialized;
   if (ordinal < 0 || ordinal >= visible_count()) return cuda::kInvalidDevice;
   *device = physical(ordinal);
+  const std::lock_guard lock(state().mutex);
+  state().given.insert(*device);
   return 0;
 }
 

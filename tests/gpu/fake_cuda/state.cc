@@ -209,15 +209,14 @@ std::vector<int> visible() {
   const std::uint32_t asked = control().device_count.load();
   const int there = asked == 0 ? 1 : asked > kDevicesMax ? 0 : static_cast<int>(asked);
   std::vector<int> devices;
+  const auto add = [&](int device) {
+    if (device >= 0 && device < there && (control().absent.load() >> device & 1) == 0) devices.push_back(device);
+  };
   const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (text == nullptr) {
-    for (int device = 0; device < there; ++device) devices.push_back(device);
-    return devices;
-  }
-  for (const char* at = text; *at != '\0'; ++at) {
-    const int device = *at - '0';
-    if (device >= 0 && device < there) devices.push_back(device);
-  }
+  if (text == nullptr)
+    for (int device = 0; device < there; ++device) add(device);
+  else
+    for (const char* at = text; *at != '\0'; ++at) add(*at - '0');
   return devices;
 }
 
@@ -226,6 +225,8 @@ std::vector<int> visible() {
 int visible_count() { return static_cast<int>(visible().size()); }
 int physical(int ordinal) { return visible().at(static_cast<std::size_t>(ordinal)); }
 bool is_visible(int device) {
+  const std::lock_guard lock(state().mutex);
+  if (state().given.contains(device)) return true;
   return std::ranges::any_of(visible(), [device](int each) { return each == device; });
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -97,6 +98,7 @@ struct Capture {
 struct State {
   std::mutex mutex;  // guards all below
   bool initialized = false;
+  std::set<int> given;          // devices that cuDeviceGet gave: they stay valid in this process
   std::map<int, int> retained;  // by device
   std::map<cuda::Allocation, std::shared_ptr<Memory>> handles;
   cuda::Allocation last_handle = 0;
