@@ -13,7 +13,7 @@ namespace terrace::front {
 // Whether `error`, met at start with an inheritance, is of that kind: another configuration or another binary may do
 // better, and trying again at once does not.
 bool is_to_be_held(const Error& error);
-// Whether it is one that goes by without anybody's doing here: a GPU that has no room just now.
+// Whether it is one that goes by without anybody's doing here: a GPU that has no room just now, or is not ready.
 bool may_go_by(const Error& error);
 
 // Answers every call with Unavailable and `why` until SIGTERM or SIGINT, which are blocked in this thread; of what may

@@ -103,7 +103,7 @@ class Host final : public Gateway {
 
   // host_gpus.cc: what fails.
   void look_for_failures();
-  Result<void> require_room(std::span<const engine::Survivor> survivors);
+  Result<void> require_gpus(std::span<const engine::Survivor> survivors);
   void tell_of_losses(const std::vector<engine::Loss>& losses);
   void tell_of_pinning();
 
@@ -190,7 +190,7 @@ class Host final : public Gateway {
   service::DescriptorStore store_;
   service::Adopted adopted_;  // until the engine is made, as this
   std::vector<engine::LostSegment> lost_segments_;
-  std::vector<engine::LostSegment> without_room_;  // those of them that there was no room for
+  std::vector<engine::LostSegment> not_yet_;  // those of them that may be taken back later
   Fd catalog_memory_;
   AddressRange catalog_range_;
   std::optional<engine::CatalogMemory> catalog_;

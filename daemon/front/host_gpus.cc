@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs that fail: the engine is told, and so are people, with the names of some of what is lost; and GPUs that have no
-// room just now for what the supervisor still has.
+// GPUs that fail: the engine is told, and so are people, with the names of some of what is lost; and GPUs that
+// cannot take back just now what the supervisor still has.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
@@ -42,21 +42,21 @@ void Host::look_for_failures() {
   }
 }
 
-// What a GPU has no room for just now the supervisor still has: before it would be lost, nothing is served.
-Result<void> Host::require_room(std::span<const engine::Survivor> survivors) {
-  if (without_room_.empty()) return {};
+// What a GPU cannot take just now the supervisor still has: before it would be lost, nothing is served.
+Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
+  if (not_yet_.empty()) return {};
   std::vector<engine::Survivor> living;
   std::ranges::copy_if(survivors, std::back_inserter(living), [this](const engine::Survivor& survivor) {
     const Session& session = *sessions_.at(survivor.session);
     return !session.region->closed() && !has_ended(session.process);
   });
-  const std::size_t tensors = engine::tensors_at_stake(*catalog_, living, without_room_);
+  const std::size_t tensors = engine::tensors_at_stake(*catalog_, living, not_yet_);
   if (tensors == 0) return {};
-  const engine::LostSegment& first = without_room_.front();
+  const engine::LostSegment& first = not_yet_.front();
   return fail(
       ErrorCode::kResourceExhausted,
-      fmt::format("{} has no room for what a former daemon had there ({}), and {} tensor{} bytes nowhere else; "
-                  "make room on that GPU: end what else runs there, or have it hold less",
+      fmt::format("{} cannot take back just now what a former daemon had there ({}), and {} tensor{} bytes nowhere "
+                  "else; see to that GPU: where memory is wanting, end what else runs there",
                   node_.options.tiers[index(first.tier)].name, first.why, tensors, tensors == 1 ? " has" : "s have"));
 }
 

@@ -155,7 +155,7 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
       if (!installed && !kept) return installed;
       if (installed) continue;
       const engine::LostSegment lost{id, static_cast<TierId>(tier), {offset, unit}, installed.error().message};
-      if (installed.error().code == ErrorCode::kResourceExhausted) without_room_.push_back(lost);
+      if (installed.error().code == ErrorCode::kResourceExhausted) not_yet_.push_back(lost);
       lose_segment(lost, std::move(kept));
     }
     space.mapped_bytes[tier] = was.mapped_bytes[tier];

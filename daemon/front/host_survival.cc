@@ -76,7 +76,7 @@ Result<void> Host::go_on() {
   }
   std::vector<engine::Survivor> survivors;
   take_back_all(survivors);
-  if (auto room = require_room(survivors); !room) return room;
+  if (auto able = require_gpus(survivors); !able) return able;
   if (auto expected = expect_block(true); !expected) return expected;
   auto engine = engine::Engine::restore(node_.options, *catalog_, survivors, std::exchange(lost_segments_, {}));
   if (!engine) return std::unexpected(engine.error());

@@ -24,6 +24,8 @@ std::atomic<ErrorName>& error_namer() {
 ErrorCode code_of(Status status) {
   switch (status) {
     case kOutOfMemory:
+    case kDeviceUnavailable:
+    case kSystemNotReady:
       return ErrorCode::kResourceExhausted;
     case kNotPermitted:
       return ErrorCode::kPermissionDenied;
@@ -35,9 +37,7 @@ ErrorCode code_of(Status status) {
     case kNotSupported:
     case kCompatNotSupportedOnDevice:
       return ErrorCode::kFailedPrecondition;
-    case kSystemNotReady:
     case kSystemDriverMismatch:
-    case kDeviceUnavailable:
     case kUnknown:
       return ErrorCode::kUnavailable;
     default:

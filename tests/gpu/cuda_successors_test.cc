@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows what a successor does when a GPU is not as it was: what it has no room for just now is held until it has, and
-// what is gone costs its own tier and nothing else, however the configuration speaks of it.
+// Shows what a successor does when a GPU is not as it was: what it cannot take back just now is held until it can,
+// and what is gone costs its own tier and nothing else, however the configuration speaks of it.
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -11,6 +11,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gpu/cuda_failures.h"
 
@@ -47,16 +49,22 @@ class CudaHeld : public CudaRestarts {
   }
 };
 
-TEST_F(CudaHeld, WhatThereIsNoRoomForUntilThereIs) {
-  for (const Call call : {Call::kRetain, Call::kStreamCreate, Call::kHostRegister, Call::kReserve, Call::kImport,
-                          Call::kMap, Call::kSetAccess}) {
+TEST_F(CudaHeld, WhatCannotBeTakenBackUntilItCan) {
+  const std::vector<std::pair<Call, cuda::Status>> wants = {
+      {Call::kRetain, cuda::kOutOfMemory},       {Call::kStreamCreate, cuda::kOutOfMemory},
+      {Call::kHostRegister, cuda::kOutOfMemory}, {Call::kReserve, cuda::kOutOfMemory},
+      {Call::kImport, cuda::kOutOfMemory},       {Call::kMap, cuda::kOutOfMemory},
+      {Call::kSetAccess, cuda::kOutOfMemory},    {Call::kRetain, cuda::kDeviceUnavailable},
+      {Call::kInit, cuda::kSystemNotReady},
+  };
+  for (const auto& [call, status] : wants) {
     SCOPED_TRACE(static_cast<int>(call));
     const std::uint64_t before = client_.reconnects();
-    set_fault(control, call, cuda::kOutOfMemory, kAlways);
+    set_fault(control, call, status, kAlways);
     const std::string said = held();
-    EXPECT_TRUE(has(said, "device:0 has no room")) << said;
-    EXPECT_TRUE(has(said, kNoRoom)) << said;
-    EXPECT_TRUE(has(said, "4 tensors have bytes nowhere else; make room on that GPU")) << said;
+    EXPECT_TRUE(has(said, "device:0 cannot take back just now")) << said;
+    EXPECT_TRUE(has(said, " (" + std::to_string(status) + ")")) << said;
+    EXPECT_TRUE(has(said, "4 tensors have bytes nowhere else; see to that GPU")) << said;
     EXPECT_TRUE(has(said, "--discard")) << said;
     EXPECT_EQ(client_.reconnects(), before);
     set_fault(control, call, 0);
