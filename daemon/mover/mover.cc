@@ -187,6 +187,7 @@ Result<void> ChunkMover::set_up_gpus() {
   tier::CudaContext* const context = pin_spare();
   pinned_.emplace(workers_, context);
   if (context == nullptr) return {};
+  if (auto started = workers_.start_pinners(); !started) return started;
   buffers_->add(SessionId{}, TierId{255}, {0, spare_.size()}, spare_.data());
   gpu_wake_.links = &gpus_;
   auto poll = ring_.poll(gpus_.descriptor(), POLLIN, gpu_wake_);
@@ -205,6 +206,7 @@ MoverFacts ChunkMover::facts() const {
 
 ChunkMover::~ChunkMover() {
   stopping_ = true;
+  if (pinned_) pinned_->stop();
   while (free_places_.size() < places_.size() || segments_.in_flight() > 0 || (pinned_ && pinned_->in_flight() > 0)) {
     TERRACE_CHECK(ring_.run_once(Duration::max()).has_value());
   }

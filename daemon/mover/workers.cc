@@ -45,9 +45,17 @@ void pin(std::jthread& thread, const std::vector<unsigned>& processors) {
   if (CPU_COUNT(&set) > 0) pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
 }
 
+unsigned processors() { return std::max(1U, std::thread::hardware_concurrency()); }
+
 unsigned copiers_wanted(unsigned configured) {
-  if (configured == 0) configured = std::max(1U, std::thread::hardware_concurrency() / 2);
+  if (configured == 0) configured = std::max(1U, processors() / 2);
   return std::min(configured, Workers::kCopiersMax);
+}
+
+unsigned pinners_wanted(const Workers::Options& options) {
+  const auto near = static_cast<unsigned>(options.pinner_processors.size());
+  const unsigned possible = near == 0 ? processors() : near;
+  return std::min(options.pinners == 0 ? possible : options.pinners, Workers::kPinnersMax);
 }
 
 }  // namespace
@@ -69,32 +77,45 @@ Job* Workers::Queue::pop() {
 }
 
 Result<std::unique_ptr<Workers>> Workers::create(const Options& options) {
-  std::unique_ptr<Workers> workers(new Workers());
-  if (auto started = workers->start(options); !started) return std::unexpected(std::move(started.error()));
+  std::unique_ptr<Workers> workers(new Workers(options));
+  if (auto started = workers->start(); !started) return std::unexpected(std::move(started.error()));
   return workers;
 }
 
-Result<void> Workers::start(const Options& options) {
+Result<void> Workers::start_thread(Queue& queue, const char* name, const std::vector<unsigned>& processors) {
+  const SignalsBlocked blocked;
+  try {
+    std::jthread& thread = threads_.emplace_back([this, &queue] { work(queue); });
+    pthread_setname_np(thread.native_handle(), name);
+    pin(thread, processors);
+  } catch (const std::system_error& error) {
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("starting the thread {} after {} others: {}; allow more threads or configure fewer workers",
+                            name, threads_.size(), error.what()),
+                error.code().value());
+  }
+  return {};
+}
+
+Result<void> Workers::start() {
   wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) {
     return fail(ErrorCode::kResourceExhausted, fmt::format("eventfd for the workers: {}", std::strerror(errno)), errno);
   }
-  copiers_ = copiers_wanted(options.copiers);
-  const SignalsBlocked blocked;
-  try {
-    for (unsigned index = 0; index < copiers_; ++index) {
-      std::jthread& thread = threads_.emplace_back([this] { work(copies_); });
-      pthread_setname_np(thread.native_handle(), "terrace-copy");
-      if (options.node_processors.size() > 1)
-        pin(thread, options.node_processors[index % options.node_processors.size()]);
-    }
-    pthread_setname_np(threads_.emplace_back([this] { work(segments_); }).native_handle(), "terrace-segment");
-  } catch (const std::system_error& error) {
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("starting {} copy workers: {}; allow more threads or configure fewer workers", copiers_,
-                            error.what()),
-                error.code().value());
+  const auto& nodes = options_.node_processors;
+  const unsigned wanted = copiers_wanted(options_.copiers);
+  for (; copiers_ < wanted; ++copiers_) {
+    const bool bound = nodes.size() > 1;
+    const auto started =
+        start_thread(copies_, "terrace-copy", bound ? nodes[copiers_ % nodes.size()] : std::vector<unsigned>{});
+    if (!started) return started;
   }
+  return start_thread(segments_, "terrace-segment", {});
+}
+
+Result<void> Workers::start_pinners() {
+  for (const unsigned wanted = pinners_wanted(options_); pinners_ < wanted; ++pinners_)
+    if (auto started = start_thread(pins_, "terrace-pin", options_.pinner_processors); !started) return started;
   return {};
 }
 
@@ -103,8 +124,7 @@ Workers::~Workers() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
   }
-  copies_.ready.notify_all();
-  segments_.ready.notify_all();
+  for (Queue* queue : {&copies_, &segments_, &pins_}) queue->ready.notify_all();
   threads_.clear();
 }
 
@@ -128,7 +148,7 @@ void Workers::work(Queue& queue) {
 }
 
 void Workers::submit(Job& job, Lane lane) {
-  Queue& queue = lane == Lane::kCopy ? copies_ : segments_;
+  Queue& queue = lane == Lane::kCopy ? copies_ : lane == Lane::kSegment ? segments_ : pins_;
   {
     const std::lock_guard lock(mutex_);
     queue.push(job);

@@ -70,6 +70,7 @@ class Rig {
     std::uint64_t block_bytes = 64 * kMiB;
     std::size_t block_files = 1;
     unsigned copiers = 2;
+    unsigned pinners = 2;
     mover::Mover::Options mover{};
   };
   Rig() : Rig(Options{}) {}
@@ -83,7 +84,8 @@ class Rig {
     }
     block = must(tier::BlockFile::open(block_options));
     ring = must(mover::Ring::create({}));
-    workers = must(mover::Workers::create({.copiers = options.copiers, .node_processors = {}}));
+    workers =
+        must(mover::Workers::create({.copiers = options.copiers, .node_processors = {}, .pinners = options.pinners}));
     mover = must(mover::Mover::create(*ring, *workers, {.mapped = {&device, &memory, nullptr}, .block = block.get()},
                                       options.mover));
   }

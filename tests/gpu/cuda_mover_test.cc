@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows how the mover drives a GPU: pinned memory is copied straight and in few events, what is not pinned goes through
-// memory that is, nothing completes before its event, and a device that fails or is lost fails its own transfers alone.
+// Shows how the mover drives a GPU: memory is pinned by several threads, what is pinned is copied straight and in few
+// events, what is not goes through memory that is, nothing completes before its event, and a device that fails or is
+// lost fails its own transfers alone.
+#include <atomic>
 #include <thread>
 
 #include "conformance/rig.h"
@@ -84,6 +86,62 @@ TEST_F(CudaMover, RegistrationsGoBeforeTheirMemoryDoes) {
     const auto spare = control.registered_bytes.load() - registered - kSegmentBytes;
     ASSERT_TRUE(rig.order(mover::SegmentOrder::Kind::kRemove, kMemory, {0, kSegmentBytes}));
     EXPECT_EQ(control.registered_bytes.load(), registered + spare);
+  }
+  EXPECT_EQ(control.registered_bytes.load(), registered);
+}
+
+TEST_F(CudaMover, SeveralPiecesArePinnedAtOnceAndOneThatFailsKeepsNoOtherFromIt) {
+  Rig rig;
+  control.hold_registering = 1;
+  rig.place(kMemory, 4 * kSegmentBytes);
+  EXPECT_TRUE(eventually(rig, [&] { return control.registering == 2; })) << "of two threads";
+  EXPECT_EQ(rig.mover->facts().pinned_bytes, 0U);
+  set_fault(control, Call::kHostRegister, cuda::kOutOfMemory);  // the next to begin
+  control.hold_registering = 0;
+  EXPECT_TRUE(eventually(rig, [&] { return rig.mover->facts().refused_bytes == kSegmentBytes; }));
+  EXPECT_TRUE(eventually(rig, [&] { return rig.mover->facts().pinned_bytes == 3 * kSegmentBytes; }));
+}
+
+// What is being pinned is let go of when that is over; what nobody has begun to pin is not begun.
+TEST_F(CudaMover, MemoryLeavesWhileItIsPinned) {
+  Rig rig;
+  const auto registered = control.registered_bytes.load();
+  control.hold_registering = 1;
+  rig.place(kMemory, 5 * kSegmentBytes);
+  EXPECT_TRUE(eventually(rig, [&] { return control.registering == 2; }));
+  const auto asked = count(control, Call::kHostRegister);
+  rig.mover->start(mover::SegmentOrder{.kind = mover::SegmentOrder::Kind::kRemove,
+                                       .session = kSession,
+                                       .tier = kMemory,
+                                       .extent = {0, 5 * kSegmentBytes}});
+  for (int turn = 0; turn < 3; ++turn) must(rig.ring->run_once(std::chrono::milliseconds(10)));
+  EXPECT_TRUE(rig.mover->take_segments().empty()) << "memory left that was being pinned";
+  control.hold_registering = 0;
+  rig.settle();
+  const auto done = rig.mover->take_segments();
+  ASSERT_EQ(done.size(), 1U);
+  EXPECT_TRUE(done[0].result) << done[0].result.error().message;
+  EXPECT_EQ(control.registered_bytes.load(), registered);
+  EXPECT_EQ(count(control, Call::kHostRegister), asked);
+  EXPECT_EQ(rig.mover->facts().pinned_bytes, 0U);
+  EXPECT_EQ(rig.mover->facts().refused_bytes, 0U);
+}
+
+TEST_F(CudaMover, StopsWhileMemoryIsPinned) {
+  const auto registered = control.registered_bytes.load();
+  std::atomic<bool> stops = false;
+  std::jthread driver;
+  {
+    Rig rig;
+    control.hold_registering = 1;
+    rig.place(kMemory, 8 * kSegmentBytes);
+    EXPECT_TRUE(eventually(rig, [&] { return control.registering == 2; }));
+    driver = std::jthread([&] {
+      stops.wait(false);
+      control.hold_registering = 0;
+    });
+    stops = true;
+    stops.notify_all();
   }
   EXPECT_EQ(control.registered_bytes.load(), registered);
 }

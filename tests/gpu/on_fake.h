@@ -37,6 +37,7 @@ inline std::uint64_t calls(const Control& control) {
 // Gets nothing wrong from now on.
 inline void mend(Control& control) {
   control.hold = 0;
+  control.hold_registering = 0;
   control.device_count = 0;
   control.absent = 0;
   control.device_bytes = 0;

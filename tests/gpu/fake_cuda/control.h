@@ -62,6 +62,8 @@ struct Control {
   std::atomic<std::uint64_t> registered_bytes;  // now
   std::atomic<std::uint32_t> streams;           // now
   std::atomic<std::uint32_t> mappings;          // now, in address ranges
+  std::atomic<std::uint32_t> hold_registering;  // not 0: registrations of the host's memory stand still
+  std::atomic<std::uint32_t> registering;       // now: what does
 };
 
 inline std::uint64_t count(const Control& control, Call call) {

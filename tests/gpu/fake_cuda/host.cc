@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fake driver's entry points: which memory of the host is registered.
 #include <algorithm>
+#include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "gpu/fake_cuda/entry.h"
 
@@ -27,6 +29,12 @@ bool may_use(const void* address, std::size_t bytes, bool write) {
     if (first <= at && at < last && readable == 'r' && (!write || writable == 'w')) at = last;
   }
   return at >= end;
+}
+
+void stand_still() {
+  control().registering.fetch_add(1);
+  while (control().hold_registering != 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  control().registering.fetch_sub(1);
 }
 
 }  // namespace
@@ -52,6 +60,7 @@ Status cuMemHostRegister_v2(void* address, std::size_t bytes, unsigned flags) {
   if (bytes == 0 || (flags & ~kRegisterFlags) != 0) return cuda::kInvalidValue;
   // What may not be written is taken by a flag of its own alone.
   if (!may_use(address, bytes, (flags & cuda::kHostRegisterReadOnly) == 0)) return cuda::kInvalidValue;
+  stand_still();
   if (pinning(address, bytes) != Pinning::kNone) return cuda::kHostMemoryAlreadyRegistered;
   const std::lock_guard lock(state().mutex);
   state().registered.emplace(static_cast<std::byte*>(address), bytes);

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows that the workers run every job once and tell the reactor, that the slow lane keeps its order and delays no
-// copy, and that a pool stops with work queued.
+// copy, that memory is pinned by several at once where it lies, and that a pool stops with work queued.
 #include "mover/workers.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace terrace::mover {
@@ -122,6 +127,65 @@ TEST(WorkersTest, StopWithWorkQueued) {
 TEST(WorkersTest, ThereIsAlwaysOneAndNeverTooMany) {
   EXPECT_GE(pool(0)->copiers(), 1U);
   EXPECT_EQ(pool(100'000)->copiers(), Workers::kCopiersMax);
+}
+
+// Each job waits for the others to run, too.
+TEST(WorkersTest, ThePinnersWorkAtOnceOnTheProcessorsThatTheyAreGiven) {
+  constexpr unsigned kPinners = 3;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    unsigned running = 0;
+  };
+  class Together final : public Job {
+   public:
+    explicit Together(Shared& shared) : shared_(shared) {}
+    void run() override {
+      ASSERT_EQ(sched_getaffinity(0, sizeof(may_run), &may_run), 0);
+      std::unique_lock lock(shared_.mutex);
+      ++shared_.running;
+      shared_.changed.notify_all();
+      met = shared_.changed.wait_for(lock, std::chrono::seconds(60), [&] { return shared_.running == kPinners; });
+    }
+    void done() override {}
+    bool met = false;
+    cpu_set_t may_run{};
+
+   private:
+    Shared& shared_;
+  };
+  cpu_set_t allowed{};
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  unsigned first = 0;
+  while (!CPU_ISSET(first, &allowed)) ++first;
+  auto workers = Workers::create({.copiers = 1, .pinners = kPinners, .pinner_processors = {first}});
+  ASSERT_TRUE(workers);
+  EXPECT_EQ((*workers)->pinners(), 0U);
+  for (int again = 0; again < 2; ++again) ASSERT_TRUE((*workers)->start_pinners());
+  EXPECT_EQ((*workers)->pinners(), kPinners);
+  Shared shared;
+  std::vector<std::unique_ptr<Together>> jobs;
+  for (unsigned each = 0; each < kPinners; ++each) {
+    jobs.push_back(std::make_unique<Together>(shared));
+    (*workers)->submit(*jobs.back(), Workers::Lane::kPin);
+  }
+  collect(**workers, kPinners);
+  for (const auto& job : jobs) {
+    EXPECT_TRUE(job->met);
+    EXPECT_EQ(CPU_COUNT(&job->may_run), 1);
+    EXPECT_TRUE(CPU_ISSET(first, &job->may_run));
+  }
+}
+
+TEST(WorkersTest, ThereAreAsManyPinnersAsProcessorsNearTheMemory) {
+  const auto pinners = [](std::vector<unsigned> processors) {
+    auto workers = Workers::create({.copiers = 1, .pinner_processors = std::move(processors)});
+    EXPECT_TRUE(workers && (*workers)->start_pinners());
+    return (*workers)->pinners();
+  };
+  EXPECT_EQ(pinners({0, 1, 2}), 3U);
+  EXPECT_EQ(pinners(std::vector<unsigned>(100)), Workers::kPinnersMax);
+  EXPECT_GE(pinners({}), 1U);
 }
 
 // Pinning is a wish: processors that are not there change nothing.
