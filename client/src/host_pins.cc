@@ -13,6 +13,16 @@ HostPins::Pieces::iterator HostPins::first_beyond(const std::byte* memory) {
   return before->first + before->second.bytes > memory ? before : at;
 }
 
+bool HostPins::is_under_way(const std::byte* memory, std::uint64_t bytes) {
+  for (auto at = first_beyond(memory); at != pieces_.end() && at->first < memory + bytes; ++at)
+    if (at->second.under_way) return true;
+  return false;
+}
+
+void HostPins::settle(std::unique_lock<std::mutex>& lock, const std::byte* memory, std::uint64_t bytes) {
+  settled_.wait(lock, [&] { return !is_under_way(memory, bytes); });
+}
+
 void HostPins::let_go(const std::byte* memory, std::uint64_t bytes) {
   auto at = first_beyond(memory);
   while (at != pieces_.end() && at->first < memory + bytes) {
@@ -25,17 +35,26 @@ void HostPins::let_go(const std::byte* memory, std::uint64_t bytes) {
 }
 
 void HostPins::pin(const std::shared_ptr<Gpu>& gpu, std::byte* memory, std::uint64_t bytes, bool read_only) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  settle(lock, memory, bytes);
   const auto there = pieces_.find(memory);
   if (there != pieces_.end() && there->second.bytes == bytes) return;
   let_go(memory, bytes);
+  Piece& piece = pieces_.emplace(memory, Piece{.gpu = nullptr, .bytes = bytes, .under_way = true}).first->second;
+  lock.unlock();
   const bool pinned = gpu->pin(memory, bytes, read_only);
-  pieces_.emplace(memory, Piece{.gpu = pinned ? gpu : nullptr, .bytes = bytes});
-  if (pinned) pinned_bytes_ += bytes;
+  lock.lock();
+  piece.under_way = false;
+  if (pinned) {
+    piece.gpu = gpu;
+    pinned_bytes_ += bytes;
+  }
+  settled_.notify_all();
 }
 
 void HostPins::remove(const std::byte* memory, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  settle(lock, memory, bytes);
   let_go(memory, bytes);
 }
 

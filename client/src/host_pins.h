@@ -2,6 +2,7 @@
 // Which memory of a range is pinned for this process's own copies to and from its GPU.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -13,7 +14,8 @@
 namespace terrace::client {
 
 // Each piece is one registration with the driver, which refuses to copy across two of them, or what is pinned in part
-// (cuMemcpyHtoD). No two overlap. Thread-safe. remove() everything before the end.
+// (cuMemcpyHtoD). No two overlap. Thread-safe: several threads pin pieces at once, and whoever wants what another one
+// is at waits for it. remove() everything before the end.
 class HostPins {
  public:
   HostPins() = default;
@@ -30,14 +32,19 @@ class HostPins {
 
  private:
   struct Piece {
-    std::shared_ptr<Gpu> gpu;  // null: the driver refused it
+    std::shared_ptr<Gpu> gpu;  // null: the driver refused it, or was not done yet
     std::uint64_t bytes = 0;
+    bool under_way = false;  // a thread is at the driver for it: it stays as it is
   };
   using Pieces = std::map<std::byte*, Piece>;
   Pieces::iterator first_beyond(const std::byte* memory);
+  bool is_under_way(const std::byte* memory, std::uint64_t bytes);
+  // Waits until nothing there is under way.
+  void settle(std::unique_lock<std::mutex>& lock, const std::byte* memory, std::uint64_t bytes);
   void let_go(const std::byte* memory, std::uint64_t bytes);
 
   mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable settled_;
   Pieces pieces_;
   std::uint64_t pinned_bytes_ = 0;
 };

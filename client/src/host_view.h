@@ -34,6 +34,7 @@ class HostView {
   Result<void> unmap(std::uint64_t offset, std::uint64_t bytes);
   // Pins by this GPU's driver, from now on: segments when told to, and what straddles them when it is leased.
   void pin_by(const std::shared_ptr<Gpu>& gpu);
+  // Of different segments several threads at once, while nobody maps or unmaps.
   void pin_segment(std::uint64_t offset, std::uint64_t bytes);
   std::uint64_t pinned_bytes() const { return segment_pins_.pinned_bytes(); }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "in_parallel.h"
+
 namespace terrace::client {
 namespace {
 
@@ -108,6 +110,7 @@ Result<void> PlaceRange::strike_out(std::uint64_t offset, std::uint64_t bytes) {
       if (readable_ != nullptr) readable_->unpin(start, segment.bytes);
     }
     set(begins_, start / kGranuleBytes, false);
+    unfinished_.erase(start);
     at = segments_.erase(at);
   }
   return {};
@@ -122,10 +125,17 @@ Result<void> PlaceRange::map(std::uint64_t offset, std::uint64_t bytes, int fd) 
   }
   if (Result<void> done = writable_->map(offset, bytes, fd); !done) return done;
   segments_.emplace(offset, Segment{bytes, inode_of(fd)});
-  if (pins_) pin_segment(offset, bytes);  // before anybody copies from it
+  if (pins_) {
+    unfinished_.emplace(offset, bytes);
+  } else {
+    show(offset, bytes);
+  }
+  return {};
+}
+
+void PlaceRange::show(std::uint64_t offset, std::uint64_t bytes) {
   set(begins_, offset / kGranuleBytes, true);
   set_mapped(offset, bytes, true);
-  return {};
 }
 
 Result<void> PlaceRange::unmap(std::uint64_t offset, std::uint64_t bytes) {
@@ -160,12 +170,30 @@ void PlaceRange::pin(const std::shared_ptr<Gpu>& gpu) {
   if (readable_ != nullptr && !gpu->pins_read_only()) reads_writable_ = true;
   writable_->pin_by(gpu);
   if (readable_ != nullptr && !reads_writable_) readable_->pin_by(gpu);
-  for (const auto& [offset, segment] : segments_) pin_segment(offset, segment.bytes);
+  Extents mapped;
+  for (const auto& [offset, segment] : segments_) mapped.emplace(offset, segment.bytes);
+  pin_segments(mapped);
 }
 
-void PlaceRange::pin_segment(std::uint64_t offset, std::uint64_t bytes) {
-  writable_->pin_segment(offset, bytes);
-  if (readable_ != nullptr) readable_->pin_segment(offset, bytes);
+void PlaceRange::finish() {
+  const Extents finished = std::exchange(unfinished_, {});
+  pin_segments(finished);
+  for (const auto& [offset, bytes] : finished) show(offset, bytes);
+}
+
+// Each view's registrations are its own.
+void PlaceRange::pin_segments(const Extents& extents) {
+  struct Piece {
+    HostView* view;
+    std::uint64_t offset;
+    std::uint64_t bytes;
+  };
+  std::vector<Piece> pieces;
+  for (HostView* const view : {writable_.get(), readable_.get()})
+    for (const auto& [offset, bytes] : extents)
+      if (view != nullptr) pieces.push_back({view, offset, bytes});
+  in_parallel(pieces.size(),
+              [&](std::size_t each) { pieces[each].view->pin_segment(pieces[each].offset, pieces[each].bytes); });
 }
 
 std::byte* PlaceRange::address(std::uint64_t offset, std::uint64_t bytes, bool writable) const {

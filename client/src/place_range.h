@@ -39,14 +39,20 @@ class PlaceRange {
 
   // Whether exactly this segment is mapped. One thread at a time, as both below.
   bool has(std::uint64_t offset, std::uint64_t bytes, int fd) const;
-  // kInvalidArgument for a segment that does not fit the range.
+  // kInvalidArgument for a segment that does not fit the range. Once there is something to pin(), host memory counts as
+  // mapped() from the next finish() on.
   Result<void> map(std::uint64_t offset, std::uint64_t bytes, int fd);
   Result<void> unmap(std::uint64_t offset, std::uint64_t bytes);
   // Unmaps every segment that does not begin at one of these offsets.
   Result<void> keep_only(const std::set<std::uint64_t>& offsets);
   // Pins host memory for this process's own copies: what is mapped, and from now on what comes, as far as the driver
-  // takes it. The same thread's.
+  // takes it. The same thread's, as the two below.
   void pin(const std::shared_ptr<Gpu>& gpu);
+  // How many segments finish() waits for.
+  std::size_t unfinished() const { return unfinished_.size(); }
+  // Pins the segments that came, several at once, and then lets leases have them: a registration that is made beside a
+  // copy from there can fail the copy.
+  void finish();
   std::uint64_t pinned_bytes() const { return writable_ == nullptr ? 0 : writable_->pinned_bytes(); }
   // The GPU whose memory this is, once a segment was mapped; null: not a GPU's. The same thread's; gpu_ordinal() and
   // gpu_context() also whoever's that has found memory mapped().
@@ -78,7 +84,10 @@ class PlaceRange {
   // Whether a segment begins within.
   bool straddles(std::uint64_t offset, std::uint64_t bytes) const;
   Result<void> map_gpu(std::uint64_t offset, std::uint64_t bytes, int fd);
-  void pin_segment(std::uint64_t offset, std::uint64_t bytes);
+  // By offset and size.
+  using Extents = std::map<std::uint64_t, std::uint64_t>;
+  void pin_segments(const Extents& extents);
+  void show(std::uint64_t offset, std::uint64_t bytes);
 
   using Bits = std::vector<std::atomic<std::uint64_t>>;  // one a granule
 
@@ -87,6 +96,7 @@ class PlaceRange {
   std::unique_ptr<HostView> readable_;         // null where the place is mapped once
   std::unique_ptr<HostView> writable_;         // null: a GPU's
   std::map<std::uint64_t, Segment> segments_;  // by offset
+  Extents unfinished_;                         // of those
   Bits mapped_;
   Bits begins_;  // a segment does
   const bool read_only_;

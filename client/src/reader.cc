@@ -17,6 +17,8 @@ namespace {
 
 // How often answers that nobody waits for are looked for, and who is left in a session that was closed.
 constexpr int kLookMs = 10;
+// Segments that are pinned together: those that have come while the ones before were pinned.
+constexpr std::size_t kSegmentsTogether = 16;
 
 void block_signals() {
   sigset_t all;
@@ -39,6 +41,7 @@ void Session::read_messages() {
       [[maybe_unused]] const ssize_t read = ::read(wake_.get(), &woken, sizeof woken);
     }
     if (ready[1].revents != 0) hear();
+    finish_segments(ready[1].revents == 0 ? 1 : kSegmentsTogether);
     keep_trying();
   }
   say_goodbye();
@@ -46,6 +49,7 @@ void Session::read_messages() {
 }
 
 int Session::patience_ms() {
+  if (const PlaceRange* const host = range(shm::kPlaceHost); host != nullptr && host->unfinished() > 0) return 0;
   const bool abandoned = link_ == Link::kOpen && calls_.has_abandoned();
   if (holders_->shut()) return std::min(looks_at_holders_++, kLookMs);
   if (link_ == Link::kOpen) return abandoned ? kLookMs : -1;
@@ -113,6 +117,16 @@ Result<void> Session::handle_segment(const Message& message) {
   changed_.notify_all();
   if (place->is_gpu()) pin_host();
   return {};
+}
+
+void Session::finish_segments(std::size_t at_least) {
+  PlaceRange* const host = range(shm::kPlaceHost);
+  if (host == nullptr || host->unfinished() < at_least) return;
+  host->finish();
+  {
+    const std::lock_guard lock(mutex_);
+  }  // so that nobody is between looking and waiting
+  changed_.notify_all();
 }
 
 void Session::pin_host() {

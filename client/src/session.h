@@ -181,6 +181,8 @@ class Session {
   // if it cannot be used.
   Result<Lease> make_lease(const Tensor& tensor, const LeaseOptions& options);
   Result<std::vector<Lease>> make_leases(std::span<const Tensor> tensors, const LeaseOptions& options);
+  // Lets leases have the segments that came, if there are so many.
+  void finish_segments(std::size_t at_least);
   // Has host memory pinned, from now on, if this process computes on a GPU.
   void pin_host();
   Result<void> wait_mapped(const PlaceRange& range, std::uint64_t offset, std::uint64_t bytes);
