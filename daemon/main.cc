@@ -92,10 +92,11 @@ front::NodeFacts facts_of(const Plan& plan) {
   return facts;
 }
 
-mover::Workers::Options workers_of(const topology::Machine& machine) {
+mover::Workers::Options workers_of(const topology::Machine& machine, const config::Config& config) {
   mover::Workers::Options options;
   for (const topology::NumaNode& node : machine.numa_nodes)
     if (!node.cpu_less()) options.node_processors.push_back(node.cpus);
+  options.pinner_processors = config::processors_near_memory(config, machine);
   return options;
 }
 
@@ -164,7 +165,7 @@ Result<void> serve(const Plan& plan, const Arguments& arguments, front::Inherita
     if (const auto discarded = discard(inheritance); !discarded) return discarded;
   const bool inherits = !inheritance.adopted.empty();
   const config::Config config = front::continued(plan.config, inheritance.adopted, plan.machine.cuda);
-  auto host = front::Host::create(config, workers_of(plan.machine), facts_of(plan), std::move(inheritance));
+  auto host = front::Host::create(config, workers_of(plan.machine, config), facts_of(plan), std::move(inheritance));
   if (!host && inherits && front::is_to_be_held(host.error())) return front::hold(config, facts_of(plan), host.error());
   if (!host) return std::unexpected(host.error());
   auto fronts = open_fronts(**host, config, arguments.command);

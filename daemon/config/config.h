@@ -53,8 +53,9 @@ struct Origin {
 struct TierConfig {
   TierKind kind = TierKind::kMemory;
   Capacity capacity;
-  double high_mark = 0.9;                   // share of the capacity above which pressure is reported, in (0, 1]
-  std::optional<unsigned> numa_node;        // device (emulated) and memory: os index; none: the daemon chooses ("auto")
+  double high_mark = 0.9;             // share of the capacity above which pressure is reported, in (0, 1]
+  std::optional<unsigned> numa_node;  // device (emulated) and memory: os index; none: the daemon chooses ("auto")
+  std::optional<unsigned> near_node;  // memory, after resolve() where numa_node is none: its GPUs' node, taken first
   HugePages huge_pages = HugePages::kAuto;  // device (emulated) and memory
   std::string device;       // device: "auto", "cuda:all", "cuda:N" or "emulated"; after resolve() one of the last two
   std::string device_name;  // "cuda:N" after resolve(): the GPU, for people

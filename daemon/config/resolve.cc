@@ -32,6 +32,7 @@ class Resolver {
     if (config_.tiers.empty()) add_default_tier();
     name_devices();
     for (TierConfig& tier : config_.tiers) resolve_tier(tier);
+    place_near_gpus(config_, machine_, findings_);
     check_memory();
     check_what_can_be_mapped();
     check_listening(config_, findings_);
@@ -220,6 +221,11 @@ class Resolver {
   std::map<unsigned, std::uint64_t> node_huge_pages_;
 };
 
+std::string node_text(const TierConfig& tier) {
+  if (tier.numa_node) return fmt::format("node {}", *tier.numa_node);
+  return tier.near_node ? fmt::format("any node, the GPUs' {} first", *tier.near_node) : "any node";
+}
+
 std::string tier_text(const TierConfig& tier) {
   const std::string size = format_bytes(tier.capacity.bytes);
   switch (tier.kind) {
@@ -230,8 +236,8 @@ std::string tier_text(const TierConfig& tier) {
       if (tier.failure) return fmt::format("device ({}), {}, NOT SERVING", tier.device, size);
       if (!tier.device_name.empty()) return fmt::format("device ({}, {}), {}", tier.device, tier.device_name, size);
       return fmt::format("{}{}, {}, {}, huge pages {}", name(tier.kind),
-                         tier.device.empty() ? "" : fmt::format(" ({})", tier.device), size,
-                         tier.numa_node ? fmt::format("node {}", *tier.numa_node) : "any node", name(tier.huge_pages));
+                         tier.device.empty() ? "" : fmt::format(" ({})", tier.device), size, node_text(tier),
+                         name(tier.huge_pages));
   }
   check_failed("a TierKind", __FILE__, __LINE__);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "config/parse.h"
@@ -21,12 +22,12 @@ std::size_t gpus_named(const Config& config);
 
 // The draft's configuration with every capacity in bytes and rounded down to what is really used (whole segments, whole
 // stripes), one memory tier of a quarter of the memory where no tier is configured, a tier for each GPU where they are
-// asked for, and warnings for what is allowed but hardly meant, and for GPUs that fail (TierConfig::failure).
-// InvalidArgument with a line for each of the draft's problems and for everything that could not be had at a start on
-// this machine (more memory than there is or than the cgroup allows, a NUMA node or GPU that is not there, more room
-// than the file systems have, a file that is somebody's, a folder that cannot be written, an address that cannot be
-// listened on), with both numbers. What another process holds just now is not looked at: so a configuration can be
-// checked beside the daemon that runs on it.
+// asked for, memory taken near them first, and warnings for what is allowed but hardly meant, and for GPUs that fail
+// (TierConfig::failure). InvalidArgument with a line for each of the draft's problems and for everything that could not
+// be had at a start on this machine (more memory than there is or than the cgroup allows, a NUMA node or GPU that is
+// not there, more room than the file systems have, a file that is somebody's, a folder that cannot be written, an
+// address that cannot be listened on), with both numbers. What another process holds just now is not looked at: so a
+// configuration can be checked beside the daemon that runs on it.
 Result<Config> resolve(Draft draft, const topology::Machine& machine);
 // The same of a configuration that was read without a problem.
 Result<Config> resolve(const Config& config, const topology::Machine& machine);
@@ -37,6 +38,10 @@ Draft without_file(const std::string& runtime_dir = default_runtime_dir());
 // What the daemon does without a configuration: sockets in `runtime_dir`, one memory tier of a quarter of the memory
 // that may be used. Already resolved. InvalidArgument if `runtime_dir` is empty or too long for a socket's path.
 Result<Config> defaults(const topology::Machine& machine, const std::string& runtime_dir = default_runtime_dir());
+
+// The processors of the node that a resolved configuration takes memory of, only or first; empty: of none in
+// particular.
+std::vector<unsigned> processors_near_memory(const Config& config, const topology::Machine& machine);
 
 // What a resolved configuration takes of the machine, for topology's report and its checks. Looks at each block path:
 // errors as topology::inspect_block_path.

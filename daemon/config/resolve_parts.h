@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "config/findings.h"
 #include "topology/cuda_probe.h"
+#include "topology/machine.h"
 
 namespace terrace::config {
 
@@ -25,6 +26,10 @@ std::size_t gpu_count(const topology::Cuda& cuda);
 // A tier of a GPU: its capacity, its name, and what of it does not fit. One that fails is a tier all the same, so that
 // the others keep their numbers: it is as large as it would be, as far as that is known.
 void resolve_gpu(TierConfig& tier, const topology::Cuda& cuda, Findings& findings);
+
+// Has memory that feeds GPUs taken near them (TierConfig::near_node) where all of them hang off one node and none is
+// configured; warns of GPUs that are far from the configured one.
+void place_near_gpus(Config& config, const topology::Machine& machine, Findings& findings);
 
 // A block tier's files and room: looks at each path, and puts the capacity in bytes, in whole stripes.
 void resolve_block(TierConfig& tier, Findings& findings);

@@ -35,7 +35,10 @@ tier::MemfdOptions memfd_options(const config::TierConfig& config, std::uint64_t
     }
     return tier::HugePages::kAuto;
   }();
-  return {.capacity_bytes = capacity, .numa_node = config.numa_node, .huge_pages = huge_pages};
+  return {.capacity_bytes = capacity,
+          .numa_node = config.numa_node,
+          .near_node = config.near_node,
+          .huge_pages = huge_pages};
 }
 
 Result<std::unique_ptr<tier::MappedTier>> open_gpu(const config::TierConfig& config, std::uint64_t capacity) {

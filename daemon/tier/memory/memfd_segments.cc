@@ -107,12 +107,14 @@ void punch(int fd, std::uint64_t bytes) {
 
 // The policy set through any mapping is the memfd's own (shmem and hugetlb share it), so it holds for every page.
 void MemfdSegments::bind(void* memory, std::uint64_t bytes) const {
-  if (!options_.numa_node || !node_exists(*options_.numa_node)) return;
+  const std::optional<unsigned> node = options_.numa_node ? options_.numa_node : options_.near_node;
+  if (!node || !node_exists(*node)) return;
   constexpr unsigned kBits = 8 * sizeof(unsigned long);  // NOLINT(google-runtime-int): the system call's type
-  std::vector<unsigned long> nodes(*options_.numa_node / kBits + 1);
-  nodes.back() = 1UL << (*options_.numa_node % kBits);
+  std::vector<unsigned long> nodes(*node / kBits + 1);
+  nodes.back() = 1UL << (*node % kBits);
+  const int policy = options_.numa_node ? MPOL_BIND : MPOL_PREFERRED;
   // The kernel takes one bit less than it is told.
-  if (syscall(SYS_mbind, memory, bytes, MPOL_BIND, nodes.data(), nodes.size() * kBits + 1, 0) != 0) {
+  if (syscall(SYS_mbind, memory, bytes, policy, nodes.data(), nodes.size() * kBits + 1, 0) != 0) {
     binding_error_.store(errno, std::memory_order_relaxed);
   }
 }

@@ -22,8 +22,9 @@ enum class HugePages : std::uint8_t {
 };
 
 struct MemfdOptions {
-  std::uint64_t capacity_bytes = 0;   // address space that each session gets
-  std::optional<unsigned> numa_node;  // memory is bound to it; none: wherever the kernel likes
+  std::uint64_t capacity_bytes = 0;     // address space that each session gets
+  std::optional<unsigned> numa_node;    // memory is bound to it; none: wherever the kernel likes
+  std::optional<unsigned> near_node{};  // where numa_node is none: taken there first, and elsewhere when it is full
   HugePages huge_pages = HugePages::kAuto;
 };
 
@@ -46,8 +47,8 @@ class MemfdSegments : public MappedTier {
   // Bytes of segments that were made with 2 MiB pages, and with ordinary ones, since the start.
   std::uint64_t huge_bytes() const { return huge_bytes_.load(std::memory_order_relaxed); }
   std::uint64_t ordinary_bytes() const { return ordinary_bytes_.load(std::memory_order_relaxed); }
-  // errno of the last segment that could not be bound to numa_node (a container's seccomp filter says EPERM), and so
-  // lies wherever the kernel liked; 0: none.
+  // errno of the last segment that could not be bound to numa_node or near_node (a container's seccomp filter says
+  // EPERM), and so lies wherever the kernel liked; 0: none.
   int binding_error() const { return binding_error_.load(std::memory_order_relaxed); }
 
  protected:

@@ -14,6 +14,7 @@
 #include <fstream>
 
 #include "base/bytes.h"
+#include "unit/config/written.h"
 
 namespace terrace::config {
 namespace {
@@ -22,34 +23,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
-
-// 256 GiB on two nodes, of which the cgroup allows 100 GiB.
-topology::Machine limited_machine() {
-  topology::Machine machine;
-  machine.numa_nodes = {{0, 128 * kGiB, {0, 1}, 10, 10}, {1, 128 * kGiB, {2, 3}, 20, 20}};
-  machine.gpus = {{"0000:12:00.0", "H100", 0}};
-  machine.memory_total_bytes = 256 * kGiB;
-  machine.memory_bytes = 100 * kGiB;
-  machine.memory_limit_source = "cgroup /sys/fs/cgroup/jobs/memory.max";
-  return machine;
-}
-
-// A folder for sockets that is not there and could be made.
-std::string runtime() { return (std::filesystem::temp_directory_path() / "terrace-run").string(); }
-
-Config config_of(const std::string& text) {
-  Result<Config> config = parse(text, "t.toml", runtime());
-  EXPECT_TRUE(config) << config.error().message;
-  return config.value_or(Config());
-}
-
-std::string memory_tier(const std::string& capacity, const std::string& more = "") {
-  return "[[tier]]\nkind = \"memory\"\ncapacity = \"" + capacity + "\"\n" + more + "\n";
-}
-
-std::string device_tier(const std::string& device, const std::string& capacity, const std::string& more = "") {
-  return "[[tier]]\nkind = \"device\"\ncapacity = \"" + capacity + "\"\ndevice = \"" + device + "\"\n" + more + "\n";
-}
 
 Config resolved(const std::string& text) {
   Result<Config> config = resolve(config_of(text), limited_machine());

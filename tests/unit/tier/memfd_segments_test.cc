@@ -4,11 +4,14 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <thread>
 
 #include "base/bytes.h"
@@ -66,6 +69,29 @@ TEST(MemfdSegmentsTest, HugePagesAreUsedWhereTheyAreAndDemandedIfAsked) {
     EXPECT_NE(demanded.error().message.find("2 MiB pages"), std::string::npos) << demanded.error().message;
     EXPECT_EQ(strict.ordinary_bytes(), 0U);
   }
+}
+
+// The policy is the segment's own, so that it holds in every process.
+TEST(MemfdSegmentsTest, AreBoundToTheirNodeOrTakenNearItFirst) {
+  const auto policy_of = [](const MemfdOptions& wanted) -> std::optional<int> {
+    const MemoryTier tier(wanted);
+    const auto segment = tier.create_segment(kSegment);
+    EXPECT_TRUE(segment) << segment.error().message;
+    void* const memory = mmap(nullptr, kSegment, PROT_READ, MAP_SHARED, segment->get(), 0);
+    EXPECT_NE(memory, MAP_FAILED);
+    int policy = -1;
+    const bool said = syscall(SYS_get_mempolicy, &policy, nullptr, 0, memory, MPOL_F_ADDR) == 0;
+    munmap(memory, kSegment);
+    return said && tier.binding_error() == 0 ? std::optional(policy) : std::nullopt;
+  };
+  MemfdOptions near = options();
+  near.near_node = 0;
+  MemfdOptions bound = near;
+  bound.numa_node = 0;
+  if (!policy_of(bound)) GTEST_SKIP() << "no NUMA policies here";
+  EXPECT_EQ(policy_of(bound), MPOL_BIND);
+  EXPECT_EQ(policy_of(near), MPOL_PREFERRED);
+  EXPECT_EQ(policy_of(options()), MPOL_DEFAULT);
 }
 
 // A node that is not there is no node to bind to; node 0 is there on every machine.
