@@ -74,14 +74,16 @@ Result<void> Lease::releasable() const {
   return {};
 }
 
-Result<void> release_token_past(LeaseToken token, Place place, std::span<void* const> cuda_streams) {
+Result<void> keep_past(const LeaseToken& token, Place place, std::span<void* const> cuda_streams,
+                       std::shared_ptr<const void> part) {
   if (token.session == nullptr || token.session->forked()) return {};
-  return client::release_past(token.session->gpu_context(place.number()), cuda_streams, token);
+  return client::keep_past(token.session->gpu_context(place.number()), cuda_streams, std::move(part));
 }
 
 Result<void> Lease::release(void* cuda_stream) {
   if (Result<void> can = releasable(); !can) return can;
-  if (Result<void> done = release_token_past(token_, place_, {&cuda_stream, 1}); !done) return done;
+  const cuda::Context context = token_.session->gpu_context(place_.number());
+  if (Result<void> done = client::release_past(context, {&cuda_stream, 1}, token_); !done) return done;
   detach();
   return {};
 }

@@ -25,10 +25,12 @@ struct Point {
   cuda::Event event = nullptr;  // null: it is not recorded yet
 };
 
+// A lease, or what holds a part of one: it goes with this.
 struct Pending {
-  LeaseToken token;
   cuda::Context context = nullptr;
-  std::vector<Point> points;  // not passed yet
+  LeaseToken token{};
+  std::shared_ptr<const void> part{};
+  std::vector<Point> points{};  // not passed yet
   Pending* next = nullptr;
 };
 
@@ -159,25 +161,16 @@ Error refusal(const Mark& mark) {
       "any more"};
 }
 
-}  // namespace
-
-void start_stream_releases(const cuda::Api& api) {
-  std::call_once(queue().started, [&] {
-    queue().api = &api;
-    std::thread([&api] { run(api); }).detach();
-  });
-}
-
-Result<void> release_past(cuda::Context context, Streams streams, LeaseToken token) {
+// Once what lies in the streams now is recorded, in the calling thread.
+Result<void> push_past(Streams streams, std::unique_ptr<Pending> pending) {
   const cuda::Api* const api = cuda::loaded();
   if (api == nullptr) {
     return fail(ErrorCode::kFailedPrecondition,
                 "no CUDA driver is loaded in this process: release the lease without a stream");
   }
-  auto pending = std::make_unique<Pending>(Pending{.token = token, .context = context, .points = {}, .next = nullptr});
   for (void* const each : streams) {
     auto* const stream = static_cast<cuda::Stream>(each);
-    const Mark made = mark(*api, context, stream);
+    const Mark made = mark(*api, pending->context, stream);
     if (made.event != nullptr) {
       pending->points.push_back({.stream = stream, .event = made.event});
       continue;
@@ -190,10 +183,26 @@ Result<void> release_past(cuda::Context context, Streams streams, LeaseToken tok
   return {};
 }
 
+}  // namespace
+
+void start_stream_releases(const cuda::Api& api) {
+  std::call_once(queue().started, [&] {
+    queue().api = &api;
+    std::thread([&api] { run(api); }).detach();
+  });
+}
+
+Result<void> release_past(cuda::Context context, Streams streams, LeaseToken token) {
+  return push_past(streams, std::make_unique<Pending>(context, token));
+}
+
+Result<void> keep_past(cuda::Context context, Streams streams, std::shared_ptr<const void> part) {
+  return push_past(streams, std::make_unique<Pending>(context, LeaseToken{}, std::move(part)));
+}
+
 void release_past_soon(cuda::Context context, Streams streams, LeaseToken token) noexcept {
   try {
-    auto pending =
-        std::make_unique<Pending>(Pending{.token = token, .context = context, .points = {}, .next = nullptr});
+    auto pending = std::make_unique<Pending>(context, token);
     for (void* const each : streams) {
       // By its own name a thread's default stream would be that of the library's thread. The legacy one comes behind
       // it.

@@ -2,6 +2,7 @@
 // Leases that end when a GPU has passed a point of one of its streams, on a thread of the library's own.
 #pragma once
 
+#include <memory>
 #include <span>
 
 #include "cuda/driver.h"
@@ -16,6 +17,10 @@ using Streams = std::span<void* const>;
 // Records what lies in the streams now, in the calling thread; the lease ends once the GPU is past all of it. An error:
 // the driver's, and the lease is not ended, nor will it be.
 Result<void> release_past(cuda::Context context, Streams streams, LeaseToken token);
+
+// The same of what holds a part of a lease: it is dropped once the GPU is past all of it, on the library's thread. An
+// error: it was not kept.
+Result<void> keep_past(cuda::Context context, Streams streams, std::shared_ptr<const void> part);
 
 // For deleters: calls no CUDA and waits for nothing. What lies in the streams is recorded a moment later, on the
 // library's thread; the streams must still be there then. release_past() was called before, or start_stream_releases().

@@ -47,6 +47,42 @@ TEST_F(CudaEnd, ADeletersReleaseWaitsForTheStreamToo) {
   ASSERT_TRUE(api().stream_destroy(stream));
 }
 
+// As Python's objects share a lease: whoever has a part of it last ends it.
+TEST_F(CudaEnd, ALeaseThatIsSharedEndsWithItsLastPartAndBehindItsStream) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  const Tensor tensor = make(client);
+  cuda::Stream stream = nullptr;
+  ASSERT_TRUE(api().stream_create(&stream, cuda::kStreamNonBlocking, 0));
+  void* const used = stream;
+  cuda::Pointer device = 0;
+  ASSERT_TRUE(api().memory_allocate(&device, kBytes));
+  for (const bool stream_is_last : {false, true}) {
+    SCOPED_TRACE(stream_is_last);
+    Result<Lease> host = lease(client, tensor, Mode::kOverwrite, Place::host());
+    ASSERT_TRUE(host) << host.error().message;
+    control.hold = 1;
+    ASSERT_TRUE(api().copy_up(device, host->bytes().data(), kBytes, stream));
+    const LeaseToken token = host->detach();
+    std::shared_ptr<const void> part(&token, [token](const void*) { release_token(token); });
+    ASSERT_TRUE(keep_past(token, Place::host(), {&used, 1}, part));
+    if (stream_is_last) {
+      part.reset();
+      EXPECT_TRUE(waits(client));
+      EXPECT_EQ(client.held(), 1U);
+    }
+    control.hold = 0;
+    if (!stream_is_last) {
+      EXPECT_TRUE(eventually([&] { return part.use_count() == 1; }));
+      EXPECT_EQ(client.held(), 1U);
+      part.reset();
+    }
+    EXPECT_TRUE(eventually([&] { return client.held() == 0; }));
+  }
+  ASSERT_TRUE(api().memory_free(device));
+  ASSERT_TRUE(api().stream_destroy(stream));
+}
+
 TEST_F(CudaEnd, TheDefaultStreamIsThatOfTheLeasesGpu) {
   control.device_count = 2;
   const Terraced daemon({.device_mib = 8, .memory_mib = 32, .block_mib = 64, .device = "cuda:all"});

@@ -162,6 +162,38 @@ def test_a_release_waits_for_every_stream_of_an_export(client, driver, control):
     wait_until(lambda: client.held == 0, "the lease to end")
 
 
+def test_a_host_lease_ends_behind_its_stream_whatever_is_exported(client, driver, control):
+    tensor, carried = client.create("a", (BYTES,), "uint8"), client.create("b", (BYTES,), "uint8")
+    stream, device = ctypes.c_void_p(), ctypes.c_uint64()
+    assert driver.cuMemAlloc_v2(ctypes.byref(device), ctypes.c_size_t(BYTES)) == 0
+    assert driver.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
+    for export_is_last in (False, True):
+        lease = tensor.overwrite()
+        lease.carry(carried.overwrite())
+        array = lease.numpy()
+        control.hold.value = 1
+        try:
+            source = ctypes.c_void_p(lease.address)
+            assert driver.cuMemcpyHtoDAsync_v2(device, source, ctypes.c_size_t(BYTES), stream) == 0
+            lease.release(stream.value)
+            assert lease.released
+            if not export_is_last:
+                del array
+                asked = control.calls[control.EVENT_QUERY]
+                wait_until(lambda asked=asked: control.calls[control.EVENT_QUERY] >= asked + 3, "the stream to be asked")
+            assert client.held == 2
+        finally:
+            control.hold.value = 0
+        if export_is_last:
+            assert driver.cuStreamSynchronize(stream) == 0
+            array[0] = 1
+            assert client.held == 2
+            del array
+        wait_until(lambda: client.held == 0, "the leases to end")
+    assert driver.cuStreamDestroy_v2(stream) == 0
+    assert driver.cuMemFree_v2(device) == 0
+
+
 def test_a_gpus_memory_is_no_place_to_train_in(client):
     assert {place.name: place.gpu for place in client.places()} == {"host": False, "device:0": True}
     model = torch.nn.Linear(64, 64)

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -36,9 +37,11 @@ void release_token(LeaseToken token, Place place, std::span<void* const> cuda_st
 // keeps its memory. Nothing for leases of other modes. Takes no lock and never blocks.
 void tear_token(LeaseToken token) noexcept;
 
-// Ends any lease, once the GPU has passed what was put into `cuda_streams` before this call: as
-// Lease::release(cuda_stream), whose errors it has; then the token is still owed.
-Result<void> release_token_past(LeaseToken token, Place place, std::span<void* const> cuda_streams);
+// For a lease whose token several share: keeps `part`, which one of them holds, until the GPU has passed what was put
+// into `cuda_streams` before this call, and drops it then, on a thread of the library's own. Does not wait. Errors as
+// Lease::release(cuda_stream); then it was not kept.
+Result<void> keep_past(const LeaseToken& token, Place place, std::span<void* const> cuda_streams,
+                       std::shared_ptr<const void> part);
 
 // Move-only. While it lives the bytes stay where they are, and the memory stays mapped, also after the Client is gone.
 // The destructor releases, also while an exception passes: what an overwrite leaves half written is to be abandoned

@@ -23,17 +23,18 @@ void Hold::used_on(std::uintptr_t stream) const {
   if (std::ranges::find(streams_, used) == streams_.end()) streams_.push_back(used);
 }
 
-Result<void> Hold::release_past() const {
-  if (Result<void> done = release_token_past(token_, place_, streams_); !done) return done;
-  token_ = {};
-  return {};
+Result<void> Hold::keep_past(const std::shared_ptr<const Hold>& part, std::uintptr_t stream) {
+  const bool is_last = part.use_count() == 1;
+  std::vector<void*> streams = is_last ? part->streams_ : std::vector<void*>{};
+  streams.push_back(reinterpret_cast<void*>(stream));
+  Result<void> kept = terrace::keep_past(part->token_, part->place_, streams, part);
+  if (kept && is_last) part->streams_.clear();
+  return kept;
 }
 
 void HeldLease::release_past(std::uintptr_t stream) {
   if (hold_ == nullptr) return;
-  hold_->used_on(stream);
-  // With exports left, the last of them releases it.
-  if (hold_.use_count() == 1) value_or_raise(hold_->release_past());
+  value_or_raise(Hold::keep_past(hold_, stream));
   hold_.reset();
 }
 

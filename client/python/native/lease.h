@@ -56,8 +56,9 @@ class Hold {
   void tear() const { tear_token(token_); }
   // Another lease goes on for as long as this one does. The caller holds the GIL.
   void carry(std::shared_ptr<const Hold> other) const { carried_.push_back(std::move(other)); }
-  // Releases it now, once the GPU has passed every stream that works on it; nobody else has a part of it.
-  Result<void> release_past() const;
+  // Keeps this part of it until the GPU has passed what lies in the stream now. Of the last part, also what lies in
+  // every stream that works on the memory: what was exported marks those itself when it ends. The caller holds the GIL.
+  static Result<void> keep_past(const std::shared_ptr<const Hold>& part, std::uintptr_t stream);
 
  private:
   Tensor tensor_;
@@ -66,7 +67,7 @@ class Hold {
   std::shared_ptr<LeasedBytes> leased_;
   std::optional<int> cuda_device_;
   mutable std::vector<void*> streams_;  // each once
-  mutable LeaseToken token_;
+  LeaseToken token_;
   mutable std::vector<std::shared_ptr<const Hold>> carried_;
 };
 
@@ -90,7 +91,7 @@ class HeldLease {
   void carry(HeldLease& other);
   // As release(); an overwrite leaves no content, whatever is still exported.
   void abandon();
-  // As release(), once the GPU has passed the stream.
+  // As release(), but this object's part goes once the GPU has passed what lies in the stream now.
   void release_past(std::uintptr_t stream);
 
  private:

@@ -32,9 +32,9 @@ class Lease:
         """Gives the lease back; it ends when nothing made from it is left. Once released, nothing more is made.
 
         stream: a torch.cuda.Stream, or the number of one (0: the default stream of the lease's GPU). The lease ends
-        once the GPU has passed what was put into it before; the call does not wait. Without one, it ends now; but
-        memory of a GPU that was exported ends, in any case, once the GPU has passed every stream that it was exported
-        to. Released already: nothing happens.
+        once the GPU has passed what was put into it before, and nothing made from it is left; the call does not wait.
+        Without one, it ends now; but memory of a GPU that was exported ends, in any case, once the GPU has passed every
+        stream that it was exported to. Released already: nothing happens.
         """
     def abandon(self) -> None:
         """Gives the lease back, and an overwrite up: as leaving the `with` by an exception does.
