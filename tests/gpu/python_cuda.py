@@ -88,6 +88,19 @@ def test_a_lease_of_hbm_is_a_cuda_tensor_of_dlpack(client, driver):
     wait_until(lambda: client.held == 0, "the lease to end")
 
 
+def test_what_is_no_stream_is_refused_and_the_lease_held(client, driver):
+    lease = client.create("a", (BYTES,), "uint8").overwrite(place="device:0")
+    for wrong in ("0", -1, 1.5, 1 << 70, object()):
+        with pytest.raises(TypeError, match=r"Lease.release: stream is .*; it is a torch.cuda.Stream, or the number"):
+            lease.release(wrong)
+    for wrong in ("0", 1.5, 1 << 70):
+        with pytest.raises(TypeError, match=r"Lease.__dlpack__: stream is .*; it is a number of DLPack's, or None"):
+            lease.__dlpack__(stream=wrong)
+    assert not lease.released and client.held == 1
+    lease.release(0)
+    wait_until(lambda: client.held == 0, "the lease to end")
+
+
 def test_what_is_written_in_hbm_is_read_on_the_host(client, driver):
     tensor = client.create("a", (BYTES,), "uint8")
     content = bytes(range(256)) * (BYTES // 256) + bytes(BYTES % 256)

@@ -84,10 +84,19 @@ namespace {
 // Whether a consumer that can read DLPack up to `max_version` knows versioned capsules (1.0 and later).
 bool wants_versioned(nb::handle max_version) { return !max_version.is_none() && nb::cast<int>(max_version[0]) >= 1; }
 
+// TypeError for what is no such number, with what would be one.
+template <typename Number>
+Number number_of(nb::handle stream, const char* call, const char* right) {
+  Number number = 0;
+  if (nb::try_cast(stream, number, false)) return number;
+  const nb::str text = nb::str("{}: stream is {!r}; it is {}").format(call, stream, right);
+  throw nb::type_error(text.c_str());
+}
+
 // A stream as callers have it: a number, or an object with one (torch.cuda.Stream).
 std::uintptr_t stream_number(nb::handle stream) {
-  if (nb::hasattr(stream, "cuda_stream")) return nb::cast<std::uintptr_t>(stream.attr("cuda_stream"));
-  return nb::cast<std::uintptr_t>(stream);
+  const nb::object number = nb::getattr(stream, "cuda_stream", nb::borrow(stream));
+  return number_of<std::uintptr_t>(number, "Lease.release", "a torch.cuda.Stream, or the number of one, 0 or more");
 }
 
 // The bytes are there when the lease is granted: a consumer's stream has nothing to wait for. What it does with them is
@@ -95,7 +104,8 @@ std::uintptr_t stream_number(nb::handle stream) {
 // works on the default one.
 void note_stream(const Hold& hold, nb::handle stream) {
   if (!hold.cuda_device()) return;
-  const auto number = stream.is_none() ? std::intptr_t{0} : nb::cast<std::intptr_t>(stream);
+  constexpr const char* kRight = "a number of DLPack's, or None";
+  const auto number = stream.is_none() ? 0 : number_of<std::intptr_t>(stream, "Lease.__dlpack__", kRight);
   hold.used_on(static_cast<std::uintptr_t>(number < 0 ? 0 : number));
 }
 
