@@ -9,10 +9,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gpu/on_fake.h"
@@ -37,6 +41,28 @@ bool eventually(const std::function<bool()>& condition) {
   }
   return true;
 }
+
+// Does something on a thread of its own, which by and by waits or is done.
+class Beside {
+ public:
+  explicit Beside(std::function<void()> work)
+      : thread_([this, work = std::move(work)] {
+          id_ = ::gettid();
+          work();
+          done_ = true;
+        }) {}
+  bool done() const { return done_; }
+  bool waits() const {
+    std::ifstream stat("/proc/self/task/" + std::to_string(id_) + "/stat");
+    std::string text;
+    return std::getline(stat, text) && text.find(") S ") != std::string::npos;
+  }
+
+ private:
+  std::atomic<pid_t> id_ = 0;
+  std::atomic<bool> done_ = false;
+  std::jthread thread_;
+};
 
 // How many pieces the library pins at once, if there are `pieces`.
 std::size_t at_once(std::size_t pieces) {
@@ -95,10 +121,15 @@ TEST_F(HostPinsTest, WhatIsBeingPinnedIsLetGoOfWhenThatIsOver) {
   HostPins pins;
   control.hold_registering = 1;
   {
-    std::jthread pinner([&] { pins.pin(gpu, memory, 2 * kPiece, false); });
+    const Beside pinner([&] { pins.pin(gpu, memory, 2 * kPiece, false); });
     EXPECT_TRUE(eventually([&] { return control.registering == 1; }));
-    std::jthread remover([&] { pins.remove(memory + kPiece, kPiece); });
-    std::jthread other([&] { pins.pin(gpu, memory + kPiece, kPiece, false); });  // of a part: one of both lets go first
+    const Beside remover([&] { pins.remove(memory + kPiece, kPiece); });
+    const Beside other([&] { pins.pin(gpu, memory + kPiece, kPiece, false); });  // of a part
+    for (const Beside* each : {&remover, &other}) {
+      EXPECT_TRUE(eventually([&] { return each->waits() || each->done(); }));
+      EXPECT_FALSE(each->done());
+    }
+    EXPECT_EQ(control.registering, 1U);
     control.hold_registering = 0;
   }
   pins.remove(memory + kPiece, kPiece);
