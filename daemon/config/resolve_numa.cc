@@ -36,7 +36,7 @@ std::vector<NearGpu> gpus_of(const Config& config, const topology::Machine& mach
   std::vector<NearGpu> gpus;
   for (const TierConfig& tier : config.tiers) {
     const auto ordinal = static_cast<std::size_t>(tier.gpu().value_or(-1));
-    if (ordinal >= machine.cuda.devices.size() || !tier.failure.empty()) continue;
+    if (ordinal >= machine.cuda.devices.size() || tier.failure) continue;
     const topology::CudaDevice& gpu = machine.cuda.devices[ordinal];
     gpus.push_back({fmt::format("{} at {}", tier.device, gpu.pci_bus_id), node_of(gpu, machine)});
   }

@@ -159,6 +159,24 @@ class Plug final : public mover::Job {
   std::promise<void> let_go_;
 };
 
+// What is read waits for the only copy worker to be checked: it keeps nothing else from the disk.
+TEST_F(BlockConformance, NoMoreIsUnderWayThanTheQueueIsDeep) {
+  Rig rig({.copiers = 1, .mover = {.queue_depth = 2, .chunks_max = 8}});
+  const auto home = stored(rig, 8 * kMiB);
+  Plug plug;
+  rig.workers->submit(plug, mover::Workers::Lane::kCopy);
+  auto transfer = copy(home, rig.place(kMemory, 8 * kMiB), 8 * kMiB);
+  transfer.id = rig.next_id();
+  rig.mover->start(transfer);
+  while (rig.ring->io_in_flight() > 0) {
+    EXPECT_LE(rig.ring->io_in_flight(), 2U);
+    must(rig.ring->run_once(std::chrono::milliseconds(100)));
+  }
+  EXPECT_EQ(rig.mover->counts().block_read_bytes, 8 * kMiB);  // and nothing of it is checked
+  plug.let_go();
+  EXPECT_TRUE(rig.settle().at(transfer.id).result);
+}
+
 TEST_F(BlockConformance, AScribblingClientGetsTheBytesOfTheDisk) {
   Rig rig({.copiers = 1});
   constexpr std::uint64_t kChunk = tier::kChunkBytes;
