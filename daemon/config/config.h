@@ -22,6 +22,11 @@ enum class HugePages : std::uint8_t {
   kNever,  // ordinary pages
   k2MiB,   // 2 MiB pages or an error at start-up
 };
+enum class WriteBack : std::uint8_t {
+  kAuto,   // early from a GPU, late from what is emulated
+  kEarly,  // as soon as a link has time for it
+  kLate,   // when its room is needed, or soon will be
+};
 enum class LogLevel : std::uint8_t { kTrace, kDebug, kInfo, kWarn, kError };
 
 // "device", "memory", "block": as in the file and in metrics' labels.
@@ -61,12 +66,17 @@ struct TierConfig {
   std::string device_name;  // "cuda:N" after resolve(): the GPU, for people
   std::uint64_t gpu_identity = 0;                // "cuda:N" after resolve(): topology::CudaDevice::identity
   std::optional<Error> failure;                  // "cuda:N" after resolve(): why the GPU does not work; none: it does
+  WriteBack write_back = WriteBack::kAuto;       // device: when what is dirty there is written down
   std::vector<std::string> paths;                // block: the files, absolute; several stripe in equal parts
   std::uint64_t write_budget_bytes_per_day = 0;  // block: once it is spent nothing is written ahead of need; 0: none
   Origin origin{};
 
   // N of "cuda:N"; none: it names no one GPU.
   std::optional<int> gpu() const;
+  // After resolve().
+  bool writes_back_early() const {
+    return write_back == WriteBack::kEarly || (write_back == WriteBack::kAuto && gpu().has_value());
+  }
 };
 
 // Where the daemon listens when a tenant has no sockets of its own. Absolute paths, at most 107 bytes.

@@ -132,8 +132,11 @@ TierConfig read_tier(const toml::table& table, std::size_t index, Problems& prob
   }
   if (tier.kind == TierKind::kDevice) {
     read_device(section, tier.device);
+    if (const auto when = section.one_of("write_back", {"auto", "early", "late"})) {
+      tier.write_back = static_cast<WriteBack>(*when);
+    }
   } else {
-    refuse_elsewhere(section, "device", "device");
+    for (const std::string_view key : {"device", "write_back"}) refuse_elsewhere(section, key, "device");
   }
   section.finish();
   return tier;
@@ -151,6 +154,12 @@ void check_order(const TierConfig& above, const TierConfig& tier, Problems& prob
   } else if (tier.kind == TierKind::kMemory && above.kind == TierKind::kMemory) {
     complain("is a second memory tier; make one of both, with numa_node = \"auto\" to take memory of every node");
   }
+}
+
+void check_write_back(const TierConfig& home, Problems& problems) {
+  if (home.kind != TierKind::kDevice || home.write_back != WriteBack::kEarly) return;
+  problems.add(home.origin.line_of("write_back"), home.origin.name_of("write_back"),
+               "is \"early\", and there is no tier beneath to write to; add a memory or a block tier, or remove it");
 }
 
 }  // namespace
@@ -171,6 +180,7 @@ void read_tiers(Section& root, Problems& problems, Config& config) {
       }
     }
   }
+  if (!config.tiers.empty()) check_write_back(config.tiers.back(), problems);
 }
 
 }  // namespace terrace::config

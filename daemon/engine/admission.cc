@@ -155,6 +155,8 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
                         !(there && admission.is(Admission::Kind::kAcquire) && must_not_wait(session, admission));
     if (busy || tensor.admission != 0 || queues) {
       if (tensor.admission != 0 && !admission.is(Admission::Kind::kPrefetch)) note_late(session, tensor);
+      if (tensor.activity == Activity::kCleaning && !admission.is(Admission::Kind::kPrefetch))
+        scheduler_.raise(TransferId{tensor.transfer}, mover::Class::kAwaitedWriteBack, admission.deadline);
       ready = false;
       continue;
     }

@@ -84,10 +84,14 @@ void EngineImpl::session_died(Time now, SessionId id) {
 
 void EngineImpl::tick(Time now) {
   now_ = now;
+  look_for_write_backs();
   run();
 }
 
-Time EngineImpl::next_deadline() const { return deadlines_.empty() ? kNever : deadlines_.begin()->first; }
+Time EngineImpl::next_deadline() const {
+  const Time deadline = deadlines_.empty() ? kNever : deadlines_.begin()->first;
+  return awaits_write_backs() ? std::min(deadline, next_look_) : deadline;
+}
 
 void EngineImpl::take_output(Output& output) {
   output.clear();

@@ -34,6 +34,7 @@ struct TierOptions {
   double high_mark = 0.9;            // share of the capacity above which Watch reports pressure
   std::uint64_t identity = 0;  // of the block tier's files, or of a GPU: another daemon's are these only if it is equal
   std::uint64_t write_budget_bytes_per_day = 0;  // block: once it is spent nothing is written ahead of need; 0: none
+  bool write_back_early = false;  // device: what is dirty there is written down as soon as a link has time for it
 };
 
 // A limit on one configured tenant (Tenant::socket), over all its sessions.
@@ -52,6 +53,7 @@ struct Options {
   double spare_share = 0.0;                    // part of the home tier kept back for retired regions
   bool former_at_work = false;                 // a daemon that was killed may be at the block tier: see former_ended()
   bool observe = false;                        // say what sessions do: Output::observations
+  Duration write_back_period = std::chrono::milliseconds(100);  // between looks for what TierOptions has written early
   std::function<std::unique_ptr<Policy>()> make_policy = make_lru_policy;
 };
 
@@ -163,7 +165,7 @@ class Engine {
   // A mapped tier is of no more use, for good: whoever asks for a place there is refused from now on, and what lies
   // there counts for nothing, as soon as nobody leases it. More than once is the same.
   virtual void tier_failed(Time now, TierId tier, const Error& why) = 0;
-  // Deadlines that have passed.
+  // Deadlines that have passed, and looks that are due.
   virtual void tick(Time now) = 0;
 
   // When tick is next needed; kNever if nothing waits.

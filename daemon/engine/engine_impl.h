@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
-// leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, transfers.cc, guarantees.cc, prefetch.cc, follow.cc
-// and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc and former.cc for
-// what outlives the process, losses.cc for what does not come back, shares.cc and words.cc for what several processes
-// see of it, and engine.cc for the entrance.
+// leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, write_back.cc, transfers.cc, guarantees.cc, prefetch.cc,
+// follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc and
+// former.cc for what outlives the process, losses.cc for what does not come back, shares.cc and words.cc for what
+// several processes see of it, and engine.cc for the entrance.
 #pragma once
 
 #include <limits>
@@ -22,6 +22,7 @@
 #include "engine/scheduler.h"
 #include "engine/session.h"
 #include "engine/tensor.h"
+#include "engine/tier_state.h"
 #include "engine/write_budget.h"
 #include "tier/extent_allocator.h"
 
@@ -53,23 +54,6 @@ class EngineImpl final : public Engine {
   void check_invariants(std::span<const SessionId> scribbled) const override;
 
  private:
-  struct Tier {
-    TierOptions options;
-    Level level{};
-    std::uint32_t place = 0;
-    std::uint8_t unit = 0;  // of devices
-    std::uint64_t used_bytes = 0;
-    std::uint64_t high_mark_bytes = 0;
-    bool above = false;  // its high mark
-    std::uint64_t checksum_failures = 0;
-    std::uint64_t io_errors = 0;
-    bool failed = false;
-    std::string loss{};  // what memory of it was lost by, the last time
-    std::uint64_t lost_tensors = 0;
-    std::array<std::uint64_t, kEvictionReasons> evictions{};
-    PlaceStatus leases{};
-    bool mapped() const { return level != Level::kBlock; }
-  };
   struct Flight {
     SessionId session{};
     Slot slot{};
@@ -305,6 +289,16 @@ class EngineImpl final : public Engine {
   void count_eviction(Tensor& tensor, Level level, EvictionReason reason);
   void clean(Session& session);
   void clean_place(Session& session, std::size_t tier);
+  bool may_clean(const Session& session, Slot slot, Level level) const;
+  bool start_clean(Session& session, Slot slot, Level level, Level target);
+
+  // write_back.cc
+  void look_for_write_backs();
+  bool awaits_write_backs() const;
+  void go_round(Session& session);
+  bool write_back(Session& session, Slot slot);
+  bool reserve_below(Session& session, Slot slot, Level& target);
+  void written_back(Session& session, bool good);
 
   // transfers.cc
   mover::Link link_between(const Tensor& tensor, Level from, Level to) const;
@@ -462,7 +456,9 @@ class EngineImpl final : public Engine {
   tier::ExtentAllocator text_space_{kTextUnitBytes};  // of the catalog
   std::uint64_t spare_bytes_ = 0;
   Scheduler scheduler_;
-  WriteBudget write_budget_;  // of the block tier
+  WriteBudget write_budget_;        // of the block tier
+  bool writes_back_early_ = false;  // from some tier
+  Time next_look_{};                // for what to write back early
 
   Time now_{};
   bool draining_ = false;

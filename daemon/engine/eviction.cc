@@ -185,13 +185,35 @@ void EngineImpl::on(const Request& request, const Evict& body) {
   answer(request.id, ReplyBody{Done{}});
 }
 
-// Early write-back: the copies that would be given up next are kept clean once the tier is nearly full.
+// Whether a write-back would make the copy clean: it is published, dirty, and nobody moves it.
+bool EngineImpl::may_clean(const Session& session, Slot slot, Level level) const {
+  const Tensor& tensor = session.at(slot);
+  return tensor.idle() && tensor.admission == 0 && tensor.published == level && tensor.written && !tensor.deleted &&
+         !is_gone(session, tensor) && !droppable(session, slot, level);
+}
+
+// Writes a copy back that may be cleaned, while it stays. False: somebody writes it just now.
+bool EngineImpl::start_clean(Session& session, Slot slot, Level level, Level target) {
+  // It is dirty, so that no other copy counts; recorded before the word, which says so until now, forgets it.
+  session.at(slot).valid = bit(level);
+  touch(session, slot);
+  commit();
+  if (!begin_clean(session, slot)) return false;
+  ++session.cleanings;
+  start(session, slot,
+        {.session = session.id, .slot = slot, .activity = Activity::kCleaning, .from = level, .to = target},
+        {mover::Class::kCleaning, kNever});
+  return true;
+}
+
+// The copies that would be given up next are kept clean once the tier is nearly full. (What is in memory that may be
+// lost does not wait for that: write_back.cc.)
 void EngineImpl::clean(Session& session) {
   const Level above_home = home_level_ == Level::kBlock && memory_tier_ != SIZE_MAX ? Level::kMemory : Level::kDevice;
   if (above_home == home_level_ || former_at_work_ || session.foreseen.plan) return;
   if (!write_budget_.allows_early(now_)) return;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    if (tiers_[tier].level == above_home) clean_place(session, tier);
+    if (tiers_[tier].level == above_home && !tiers_[tier].options.write_back_early) clean_place(session, tier);
 }
 
 void EngineImpl::clean_place(Session& session, std::size_t tier) {
@@ -215,25 +237,13 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   place.policy->offer_victims([&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     window -= static_cast<double>(tensor.extent_bytes());
-    if (tensor.idle() && tensor.admission == 0 && tensor.published == level && tensor.written && !tensor.home_bad &&
-        !tensor.deleted && tensor.pinned == Level::kNone && !is_gone(session, tensor) &&
-        !droppable(session, slot, level))
-      cold[found++] = slot;
+    if (!tensor.home_bad && tensor.pinned == Level::kNone && may_clean(session, slot, level)) cold[found++] = slot;
     return window > 0 && ++looks < kLooksMax && found < cold_max;
   });
   if (found < cold_max) place.clean_pause = looks / kLooksAnEvent;
   for (const Slot slot : std::span(cold).first(found)) {
-    Tensor& tensor = session.at(slot);
-    if (scheduler_.queued(link_between(tensor, level, home_level_)) > 0) return;
-    // It is dirty, so that no other copy counts; recorded before the word, which says so until now, forgets it.
-    tensor.valid = bit(level);
-    touch(session, slot);
-    commit();
-    if (!begin_clean(session, slot)) continue;
-    ++session.cleanings;
-    start(session, slot,
-          {.session = session.id, .slot = slot, .activity = Activity::kCleaning, .from = level, .to = home_level_},
-          {mover::Class::kCleaning, kNever});
+    if (scheduler_.queued(link_between(session.at(slot), level, home_level_)) > 0) return;
+    start_clean(session, slot, level, home_level_);
   }
 }
 

@@ -60,7 +60,7 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
   const auto tier = tier_of_place(clean.place, false);
   if (!tier || index(clean.slot) >= session.tensors.size()) return Planned::kDone;
   const Level level = tiers_[*tier].level;
-  Tensor& tensor = session.at(clean.slot);
+  const Tensor& tensor = session.at(clean.slot);
   if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
       tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier) || is_gone(session, tensor))
     return Planned::kDone;
@@ -81,16 +81,7 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
     if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) return Planned::kNoRoom;
     add_copy(session, clean.slot, memory_tier_, offset);
   }
-  // As in clean_place(): dirty, so that no other copy counts.
-  tensor.valid = bit(level);
-  touch(session, clean.slot);
-  commit();
-  if (!begin_clean(session, clean.slot)) return Planned::kLater;
-  ++session.cleanings;
-  start(session, clean.slot,
-        {.session = session.id, .slot = clean.slot, .activity = Activity::kCleaning, .from = level, .to = target},
-        {mover::Class::kCleaning, kNever});
-  return Planned::kDone;
+  return start_clean(session, clean.slot, level, target) ? Planned::kDone : Planned::kLater;
 }
 
 // Whoever wanted it has it by now, or asked for it; or there is no plan any more that wants it.

@@ -2,6 +2,8 @@
 // How an engine is made: what its options must be, and what follows from them.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/engine.h"
 #include "engine/engine_impl.h"
 
@@ -23,6 +25,8 @@ Result<void> check_tier(const TierOptions& tier) {
   }
   if (tier.kind != tier::Kind::kBlock && tier.write_budget_bytes_per_day != 0)
     return bad("a write budget: only a block tier has one");
+  if (tier.kind != tier::Kind::kDevice && tier.write_back_early)
+    return bad("early write-back: only a device's memory may be lost");
   if (!(tier.high_mark > 0 && tier.high_mark <= 1))
     return bad(fmt::format("high mark {} is not in (0, 1]", tier.high_mark));
   return {};
@@ -45,6 +49,8 @@ Result<void> check_options(const Options& options) {
   if (!(options.spare_share >= 0 && options.spare_share < 1)) return bad("spare share is not in [0, 1)");
   if (options.transfers_in_flight_max == 0) return bad("transfers in flight: at least one");
   if (!options.make_policy) return bad("no policy");
+  if (options.write_back_period <= Duration::zero())
+    return bad("the time between looks for write-backs is not positive");
   return {};
 }
 
@@ -96,6 +102,8 @@ EngineImpl::EngineImpl(Options options, CatalogMemory& catalog)
           options_.transfers_in_flight_max),
       write_budget_(options_.tiers.back().write_budget_bytes_per_day) {
   home_level_ = tiers_.back().level;
+  writes_back_early_ =
+      home_level_ != Level::kDevice && std::ranges::any_of(options_.tiers, &TierOptions::write_back_early);
   former_at_work_ = options_.former_at_work && home_level_ == Level::kBlock;
   if (home_level_ == Level::kBlock) {
     const std::uint64_t capacity = tiers_.back().options.capacity_bytes;

@@ -89,6 +89,7 @@ struct Session {
   std::uint32_t prefetches_running = 0;
   Foreseen foreseen;
   std::uint32_t cleanings = 0;
+  std::uint32_t hand = 0;       // the slot that is looked at next for what to write back early
   std::uint32_t transfers = 0;  // queued or in flight
   std::uint64_t events = 1;     // goes up whenever something happened that a waiting admission may go on by
   bool stirred = false;         // in the engine's list of sessions to look at

@@ -132,6 +132,7 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
       if (result && tensor.published == flight.from && finish_clean(session, flight.slot))
         tensor.valid |= bit(flight.to);
       if (tensor.admission == 0) rest(session, flight.slot);
+      if (flight.from == Level::kDevice) written_back(session, result.has_value());
       return;
     case Activity::kProving:  // if it failed, the region is retired by now
       if (tensor.admission == 0) rest(session, flight.slot);

@@ -77,6 +77,7 @@ engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t
       options.name = fmt::format("device:{}", devices);
       options.kind = tier::Kind::kDevice;
       if (config.gpu()) options.identity = std::max(config.gpu_identity, kUnknownGpu);
+      options.write_back_early = config.writes_back_early();
       break;
     case config::TierKind::kMemory:
       options.name = "memory";

@@ -20,7 +20,11 @@ constexpr std::size_t kSlots = 64;
 }  // namespace
 
 engine::Options tiers_by_seed(std::uint64_t seed) {
-  const auto device = [](int n) { return tier_of(fmt::format("device:{}", n), tier::Kind::kDevice, 6 * kMiB); };
+  const auto device = [seed](int n) {
+    TierOptions tier = tier_of(fmt::format("device:{}", n), tier::Kind::kDevice, 6 * kMiB);
+    tier.write_back_early = (seed + static_cast<std::uint64_t>(n)) % 5 < 3;
+    return tier;
+  };
   const TierOptions memory = tier_of("memory", tier::Kind::kMemory, 10 * kMiB);
   const TierOptions block = tier_of("block", tier::Kind::kBlock, 64 * kMiB);
   const TierOptions only = seed % 12 == 5 ? device(0) : memory;
@@ -36,6 +40,7 @@ engine::Options tiers_by_seed(std::uint64_t seed) {
   options.transfers_in_flight_max = seed % 3 == 0 ? 1 : 4;
   options.spare_share = seed % 2 == 0 ? 0.1 : 0.0;
   options.observe = seed % 2 == 0;
+  options.write_back_period = Duration(5 + seed % 50);
   if (seed % 7 < 3) options.make_policy = make_next_use_policy;
   if (seed % 7 == 3) options.make_policy = make_s3_fifo_policy;
   return options;

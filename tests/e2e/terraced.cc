@@ -110,7 +110,8 @@ std::string Terraced::configuration(const std::filesystem::path& sockets, const 
     if (mib == 0) return;
     text += "[[tier]]\nkind = \"" + std::string(kind) + "\"\ncapacity = \"" + std::to_string(mib) + "MiB\"\n" + more;
   };
-  tier("device", options_.device_mib, "device = \"" + options_.device + "\"\n");
+  tier("device", options_.device_mib,
+       "device = \"" + options_.device + "\"\nwrite_back = \"" + options_.write_back + "\"\n");
   tier("memory", options_.memory_mib, "");
   tier("block", options_.block_mib, "paths = [\"" + block.string() + "\"]\n");
   return text;

@@ -21,13 +21,14 @@ struct TerracedOptions {
   std::uint64_t block_mib = 64;
   bool supervised = false;  // by `terraced supervise`, which starts it again whenever it ends
   std::string device = "emulated";
-  std::string daemon_argument{};  // one more, of supervised daemons
-  bool serves = true;             // false: no daemon but those of run_second()
-  std::string limits{};           // lines of the configuration's [limits]
-  std::uint64_t descriptors = 0;  // its RLIMIT_NOFILE; 0: the test's own
-  std::string block_path{};       // instead of a file of its own
-  bool any_uid = false;           // every user may connect, and not root alone
-  std::string settings{};         // lines of the configuration's beginning
+  std::string write_back = "auto";  // of the device tier
+  std::string daemon_argument{};    // one more, of supervised daemons
+  bool serves = true;               // false: no daemon but those of run_second()
+  std::string limits{};             // lines of the configuration's [limits]
+  std::uint64_t descriptors = 0;    // its RLIMIT_NOFILE; 0: the test's own
+  std::string block_path{};         // instead of a file of its own
+  bool any_uid = false;             // every user may connect, and not root alone
+  std::string settings{};           // lines of the configuration's beginning
 };
 
 class Terraced {

@@ -51,7 +51,9 @@ inline const SharedControl kShared;
 
 class CudaEnd : public fake_cuda::OnFake {
  protected:
-  inline static const TerracedOptions kOnGpu{.device_mib = 8, .memory_mib = 16, .block_mib = 64, .device = "cuda:0"};
+  // Nothing is copied but what a test has copied.
+  inline static const TerracedOptions kOnGpu{
+      .device_mib = 8, .memory_mib = 16, .block_mib = 64, .device = "cuda:0", .write_back = "late"};
 
   // What a kernel would do to a lease of a GPU's memory, and what it would see there.
   static void write(const Lease& lease, std::uint64_t version, cuda::Stream stream = nullptr) {

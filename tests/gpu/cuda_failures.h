@@ -15,7 +15,7 @@ inline constexpr const char* kRetainFailed = "cuDevicePrimaryCtxRetain: CUDA_ERR
 class CudaFailures : public CudaEnd {
  protected:
   static TerracedOptions on(const std::string& device) {
-    return {.device_mib = 8, .memory_mib = 32, .block_mib = 64, .device = device};
+    return {.device_mib = 8, .memory_mib = 32, .block_mib = 64, .device = device, .write_back = "late"};
   }
   static std::string failure_of(const Terraced& daemon, std::size_t tier) {
     return daemon.status()["tiers"][tier].value("failure", "");

@@ -110,6 +110,41 @@ TEST_F(CudaFailures, TensorsThatAreLostWithOneAreNamed) {
   EXPECT_EQ(first_difference(read->bytes(), 1, 5), kBytes);
 }
 
+TEST_F(CudaFailures, WhatWasWrittenBackEarlyIsNotLostWithOne) {
+  constexpr int kTensors = 5;  // far from filling the tier
+  TerracedOptions options = on("cuda:0");
+  options.write_back = "auto";  // early, of a GPU
+  const Terraced daemon(options);
+  Client client = daemon.connect();
+  std::vector<Tensor> tensors;
+  for (int each = 0; each < kTensors; ++each) {
+    tensors.push_back(make(client, "t" + std::to_string(each), 500'000));
+    const Result<Lease> written = lease(client, tensors.back(), Mode::kOverwrite);
+    ASSERT_TRUE(written) << written.error().message;
+    write(*written, 7);
+  }
+  Result<Lease> held = lease(client, make(client, "held", 500'000), Mode::kOverwrite);
+  ASSERT_TRUE(held) << held.error().message;
+  const auto moved = [&] {
+    const nlohmann::json status = daemon.status();
+    for (const auto& link : status["links"])
+      if (link["name"] == "device_to_host:0") return link["transfers"].get<int>();
+    return 0;
+  };
+  ASSERT_TRUE(eventually([&] { return moved() == kTensors; })) << daemon.status();
+  EXPECT_GE(count(control, Call::kCopyDown), std::uint64_t{kTensors});
+  control.lost[0] = cuda::kEccUncorrectable;
+  ASSERT_TRUE(held->release());  // to be written back too, by which it is found out
+  const auto lost = [&] { return daemon.status()["tiers"][0]["lost_tensors"].get<int>(); };
+  ASSERT_TRUE(eventually([&] { return lost() == 1; })) << daemon.log();
+  EXPECT_TRUE(has(daemon.log(), "1 tensor is lost with device:0: 'held'")) << daemon.log();
+  for (const Tensor& tensor : tensors) {
+    const Result<Lease> read = lease(client, tensor, Mode::kRead, Place::host());
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_EQ(first_difference(read->bytes(), 1, 7), read->bytes().size());
+  }
+}
+
 TEST_F(CudaRestarts, OfASegmentThatDoesNotComeBackOnlyWhatLayThereIsLost) {
   Result<Lease> held = lease(client_, tensors_.at("held"), Mode::kRead);
   ASSERT_TRUE(held) << held.error().message;

@@ -80,6 +80,7 @@ kind = "device"
 device = "cuda:3"
 capacity = "80%"
 high_mark = 0.5
+write_back = "late"
 [[tier]]
 kind = "memory"
 capacity = "64GiB"
@@ -116,13 +117,14 @@ uids = "any"
   EXPECT_EQ(config->tiers[0].device, "cuda:3");
   EXPECT_EQ(config->tiers[0].capacity, (Capacity{0, 80.0}));
   EXPECT_EQ(config->tiers[0].high_mark, 0.5);
+  EXPECT_EQ(config->tiers[0].write_back, WriteBack::kLate);
   EXPECT_EQ(config->tiers[1].capacity, (Capacity{64 * kGiB, std::nullopt}));
   EXPECT_EQ(config->tiers[1].numa_node, 1u);
   EXPECT_EQ(config->tiers[1].huge_pages, HugePages::k2MiB);
   EXPECT_EQ(config->tiers[2].capacity.bytes, 8 * kMiB);
   EXPECT_THAT(config->tiers[2].paths, ElementsAre("/x/a", "/y/b"));
   EXPECT_EQ(config->tiers[2].write_budget_bytes_per_day, 7'680'000'000'000u);
-  EXPECT_EQ(config->tiers[2].origin.line, 28u);
+  EXPECT_EQ(config->tiers[2].origin.line, 29u);
   ASSERT_THAT(config->tenants, SizeIs(2));
   EXPECT_EQ(config->tenants[0].data_socket, "/a/data");
   EXPECT_THAT(config->tenants[0].uids, ElementsAre(1000, 1001));
@@ -240,6 +242,7 @@ TEST(Parse, KeysOfAnotherKind) {
   EXPECT_THAT(error_of(memory_tier("paths = [\"/x\"]")), HasSubstr("tier[0].paths: is a key of block tiers"));
   EXPECT_THAT(error_of(memory_tier("write_budget = \"1TB/day\"")), HasSubstr("write_budget: is a key of block tiers"));
   EXPECT_THAT(error_of(memory_tier("device = \"emulated\"")), HasSubstr("is a key of device tiers"));
+  EXPECT_THAT(error_of(memory_tier("write_back = \"early\"")), HasSubstr("write_back: is a key of device tiers"));
   EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\nnuma_node = 0")), HasSubstr("device and memory tiers"));
 }
 
@@ -258,6 +261,22 @@ TEST(Parse, AWriteBudgetIsBytesADay) {
                 HasSubstr("it must be bytes a day above 0, such as \"7.68TB/day\""))
         << budget;
   }
+}
+
+TEST(Parse, AGpuIsWrittenBackEarly) {
+  const auto device = [](const std::string& keys) {
+    return "[[tier]]\nkind = \"device\"\ncapacity = \"2MiB\"\n" + keys;
+  };
+  const auto is_early = [&](const std::string& keys) {
+    return parse_here(device(keys) + memory_tier("")).value().tiers[0].writes_back_early();
+  };
+  EXPECT_TRUE(is_early("device = \"cuda:0\"\n"));
+  EXPECT_FALSE(is_early("device = \"emulated\"\n")) << "its memory outlives the daemon";
+  EXPECT_TRUE(is_early("device = \"emulated\"\nwrite_back = \"early\"\n"));
+  EXPECT_FALSE(is_early("device = \"cuda:0\"\nwrite_back = \"late\"\n"));
+  EXPECT_THAT(error_of(device("write_back = \"soon\"\n")), HasSubstr("\"early\""));
+  EXPECT_THAT(error_of(device("write_back = \"early\"\n")),
+              HasSubstr("t.toml:4: tier[0].write_back: is \"early\", and there is no tier beneath"));
 }
 
 TEST(Parse, TiersStandFastestFirst) {

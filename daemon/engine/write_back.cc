@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Early write-back: memory of a device may be lost with the device, and with the daemon. So what is dirty there is
+// written down to where it is safe as soon as a link has nothing better to do, and stays where it is. Trainers write
+// and release without the daemon, which therefore looks: a hand goes round the tensors of each session.
+#include <algorithm>
+
+#include "engine/engine_impl.h"
+
+namespace terrace::engine {
+namespace {
+
+constexpr std::uint32_t kLooksMax = 1024;    // tensors of a session that are looked at in one go
+constexpr std::uint32_t kWriteBacksMax = 4;  // begun and not done, of a session
+constexpr int kPeriodsAfterFailure = 50;     // until the next look: what failed once most likely does so again
+
+}  // namespace
+
+// Whether there is something that may have to be written back.
+bool EngineImpl::awaits_write_backs() const {
+  return writes_back_early_ && std::ranges::any_of(tiers_, [](const Tier& tier) {
+           return tier.options.write_back_early && tier.used_bytes > 0 && !tier.failed;
+         });
+}
+
+void EngineImpl::look_for_write_backs() {
+  if (!writes_back_early_ || now_ < next_look_) return;
+  next_look_ = now_ + options_.write_back_period;
+  for (auto& [id, session] : sessions_) {
+    if (session->hand >= session->tensors.size()) session->hand = 0;
+    go_round(*session);
+  }
+}
+
+// Until the end of the round, unless something is in its way: then from there on the next time.
+void EngineImpl::go_round(Session& session) {
+  if (session.life != Session::Life::kOpen) return;
+  for (std::uint32_t looks = 0; looks < kLooksMax && session.hand < session.tensors.size(); ++looks, ++session.hand)
+    if (session.cleanings >= kWriteBacksMax || !write_back(session, Slot{session.hand})) return;
+}
+
+// False: not now, and nothing else either.
+bool EngineImpl::write_back(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  if (tensor.published != Level::kDevice || !tiers_[tensor.device].options.write_back_early) return true;
+  if (!may_clean(session, slot, Level::kDevice) || word(session, slot).writers != 0) return true;
+  Level target = Level::kNone;
+  if (!reserve_below(session, slot, target)) return false;
+  if (target != Level::kNone) start_clean(session, slot, Level::kDevice, target);
+  return true;
+}
+
+// Where its bytes outlive the device: in memory if that costs nobody anything, else at home; kNone: nowhere now.
+// False: memory is on its way, or the link has something to do.
+bool EngineImpl::reserve_below(Session& session, Slot slot, Level& target) {
+  const Tensor& tensor = session.at(slot);
+  Level to = home_level_;
+  if (memory_tier_ != SIZE_MAX) {
+    const Place& memory = *session.places[memory_tier_];
+    const bool fits = tensor.has(Level::kMemory) || memory.space.largest_free_bytes() >= tensor.extent_bytes();
+    if (!fits && (memory.adding_bytes > 0 || grow(session, memory_tier_))) return false;
+    if (fits) to = Level::kMemory;
+  }
+  if (to == Level::kBlock && (former_at_work_ || tensor.home_bad || !write_budget_.allows_early(now_))) return true;
+  if (scheduler_.queued(link_between(tensor, Level::kDevice, to)) > session.cleanings) return false;
+  if (!tensor.has(to))
+    add_copy(session, slot, memory_tier_, session.places[memory_tier_]->space.allocate(tensor.extent_bytes())->offset);
+  target = to;
+  return true;
+}
+
+// One that ended: then the next ones.
+void EngineImpl::written_back(Session& session, bool good) {
+  if (!writes_back_early_) return;
+  if (good) return go_round(session);
+  next_look_ = std::max(next_look_, now_ + kPeriodsAfterFailure * options_.write_back_period);
+}
+
+}  // namespace terrace::engine
