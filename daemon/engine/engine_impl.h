@@ -403,6 +403,7 @@ class EngineImpl final : public Engine {
   void hold_block(bool hold);
 
   // losses.cc
+  void give_up_guarantees(std::size_t tier);
   void mark_gone(const LostSegment& lost);
   bool is_gone(const Session& session, const Tensor& tensor) const;
   bool outlives_gone(const Session& session, const Tensor& tensor, Level level) const;

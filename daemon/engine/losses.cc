@@ -17,11 +17,24 @@ void EngineImpl::tier_failed(Time now, TierId id, const Error& why) {
   TERRACE_CHECK(tier.level == Level::kDevice);
   if (std::exchange(tier.failed, true)) return;
   tier.loss = why.message;
+  give_up_guarantees(terrace::index(id));
   for (auto& [number, session] : sessions_)
     for (std::uint32_t at = 0; at < session->tensors.size(); ++at) give_up_gone(*session, Slot{at});
   stir_all();
   opens_stirred_ = true;
   run();
+}
+
+// Nobody waits for memory there, and nobody is asked to give any back.
+void EngineImpl::give_up_guarantees(std::size_t tier) {
+  for (PendingOpen& open : opens_) open.floors[tier] = 0;
+  std::erase_if(opens_, [&](const PendingOpen& open) {
+    const auto floors = floors_of(open.open);
+    if (!floors) answer(open.request, std::unexpected(floors.error()));
+    return !floors.has_value();
+  });
+  for (auto& [id, session] : sessions_)
+    if (session->places[tier]->fence != kNoFence) unfence(*session, tier);
 }
 
 // Before anything is given out there.

@@ -34,7 +34,8 @@ void EngineImpl::on(const Request& request, const OpenSession& body) {
   opens_stirred_ = true;
 }
 
-// Bytes by tier: stated ones rounded up to segments, else half the capacity divided by the ranks, rounded down.
+// Bytes by tier: stated ones rounded up to segments, else half the capacity divided by the ranks, rounded down; none
+// where nothing is given out any more.
 Result<std::vector<std::uint64_t>> EngineImpl::floors_of(const OpenSession& open) const {
   std::vector<std::uint64_t> floors(tiers_.size(), 0);
   std::vector<bool> stated(tiers_.size(), false);
@@ -48,6 +49,10 @@ Result<std::vector<std::uint64_t>> EngineImpl::floors_of(const OpenSession& open
       return fail(ErrorCode::kResourceExhausted,
                   fmt::format("a guarantee of {} bytes in {} is more than its capacity of {} bytes", guarantee.bytes,
                               at.leases.name, at.options.capacity_bytes));
+    if (at.failed && guarantee.bytes > 0)
+      return fail(ErrorCode::kUnavailable,
+                  fmt::format("a guarantee of {} bytes in {} cannot be had, which does not serve ({}): open without it",
+                              guarantee.bytes, at.leases.name, at.loss));
     stated[*tier] = true;
     const std::uint64_t segment = at.options.segment_bytes;
     floors[*tier] = (guarantee.bytes + segment - 1) / segment * segment;
@@ -55,7 +60,7 @@ Result<std::vector<std::uint64_t>> EngineImpl::floors_of(const OpenSession& open
   const std::uint64_t ranks = std::max(open.local_world_size, 1u);
   for (std::size_t i = 0; i < tiers_.size(); ++i) {
     const TierOptions& tier = tiers_[i].options;
-    if (!tiers_[i].mapped() || stated[i]) continue;
+    if (!tiers_[i].mapped() || tiers_[i].failed || stated[i]) continue;
     floors[i] = tier.capacity_bytes / 2 / ranks / tier.segment_bytes * tier.segment_bytes;
     if (floors[i] == 0 && floors_bytes(i, nullptr) + tier.segment_bytes <= tier.capacity_bytes)
       floors[i] = tier.segment_bytes;

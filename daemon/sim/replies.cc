@@ -64,6 +64,10 @@ void World::replied(std::size_t index, const OpenSession& body, const Result<Rep
   if (body.share) trainer.content = shares_.at(body.share->name);
   trainer.client = node_.clients.emplace_back(std::move(trainer.opening)).get();
   trainer.offers = opened.places;
+  if (body.share && !body.share->create) return;  // as it was guaranteed to whoever created it
+  for (const PlaceOffer& offer : opened.places)
+    require(!gpu_failed_ || offer.place != kDevice || offer.guarantee_bytes == 0,
+            "nobody is guaranteed memory of a failed GPU");
 }
 
 void World::replied(std::size_t index, const CloseSession&, const Result<ReplyBody>& result) {

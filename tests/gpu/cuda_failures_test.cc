@@ -132,7 +132,7 @@ TEST_F(CudaFailures, WhatWasWrittenBackEarlyIsNotLostWithOne) {
     return 0;
   };
   ASSERT_TRUE(eventually([&] { return moved() == kTensors; })) << daemon.status();
-  EXPECT_GE(count(control, Call::kCopyDown), std::uint64_t{kTensors});
+  EXPECT_GE(count(control, fake_cuda::Call::kCopyDown), std::uint64_t{kTensors});
   control.lost[0] = cuda::kEccUncorrectable;
   ASSERT_TRUE(held->release());  // to be written back too, by which it is found out
   const auto lost = [&] { return daemon.status()["tiers"][0]["lost_tensors"].get<int>(); };

@@ -138,6 +138,52 @@ TEST_F(Losses, WhoWaitsForRoomThereIsTold) {
   EXPECT_THAT(refused.error().message, HasSubstr("'b'"));
 }
 
+TEST_F(Losses, NobodyIsGuaranteedMemoryThereAnyMore) {
+  harness_.write(*client_, harness_.create(*client_, "a", 4 * kMiB), 1);  // the first session has mapped all of it
+  fail_device();
+  OpenSession open;
+  open.guarantees = {{kDevice, kSegment}};
+  ASSERT_EQ(harness_.open(open), nullptr) << "at once";
+  EXPECT_EQ(harness_.refusal.code, ErrorCode::kUnavailable);
+  EXPECT_THAT(
+      harness_.refusal.message,
+      HasSubstr("a guarantee of 2097152 bytes in device:0 cannot be had, which does not serve (cuda:0 is lost)"));
+  open.guarantees = {{kDevice, 0}, {kHost, 0}};
+  EXPECT_NE(harness_.open(open), nullptr);
+  const Harness::Client* second = harness_.open();
+  ASSERT_NE(second, nullptr) << "it need not wait for memory that nobody can use";
+  const Handle b = harness_.create(*second, "b", kMiB);
+  harness_.write(*second, b, 2, kHost);
+  EXPECT_EQ(harness_.read(*second, b, kHost), 2U);
+}
+
+TEST_F(Losses, WhoWaitsForAGuaranteeThereIsTold) {
+  const Handle a = harness_.create(*client_, "a", 4 * kMiB);
+  ASSERT_TRUE(harness_.acquire(*client_, kDevice, shm::Mode::kOverwrite, {a}));
+  std::vector<std::unique_ptr<Harness::Client>> waiting;
+  const auto opens = [&](std::vector<Guarantee> guarantees) {
+    waiting.push_back(std::make_unique<Harness::Client>(8));
+    OpenSession open;
+    open.table = waiting.back()->table;
+    open.guarantees = std::move(guarantees);
+    const RequestId id = harness_.send(SessionId{}, open);
+    harness_.settle();
+    EXPECT_FALSE(harness_.answered(id));
+    return id;
+  };
+  const RequestId asks = opens({{kDevice, kSegment}, {kHost, 0}});
+  const RequestId does_not = opens({{kHost, 0}});
+  EXPECT_TRUE(client_->table.load(a.slot).lent) << "it is asked back";
+  harness_.engine->tier_failed(harness_.now, kDeviceTier, kWhy);
+  harness_.drain();
+  const auto refused = harness_.reply(asks);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("in device:0 cannot be had"));
+  const auto opened = harness_.reply(does_not);
+  ASSERT_TRUE(opened) << opened.error().message;
+  EXPECT_EQ(std::get<SessionOpened>(*opened).places[0].guarantee_bytes, 0U);
+}
+
 class LostSegments : public Losses {
  protected:
   // The daemon ends, and its successor has all but the first segment of the device.
