@@ -145,6 +145,7 @@ void EngineImpl::pump(Session& session) {
       finish_session(session);
     return;
   }
+  give_up_ended(session);
   reclaim(session);
   std::uint64_t before = 0;
   do {

@@ -192,7 +192,8 @@ class EngineImpl final : public Engine {
   static void show_nothing(Member& member, Slot slot, const Tensor& tensor);
   static void show_free(Session& session, Slot slot, std::uint32_t incarnation);
   void show_all(const Session& session, Member& member) const;
-  static void show_wanted(Session& session, Slot slot);
+  bool is_awaited(const Session& session, const Tensor& tensor) const;
+  void show_wanted(Session& session, Slot slot);
   static void show_lent(Session& session, Slot slot, bool lent);
   void unpublish(Session& session, Slot slot);
   void publish_best(Session& session, Slot slot);
@@ -405,10 +406,13 @@ class EngineImpl final : public Engine {
   // losses.cc
   void give_up_guarantees(std::size_t tier);
   void mark_gone(const LostSegment& lost);
+  bool is_gone_at(const Session& session, const Tensor& tensor, std::uint64_t offset) const;
   bool is_gone(const Session& session, const Tensor& tensor) const;
   bool outlives_gone(const Session& session, const Tensor& tensor, Level level) const;
   void lose_if_gone(Session& session, Slot slot);
   void give_up_gone(Session& session, Slot slot);
+  void await_gone(Session& session, Slot slot);
+  void give_up_ended(Session& session);
   Error out_of_use(const Session& session, const Admission& admission) const;
   std::string how_lost(const Tensor& tensor) const;
 

@@ -189,6 +189,12 @@ void EngineImpl::reclaim(Session& session) {
   if (!fenced_) return;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
     if (!tiers_[tier].mapped() || session.places[tier]->fence == kNoFence) continue;
+    std::erase_if(session.places[tier]->fence_wants, [&](const Handle& handle) {
+      if (at_tier(session.at(handle.slot), tier)) return false;
+      unwant(session, handle);  // it left by another way, as what was lost there does
+      ++session.events;
+      return true;
+    });
     for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
       const Tensor& tensor = session.tensors[at];
       if (!tensor.live() || !at_tier(tensor, tier)) continue;

@@ -163,7 +163,7 @@ void EngineImpl::check_word(const Session& session, Slot slot) const {
     const shm::State shown = session.is_shared(tensor) ? shm::State::kShared : shm::State::kResident;
     TERRACE_CHECK(word.state == shown);
     TERRACE_CHECK(shown != shm::State::kShared || word.writers == 0);
-    TERRACE_CHECK(word.wanted == (tensor.wanted != 0 || tensor.awaited_by != 0));
+    TERRACE_CHECK(word.wanted == is_awaited(session, tensor));
     TERRACE_CHECK(word.torn || !tensor.torn);
   }
 }

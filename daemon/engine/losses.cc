@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory of a device that is gone: of a GPU that failed, or a segment that a successor could not take back. A copy
-// there counts for nothing as soon as nobody leases it: where another one is valid, that is the tensor, and else its
-// content is lost. Nothing is moved from there or to there.
+// there counts for nothing as soon as nobody leases it (the last release rings): where another one is valid, that is
+// the tensor, and else its content is lost. Nothing is moved from there or to there.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -49,17 +49,21 @@ void EngineImpl::mark_gone(const LostSegment& lost) {
   tiers_[tier].loss = lost.why;
 }
 
-// Whether the tensor's copy in a device is one that nobody can read any more, in part at least.
+// Whether nobody can reach what the tensor would have at this offset of its device, in part at least.
+bool EngineImpl::is_gone_at(const Session& session, const Tensor& tensor, std::uint64_t offset) const {
+  if (tiers_[tensor.device].failed) return true;
+  return std::ranges::any_of(session.places[tensor.device]->gone, [&](const tier::Extent& gone) {
+    return offset < gone.end() && gone.offset < offset + tensor.extent_bytes();
+  });
+}
+
+// Whether the tensor's copy in a device is one that nobody can read any more, in part at least. Before the first step
+// of a slide is done, all of it is where it was.
 bool EngineImpl::is_gone(const Session& session, const Tensor& tensor) const {
   if (!tensor.has(Level::kDevice)) return false;
-  if (tiers_[tensor.device].failed) return true;
-  const auto touches = [&](std::uint64_t offset) {
-    return std::ranges::any_of(session.places[tensor.device]->gone, [&](const tier::Extent& gone) {
-      return offset < gone.end() && gone.offset < offset + tensor.extent_bytes();
-    });
-  };
-  return touches(tensor.offset[index(Level::kDevice)]) ||
-         (tensor.sliding == Level::kDevice && touches(tensor.slide->offset));
+  if (is_gone_at(session, tensor, tensor.offset[index(Level::kDevice)])) return true;
+  return tensor.sliding == Level::kDevice && tensor.slide->bytes > 0 &&
+         is_gone_at(session, tensor, tensor.slide->offset);
 }
 
 // Whether a copy is the tensor as soon as the lease on a gone one in a device has ended.
@@ -78,17 +82,32 @@ void EngineImpl::lose_if_gone(Session& session, Slot slot) {
   output_.losses.push_back({static_cast<TierId>(tensor.device), session.id, std::string(name(session, slot))});
 }
 
-// What is leased or moves is looked at when it is asked for next: of the daemon.
+// What is leased or moves stands for now, and is looked at again when that has ended.
 void EngineImpl::give_up_gone(Session& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
   if (session.life != Session::Life::kOpen || !tensor.live() || tensor.deleted || !is_gone(session, tensor)) return;
   const bool published = tensor.published == Level::kDevice;
   const bool at_rest = tensor.idle() && tensor.admission == 0;
-  if (published && (!at_rest || !claim(session, slot))) return show_lent(session, slot, true);
+  if (published && (!at_rest || !claim(session, slot))) return await_gone(session, slot);
   if (!at_rest) return;
   const bool stays = home_level_ == Level::kDevice || tensor.pinned == Level::kDevice;  // its extent, without its bytes
   if (stays && !tensor.is_valid(Level::kDevice)) return;
   rest(session, slot);
+}
+
+void EngineImpl::await_gone(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  show_lent(session, slot, true);
+  show_wanted(session, slot);
+  if (std::ranges::find(session.gone, slot) == session.gone.end()) session.gone.push_back(slot);
+  if (leased(session, slot) || !tensor.idle() || tensor.admission != 0) return;
+  ++session.events;  // the lease ended a moment ago, and did not ring
+  stir(session);
+}
+
+void EngineImpl::give_up_ended(Session& session) {
+  if (session.gone.empty()) return;
+  for (const Slot slot : std::exchange(session.gone, {})) give_up_gone(session, slot);
 }
 
 Error EngineImpl::out_of_use(const Session& session, const Admission& admission) const {

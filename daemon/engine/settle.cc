@@ -62,8 +62,11 @@ void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
     if (tensor.sliding == Level::kDevice && is_gone(session, tensor)) {
       lose_if_gone(session, Slot{at});
       slid(session, Slot{at}, {});  // only the books change
+    } else if (tensor.sliding == Level::kDevice && is_gone_at(session, tensor, tensor.slide->offset)) {
+      slid(session, Slot{at}, fail(ErrorCode::kUnavailable, tiers_[tensor.device].loss));  // it stays where it is
     } else if (tensor.sliding != Level::kNone) {
       slide_on(session, Slot{at});
+      give_up_gone(session, Slot{at});  // its copy in a device, while that in memory slides
     } else if (!tensor.deleted) {
       rest(session, Slot{at});
       give_up_gone(session, Slot{at});

@@ -222,7 +222,7 @@ void EngineImpl::slid(Session& session, Slot slot, const Result<void>& result) {
     free_extent(session, tier, overlaps ? tier::Extent{fresh.end(), old.end() - fresh.end()} : old);
   } else {
     free_extent(session, tier, overlaps ? tier::Extent{fresh.offset, old.offset - fresh.offset} : fresh);
-    if (slide->bytes > 0 || overlaps) lose_copy(tensor, level);
+    if (slide->bytes > 0) lose_copy(tensor, level);  // the first step writes to nothing that it reads
   }
   rest(session, slot);
 }

@@ -103,7 +103,7 @@ void EngineImpl::publish(Session& session, Slot slot, Level level, SessionId to,
 // Of the published copy, without a lease.
 shm::Word EngineImpl::shown_word(const Session& session, const Tensor& tensor, bool turn) const {
   return {.state = session.is_shared(tensor) ? shm::State::kShared : shm::State::kResident,
-          .wanted = tensor.wanted != 0 || tensor.awaited_by != 0,
+          .wanted = is_awaited(session, tensor),
           .lent = tensor.extent(tensor.published).end() > session.places[tier_index(tensor, tensor.published)]->fence ||
                   (tensor.published == Level::kDevice && is_gone(session, tensor)),
           .turn = turn,
@@ -218,12 +218,17 @@ void EngineImpl::unwant(Session& session, Handle handle) {
   if (--tensor.wanted == 0) show_wanted(session, slot);
 }
 
+// Whether something is to be done once nobody leases it: the last release rings.
+bool EngineImpl::is_awaited(const Session& session, const Tensor& tensor) const {
+  return tensor.wanted != 0 || tensor.awaited_by != 0 ||
+         (tensor.published == Level::kDevice && is_gone(session, tensor));
+}
+
 void EngineImpl::show_wanted(Session& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
   if (tensor.published == Level::kNone) return;
   for (Member& member : session.members)
-    if (Session::shows(member, tensor))
-      shm::want(member.table.word(slot), tensor.wanted != 0 || tensor.awaited_by != 0);
+    if (Session::shows(member, tensor)) shm::want(member.table.word(slot), is_awaited(session, tensor));
 }
 
 void EngineImpl::show_lent(Session& session, Slot slot, bool lent) {

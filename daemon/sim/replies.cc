@@ -185,11 +185,22 @@ void World::calm() {
     require(std::holds_alternative<OpenSession>(asked.body),
             fmt::format("nothing waits for ever: request {} of kind {} does", static_cast<std::uint64_t>(id),
                         asked.body.index()));
+  for (const Trainer& trainer : trainers_)
+    if (trainer.open()) check_given_up(trainer);
   for (std::size_t index = 0; index < trainers_.size(); ++index)
     if (trainers_[index].open()) check_floor(index);
   for (Trainer& trainer : trainers_)
     if (trainer.open()) check_bytes(trainer);
   faults_ = options_.faults;
+}
+
+// Of a session that holds nothing, nothing can be leased on a failed GPU.
+void World::check_given_up(const Trainer& trainer) const {
+  for (const Tensor& tensor : trainer.content->tensors) {
+    const shm::TableSlot& slot = trainer.client->slots[terrace::index(tensor.handle.slot)];
+    require(!gpu_failed_ || slot.place != kDevice || !shm::Word::unpack(slot.word.load()).published(),
+            fmt::format("what a failed GPU had is given up as its leases end, and {} is not", tensor.name));
+  }
 }
 
 // A set within the floor is granted to a session that holds nothing.

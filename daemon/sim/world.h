@@ -133,6 +133,7 @@ class World {
   void replied(std::size_t index, const engine::DontNeed& body, const Result<engine::ReplyBody>& result);
   void replied(std::size_t index, const engine::DeleteTensors& body, const Result<engine::ReplyBody>& result);
   void check_refusal(Trainer& trainer, const std::vector<Handle>& set, shm::Mode mode, const Error& error);
+  void check_given_up(const Trainer& trainer) const;
   void check_floor(std::size_t index);
   void check_bytes(Trainer& trainer);
 

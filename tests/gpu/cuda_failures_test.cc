@@ -89,6 +89,8 @@ TEST_F(CudaFailures, TensorsThatAreLostWithOneAreNamed) {
     there.push_back(make(client, "there " + std::to_string(each), 100'000));
     ASSERT_TRUE(lease(client, there.back(), Mode::kOverwrite));
   }
+  Result<Lease> held = lease(client, make(client, "held", 100'000), Mode::kOverwrite);
+  ASSERT_TRUE(held) << held.error().message;
   control.lost[0] = cuda::kEccUncorrectable;
   EXPECT_FALSE(lease(client, there[0], Mode::kRead, Place::host()));  // by which it is found out
   const std::string gpu = "cuda:0 (Fake GPU 0) is lost: ";
@@ -97,6 +99,9 @@ TEST_F(CudaFailures, TensorsThatAreLostWithOneAreNamed) {
   EXPECT_TRUE(has(daemon.log(), "tensors are lost with device:0: 'there ")) << daemon.log();
   EXPECT_TRUE(has(daemon.log(), "'there 5' of session 2")) << daemon.log();
   EXPECT_TRUE(has(daemon.log(), " more\n")) << daemon.log();
+  ASSERT_TRUE(held->release());
+  ASSERT_TRUE(eventually([&] { return count() == 11; })) << "as its lease ends: " << daemon.log();
+  EXPECT_TRUE(has(daemon.log(), "1 tensor is lost with device:0: 'held' of session 2")) << daemon.log();
   const Result<Lease> lost = lease(client, there[9], Mode::kRead, Place::host());
   ASSERT_FALSE(lost);
   EXPECT_EQ(lost.error().code, ErrorCode::kDataLoss);
@@ -161,6 +166,8 @@ TEST_F(CudaRestarts, OfASegmentThatDoesNotComeBackOnlyWhatLayThereIsLost) {
       << daemon_.log();
   EXPECT_TRUE(holds(*held, 4)) << "the trainer's own mapping of it is good";
   ASSERT_TRUE(held->release());
+  const auto count = [&] { return daemon_.status()["tiers"][0]["lost_tensors"].get<std::uint64_t>(); };
+  ASSERT_TRUE(eventually([&] { return count() == 3; })) << "as its lease ends: " << daemon_.log();
   EXPECT_TRUE(has(trouble("held"), why)) << trouble("held");
   write_to("first");
   EXPECT_EQ(trouble("first"), "");

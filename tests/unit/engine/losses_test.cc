@@ -92,9 +92,24 @@ TEST_F(Losses, ALeaseStandsAndItsTensorGoesWithIt) {
   EXPECT_EQ(shm::acquire(client_->table.word(a.slot), a.incarnation, shm::Mode::kRead).outcome,
             shm::Outcome::kAskDaemon)
       << "not without the daemon any more";
-  harness_.release(*client_, a, shm::Mode::kOverwrite);
-  EXPECT_THAT(refusal(a, kHost, shm::Mode::kRead, ErrorCode::kDataLoss), HasSubstr("with device:0"));
+  ASSERT_TRUE(Harness::release_in_table(*client_, a, shm::Mode::kOverwrite)) << "it rings";
+  EXPECT_EQ(harness_.status().tiers[0].lost_tensors, 0U);
+  harness_.engine->lease_ended(harness_.now, client_->id);
+  EXPECT_THAT(lost(), testing::ElementsAre("a")) << "before anybody asks for it";
   EXPECT_EQ(harness_.status().tiers[0].lost_tensors, 1U);
+  EXPECT_THAT(refusal(a, kHost, shm::Mode::kRead, ErrorCode::kDataLoss), HasSubstr("with device:0"));
+}
+
+TEST_F(Losses, TheLastOfSeveralLeasesIsItsEnd) {
+  const Handle a = harness_.create(*client_, "a", kMiB);
+  harness_.write(*client_, a, 1);
+  for (int each = 0; each < 2; ++each) ASSERT_TRUE(harness_.acquire(*client_, kDevice, shm::Mode::kRead, {a}));
+  EXPECT_THAT(fail_device(), testing::IsEmpty());
+  EXPECT_FALSE(Harness::release_in_table(*client_, a, shm::Mode::kRead));
+  harness_.engine->lease_ended(harness_.now, client_->id);
+  EXPECT_THAT(lost(), testing::IsEmpty());
+  harness_.send(client_->id, Release{shm::Mode::kRead, {a}});
+  EXPECT_EQ(harness_.status().tiers[0].lost_tensors, 1U) << "over a request too";
 }
 
 TEST_F(Losses, TheCopyThatIsLeftIsNotGivenUpForALeaseThere) {
@@ -245,13 +260,56 @@ TEST_F(LostSegments, APlaceThatIsKeptThereIsWrittenByNobody) {
   EXPECT_EQ(harness_.read(*client_, first_, kHost), 2U);
 }
 
+// Homes in a device are moved when room is there and not side by side.
+class LostTargets : public ::testing::Test {
+ protected:
+  // Of tensors of these sizes, in MiB, which lie side by side, the one before the last goes, and the last slides down
+  // for one of `room` MiB, which a restart without the first segment breaks off. What is read of the last one then.
+  static Result<std::uint64_t> slide_into_nothing(const std::vector<std::uint64_t>& sizes, std::uint64_t room) {
+    Options options = three_tiers(6 * kMiB);
+    options.tiers.resize(1);
+    Harness harness(options);
+    OpenSession open;
+    open.maps_segments = true;
+    Harness::Client& client = *harness.open(open);
+    std::vector<Handle> tensors;
+    for (const std::uint64_t size : sizes)
+      tensors.push_back(harness.create(client, std::to_string(tensors.size()), size * kMiB));
+    harness.write(client, tensors.back(), 7);
+    EXPECT_TRUE(harness.ask(client.id, DeleteTensors{{tensors[tensors.size() - 2]}}));
+    harness.send(client.id, CreateTensors{{spec_of("large", room * kMiB)}});
+    harness.complete_orders();
+    EXPECT_EQ(harness.transfers.size(), 1U);
+    EXPECT_LT(harness.transfers[0].to.pieces.span()[0].offset, kSegment);
+    EXPECT_GE(harness.transfers[0].from.pieces.span()[0].offset, kSegment);
+    const LostSegment first{client.space, kDeviceTier, {0, kSegment}, "it cannot be imported"};
+    harness.restart([] { return true; }, false, {&first, 1});
+    harness.settle();
+    EXPECT_EQ(harness.status().tiers[0].lost_tensors, 0U);
+    return harness.read(client, tensors.back());
+  }
+};
+
+TEST_F(LostTargets, OfASlideCostNothing) {
+  const auto apart = slide_into_nothing({2, 1}, 4);
+  ASSERT_TRUE(apart) << apart.error().message;
+  EXPECT_EQ(*apart, 7U);
+  const auto overlapping = slide_into_nothing({1, 1, 2}, 3);
+  ASSERT_TRUE(overlapping) << overlapping.error().message;
+  EXPECT_EQ(*overlapping, 7U);
+}
+
 TEST_F(LostSegments, ALeaseThereStands) {
   harness_.write(*client_, first_, 6);
   const shm::Step leased = shm::acquire(client_->table.word(first_.slot), first_.incarnation, shm::Mode::kRead);
   ASSERT_EQ(leased.outcome, shm::Outcome::kDone);
   restart_without_first();
   EXPECT_EQ(harness_.look(*client_, first_), 6U);
+  EXPECT_TRUE(harness_.acquire(*client_, kDevice, shm::Mode::kRead, {first_})) << "another one beside it too";
   harness_.release(*client_, first_, shm::Mode::kRead);
+  EXPECT_EQ(harness_.status().tiers[0].lost_tensors, 0U);
+  harness_.release(*client_, first_, shm::Mode::kRead);
+  EXPECT_EQ(harness_.status().tiers[0].lost_tensors, 1U);
   EXPECT_THAT(refusal(first_, kHost, shm::Mode::kRead, ErrorCode::kDataLoss), HasSubstr("'first'"));
   harness_.write(*client_, first_, 7);
   EXPECT_EQ(offset(first_), kSegment);
