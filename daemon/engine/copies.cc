@@ -137,6 +137,7 @@ void EngineImpl::rest(Session& session, Slot slot) {
   publish_best(session, slot);
   ++session.events;
   stir(session);
+  if (tensor.published == Level::kDevice) give_up_gone(session, slot);  // it may have failed while this was on its way
 }
 
 }  // namespace terrace::engine

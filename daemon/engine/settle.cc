@@ -69,7 +69,6 @@ void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
       give_up_gone(session, Slot{at});  // its copy in a device, while that in memory slides
     } else if (!tensor.deleted) {
       rest(session, Slot{at});
-      give_up_gone(session, Slot{at});
     }
   }
   for (const Slot slot : unanswered.created)

@@ -140,6 +140,26 @@ TEST_F(Losses, WhatWasOnItsWayThereOrBackComesToRest) {
   EXPECT_EQ(harness_.status().tiers[0].lost_tensors, 1U);
 }
 
+TEST_F(Losses, WhatArrivesThereAllTheSameIsGivenUp) {
+  const Handle leased = harness_.create(*client_, "leased", kMiB);
+  const Handle moved = harness_.create(*client_, "moved", kMiB);
+  for (const Handle each : {leased, moved}) harness_.write(*client_, each, 1, kHost);
+  const RequestId acquire = harness_.send(client_->id, Acquire{kDevice, shm::Mode::kWrite, {leased}});
+  const RequestId move = harness_.send(client_->id, Move{kDevice, {moved}});
+  harness_.complete_orders();
+  ASSERT_EQ(harness_.transfers.size(), 2U);
+  EXPECT_THAT(fail_device(), testing::IsEmpty());
+  while (!harness_.transfers.empty()) harness_.complete_transfer(0);
+  EXPECT_TRUE(harness_.reply(acquire));
+  EXPECT_TRUE(harness_.reply(move));
+  EXPECT_NE(client_->slots[index(moved.slot)].place, kDevice);
+  EXPECT_EQ(harness_.read(*client_, moved, kHost), 1U);
+  ASSERT_EQ(client_->slots[index(leased.slot)].place, kDevice);
+  ASSERT_TRUE(Harness::release_in_table(*client_, leased, shm::Mode::kWrite)) << "it rings";
+  harness_.engine->lease_ended(harness_.now, client_->id);
+  EXPECT_THAT(lost(), testing::ElementsAre("leased")) << "before anybody asks for it";
+}
+
 TEST_F(Losses, WhoWaitsForRoomThereIsTold) {
   const Handle a = harness_.create(*client_, "a", 4 * kMiB);
   const Handle b = harness_.create(*client_, "b", 4 * kMiB);
