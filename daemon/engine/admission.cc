@@ -50,8 +50,16 @@ void EngineImpl::admit(const Request& request, Admission admission, bool with_bl
   admission.started = now_;
   admission.deadline = request.deadline;
   if (!wait_for(request.id, request.session, request.deadline)) return;
-  (*session)->admissions.push_back(std::move(admission));
-  stir(**session);
+  enlist(**session, std::move(admission));
+}
+
+// That the system had no memory when nobody waited for it any more says nothing to whoever comes now.
+void EngineImpl::enlist(Session& session, Admission admission) {
+  if (session.admissions.empty())
+    for (const auto& place : session.places)
+      if (place != nullptr) place->add_failed = false;
+  session.admissions.push_back(std::move(admission));
+  stir(session);
 }
 
 Admission* EngineImpl::find_admission(Session& session, std::uint64_t id) {
@@ -209,9 +217,20 @@ void EngineImpl::try_start(Session& session, Admission& admission) {
   if (room == Room::kRefused) return fail_admission(session, admission, refusal);
   if (room == Room::kReady) return assemble(session, admission, slots);
   admission.waited = true;
-  admission.block = room == Room::kLeases   ? Admission::Block::kLeases
-                    : room == Room::kOthers ? Admission::Block::kOthers
-                                            : Admission::Block::kSpace;
+  admission.block = block_of(room);
+}
+
+Admission::Block EngineImpl::block_of(Room room) {
+  switch (room) {
+    case Room::kReady:
+      return Admission::Block::kNothing;
+    case Room::kLeases:
+      return Admission::Block::kLeases;
+    case Room::kOthers:
+      return Admission::Block::kOthers;
+    default:
+      return Admission::Block::kSpace;
+  }
 }
 
 // A copy in memory on the way from block to device is worth having, if its extent costs no wait.

@@ -99,8 +99,7 @@ void EngineImpl::on(const Request& request, CreateTensors&& body) {
   admission.started = now_;
   admission.deadline = request.deadline;
   if (!wait_for(request.id, request.session, request.deadline)) return;
-  (*session)->admissions.push_back(std::move(admission));
-  stir(**session);
+  enlist(**session, std::move(admission));
 }
 
 Result<void> EngineImpl::reserve_on_block(const std::vector<TensorSpec>& specs, std::vector<tier::Pieces>& pieces,
@@ -154,7 +153,7 @@ Result<bool> EngineImpl::reserve_homes(Session& session, Admission& admission, H
   Error refusal;
   const Room room = admission.behind ? Room::kWait : make_room(session, admission, sizes, homes.offsets, refusal);
   if (room == Room::kRefused) return std::unexpected(refusal);
-  admission.block = room == Room::kReady ? Admission::Block::kNothing : Admission::Block::kSpace;
+  admission.block = block_of(room);
   return room == Room::kReady;
 }
 

@@ -226,6 +226,7 @@ class EngineImpl final : public Engine {
   void on(const Request& request, Move&& body);
   void on(const Request& request, Pin&& body);
   void admit(const Request& request, Admission admission, bool with_block);
+  void enlist(Session& session, Admission admission);
   bool is_there(const Session& session, const Admission& admission, const Tensor& tensor) const;
   bool reads_of_another(const Admission& admission, const Tensor& tensor) const;
   static bool pinned_by_another(const Session& session, const Admission& admission, const Tensor& tensor);
@@ -236,6 +237,7 @@ class EngineImpl final : public Engine {
   Result<bool> ready_to_start(Session& session, Admission& admission, const std::vector<Slot>& slots);
   void try_start(Session& session, Admission& admission);
   Room reserve(Session& session, Admission& admission, const std::vector<Slot>& slots, Error& refusal);
+  static Admission::Block block_of(Room room);
   bool staging_grows(Session& session, const Admission& admission, const std::vector<Slot>& slots);
   bool wants_staging(const Admission& admission, const Tensor& tensor) const;
   Result<bool> claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots);

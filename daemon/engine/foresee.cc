@@ -160,9 +160,8 @@ bool EngineImpl::start_planned_fetch(Session& session, const foresight::PlannedF
   admission.tensors.push_back({fetch.slot, tensor.incarnation});
   admission.planned = true;
   admission.due_ns = fetch.due_ns;
-  session.admissions.push_back(std::move(admission));
+  enlist(session, std::move(admission));
   ++session.prefetches_running;
-  stir(session);
   return true;
 }
 

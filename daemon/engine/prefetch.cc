@@ -47,9 +47,8 @@ void EngineImpl::start_prefetches(Session& session) {
     admission.id = next_admission_++;
     admission.started = now_;
     admission.tensors.push_back(handle);
-    session.admissions.push_back(std::move(admission));
+    enlist(session, std::move(admission));
     ++session.prefetches_running;
-    stir(session);
   }
 }
 

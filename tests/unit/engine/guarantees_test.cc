@@ -192,6 +192,19 @@ TEST(Guarantees, MemoryThatTheSystemDoesNotHaveIsNamed) {
   EXPECT_TRUE(harness.acquire(client, kDevice, shm::Mode::kOverwrite, {a})) << "the next one asks again";
 }
 
+TEST(Guarantees, MemoryThatCameTooLateAndNotAtAllIsNoMatterOfTheNextOnes) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle a = harness.create(client, "a", kMiB);
+  const RequestId late =
+      harness.send(client.id, Acquire{kDevice, shm::Mode::kOverwrite, {a}}, harness.now + Duration(5));
+  ASSERT_EQ(harness.orders.size(), 1u);
+  harness.advance(harness.now + Duration(6));
+  EXPECT_FALSE(harness.reply(late));
+  harness.complete_order(0, Error{ErrorCode::kResourceExhausted, "no memory left", 12});
+  EXPECT_TRUE(harness.acquire(client, kDevice, shm::Mode::kOverwrite, {a}));
+}
+
 TEST(Guarantees, MemoryThatTheSystemDoesNotTakeBackStillCounts) {
   Harness harness(three_tiers());
   const auto& first = *harness.open(with_floors(2 * kMiB, 2 * kMiB));

@@ -246,6 +246,30 @@ TEST_F(Requests, WaitsForLeasesThenNamesTheHolders) {
   EXPECT_TRUE(harness.reply(again)) << "the release rang, and the wait ended";
 }
 
+TEST(Creates, WaitForLeasesThenNameTheHolders) {
+  Options options;
+  options.tiers = {tier_of("memory", tier::Kind::kMemory, 4 * kMiB)};
+  Harness harness(options);
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (const char* name : {"a", "b", "c", "d"}) tensors.push_back(harness.create(client, name, kMiB));
+  for (const Handle tensor : tensors) harness.write(client, tensor, 1, kHost);
+  ASSERT_TRUE(harness.acquire(client, kHost, shm::Mode::kRead, {tensors[1]}));
+  ASSERT_TRUE(harness.ask(client.id, DeleteTensors{{tensors[0], tensors[2]}}));
+  const CreateTensors create{{spec_of("e", 2 * kMiB)}};
+  const RequestId waits = harness.send(client.id, create, harness.now + Duration(10));
+  harness.settle();
+  EXPECT_FALSE(harness.answered(waits)) << "b lies between the free bytes, and is leased";
+  harness.advance(harness.now + Duration(10));
+  const auto late = harness.reply(waits);
+  EXPECT_EQ(code(late), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(late.error().message, HasSubstr("'b' (1 readers"));
+  const RequestId again = harness.send(client.id, create);
+  harness.release(client, tensors[1], shm::Mode::kRead);
+  harness.settle();
+  EXPECT_TRUE(harness.reply(again));
+}
+
 TEST_F(Requests, DeadlinesPassWhileTransfersAreUnderWay) {
   const Handle a = harness.create(*client, "a", kMiB);
   harness.write(*client, a, 1);
