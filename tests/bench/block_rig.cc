@@ -117,10 +117,8 @@ Result<BlockRounds> BlockRounds::run(const Bench& bench, const std::string& what
 }
 
 unsigned BlockRounds::depth() const {
-  const bool seen = std::ranges::any_of(moved_, [](const Moved& moved) { return !moved.queue.empty(); });
-  const auto held = static_cast<unsigned>(
+  return static_cast<unsigned>(
       median_of(reference_, [](const FioFigures& figures) { return depth_held(figures.queue, kAtDepth); }));
-  return seen ? std::max(held, 1U) : 0;
 }
 
 double BlockRounds::queue_share() const {

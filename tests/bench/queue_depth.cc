@@ -60,7 +60,7 @@ unsigned depth_held(std::vector<unsigned> seen, double share) {
   if (seen.empty()) return 0;
   std::ranges::sort(seen);
   const auto rest = static_cast<std::size_t>((1 - share) * static_cast<double>(seen.size()) + 1e-9);
-  return seen[std::min(rest, seen.size() - 1)];
+  return std::max(seen[std::min(rest, seen.size() - 1)], 1U);
 }
 
 double share_at(const std::vector<unsigned>& seen, unsigned depth) {

@@ -24,7 +24,7 @@ class QueueSampler {
 };
 
 // The depth that the queue had for at least `share` of the looks, those before the first request and after the last
-// aside. 0 where nothing was seen.
+// aside, and 1 at least: a queue that runs empty now and then is to be kept from it. 0 where nothing was seen.
 unsigned depth_held(std::vector<unsigned> seen, double share);
 
 // The share of the looks at which the queue had at least `depth`; 0 where there were none.

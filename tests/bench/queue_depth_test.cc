@@ -20,6 +20,7 @@ TEST(DepthHeld, IsWhatAllButTheRestOfTheLooksHad) {
   EXPECT_EQ(depth_held(seen, 0.97), 16u);
   seen.insert(seen.begin() + 10, 2);
   EXPECT_EQ(depth_held(seen, 0.97), 2u) << "of 101 looks three may be less";
+  EXPECT_EQ(depth_held({4, 0, 4}, 0.97), 1u);
   EXPECT_EQ(depth_held({}, 0.97), 0u);
   EXPECT_EQ(depth_held({0, 0}, 0.97), 0u);
 }
