@@ -35,7 +35,8 @@ bool is_of_the_medium(int error) { return error == EIO || error == ENODATA || er
 void Chunk::start(const ChunkWork& work) {
   TERRACE_CHECK(step_ == Step::kIdle);
   TERRACE_CHECK(work.bytes > 0 && work.bytes <= work.padded_bytes);
-  TERRACE_CHECK(work.padded_bytes <= (work.pinned ? kGpuChunkBytes : tier::kChunkBytes));
+  const bool by_cpu = work.path == Path::kCopy && work.from_gpu == nullptr && work.to_gpu == nullptr;
+  TERRACE_CHECK(work.padded_bytes <= (work.pinned || by_cpu ? kCopyChunkBytes : tier::kChunkBytes));
   work_ = work;
   retries_ = 0;
   gpu_failed_ = false;

@@ -45,8 +45,8 @@ struct ChunkWork {
   Class urgency{};
 };
 
-// The largest chunk that nothing but a GPU copies. All others have at most tier::kChunkBytes.
-inline constexpr std::uint64_t kGpuChunkBytes = CudaLink::kOverlapBytesMax;
+// The largest chunk that is only copied, by a GPU or by the CPU. All others have at most tier::kChunkBytes.
+inline constexpr std::uint64_t kCopyChunkBytes = CudaLink::kOverlapBytesMax;
 
 class Chunk;
 

@@ -19,6 +19,15 @@ Path route(const Transfer& transfer, TierId block) {
   return transfer.from.tier == block ? Path::kFromBlock : Path::kCopy;
 }
 
+// What is read or written goes in tier::kChunkBytes. What is only copied goes in larger pieces where there is enough of
+// it: each costs the same to begin, a GPU's and a worker's.
+std::uint64_t Flow::chunk_bytes_of(std::uint64_t bytes, Path path, const Ends& ends) {
+  if (ends.pinned) return kCopyChunkBytes;
+  if (path != Path::kCopy || ends.from_gpu != nullptr || ends.to_gpu != nullptr) return tier::kChunkBytes;
+  return std::clamp(align_down(bytes / (kChunksACopier * ends.copiers), tier::kChunkBytes), tier::kChunkBytes,
+                    kCopyChunkBytes);
+}
+
 void Flow::prepare(const Transfer& new_transfer, Path new_path, const Ends& new_ends, const std::byte* new_from,
                    std::byte* new_to) {
   transfer = new_transfer;
@@ -26,8 +35,7 @@ void Flow::prepare(const Transfer& new_transfer, Path new_path, const Ends& new_
   ends = new_ends;
   from = new_from;
   to = new_to;
-  // What a GPU copies by itself goes in larger pieces: each costs the same to begin.
-  chunk_bytes = ends.pinned ? kGpuChunkBytes : tier::kChunkBytes;
+  chunk_bytes = chunk_bytes_of(transfer.bytes, path, ends);
   chunks = (transfer.bytes + chunk_bytes - 1) / chunk_bytes;
   begun = 0;
   in_flight = 0;

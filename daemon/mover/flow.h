@@ -19,9 +19,12 @@ struct Ends {
   CudaLink* from_gpu = nullptr;  // as ChunkWork's
   CudaLink* to_gpu = nullptr;
   bool pinned = false;
+  unsigned copiers = 1;  // threads that share what the CPU copies
 };
 
 struct Flow {
+  // So many for each of those who share a copy: enough for all to end at about the same time.
+  static constexpr std::uint64_t kChunksACopier = 4;
   // Enough to keep a GPU's stream busy, and few enough that what comes after need not wait long.
   static constexpr std::uint64_t kGpuChunksMax = 8;
 
@@ -38,6 +41,9 @@ struct Flow {
   bool backwards = false;   // from the last chunk to the first
   Result<void> result;      // of the first chunk that failed
   bool gpu_failed = false;  // what failed it was a GPU
+
+  // Of a transfer with these ends, along this path.
+  static std::uint64_t chunk_bytes_of(std::uint64_t bytes, Path path, const Ends& ends);
 
   // Nothing of it is left to begin: all is under way, or it has failed.
   bool is_begun() const { return begun == chunks || !result; }

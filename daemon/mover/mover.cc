@@ -232,7 +232,7 @@ std::byte* ChunkMover::address(const tier::Location& location, std::uint64_t byt
 }
 
 Ends ChunkMover::ends_of(const Transfer& transfer, const std::byte* from, const std::byte* to) const {
-  Ends ends;
+  Ends ends{.copiers = workers_.copiers()};
   if (from != nullptr) ends.from_gpu = gpus_.of(transfer.from.tier);
   if (to != nullptr) ends.to_gpu = gpus_.of(transfer.to.tier);
   if (ends.from_gpu == nullptr && ends.to_gpu == nullptr) return ends;

@@ -46,9 +46,9 @@ struct MoverCounts {
   std::uint64_t mismatched_chunks = 0;  // nor the second time
 };
 
-// Everything here is the reactor's. Transfers are taken in chunks of 1 MiB (4 MiB where only a GPU copies), the most
-// urgent transfer's first; what one class asks first is begun first. Where a tier is a GPU's, DRAM that comes is pinned
-// for it, and copies to and from it run on its streams.
+// Everything here is the reactor's. Transfers are taken in chunks of 1 MiB (of up to 4 where they are only copied), the
+// most urgent transfer's first; what one class asks first is begun first. Where a tier is a GPU's, DRAM that comes is
+// pinned for it, and copies to and from it run on its streams.
 class Mover {
  public:
   struct Options {

@@ -61,6 +61,19 @@ TEST(FlowTest, CutsIntoMebibytesAndPadsTheLastToAPage) {
   EXPECT_EQ(flow.in_flight, 3U);
 }
 
+TEST(FlowTest, WhatIsOnlyCopiedGoesInLargerPiecesThatAreEnoughForAll) {
+  const auto chunk_bytes = [](std::uint64_t bytes, unsigned copiers) {
+    return Flow::chunk_bytes_of(bytes, Path::kCopy, {.copiers = copiers});
+  };
+  EXPECT_EQ(chunk_bytes(64 * kMiB, 1), 4 * kMiB);
+  EXPECT_EQ(chunk_bytes(64 * kMiB, 6), 2 * kMiB);
+  EXPECT_EQ(chunk_bytes(64 * kMiB, 64), kMiB);
+  EXPECT_EQ(chunk_bytes(4 * kMiB, 1), kMiB);
+  EXPECT_EQ(chunk_bytes(100, 1), kMiB);
+  EXPECT_EQ(Flow::chunk_bytes_of(64 * kMiB, Path::kToBlock, {}), kMiB);
+  EXPECT_EQ(Flow::chunk_bytes_of(kMiB, Path::kCopy, {.pinned = true}), 4 * kMiB);
+}
+
 TEST(FlowTest, OverlappingRangesGoOneByOneAwayFromWhereTheyMove) {
   std::vector<std::byte> memory(8 * kMiB);
   Flow flow;
