@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "terrace/client.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "answers.h"
@@ -228,7 +229,8 @@ std::uint64_t Client::pinned_bytes() const {
 
 std::uint64_t Client::held() const {
   const Use session = use();
-  return session ? session->holders()->count() - 2 : 0;  // the client, and this call
+  constexpr std::uint64_t kOwn = 2;  // the client, unless it is being closed, and this call
+  return session ? std::max(session->holders()->count(), kOwn) - kOwn : 0;
 }
 
 }  // namespace terrace

@@ -182,12 +182,12 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
   }
   Result<Lease> lease;  // made where it is returned: to move one costs two counts of its tensor
   lease->tensor_ = tensor;
-  lease->token_ = {.session = this, .handle = tensor.handle(), .mode = options.mode};
   lease->place_ = options.place;
   lease->writable_ = options.mode != Mode::kRead || options.writable_view;
   lease->address_ = place->address(offset, tensor.bytes(), lease->writable_);
   lease->cuda_device_ = place->gpu_ordinal();
   lease->bytes_ = tensor.bytes();
+  lease->token_ = {.session = this, .handle = tensor.handle(), .mode = options.mode};  // last: now it is one
   return lease;
 }
 

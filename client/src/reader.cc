@@ -15,8 +15,10 @@
 namespace terrace::client {
 namespace {
 
-// How often answers that nobody waits for are looked for, and who is left in a session that was closed.
+// How often answers that nobody waits for are looked for.
 constexpr int kLookMs = 10;
+// How often, in the end, it is looked whether anybody is left in a session that was closed.
+constexpr int kClosedLookMs = 100;
 // Segments that are pinned together: those that have come while the ones before were pinned.
 constexpr std::size_t kSegmentsTogether = 16;
 
@@ -51,7 +53,7 @@ void Session::read_messages() {
 int Session::patience_ms() {
   if (const PlaceRange* const host = range(shm::kPlaceHost); host != nullptr && host->unfinished() > 0) return 0;
   const bool abandoned = link_ == Link::kOpen && calls_.has_abandoned();
-  if (holders_->shut()) return std::min(looks_at_holders_++, kLookMs);
+  if (holders_->shut()) return std::exchange(look_pause_ms_, std::min(look_pause_ms_ + 1, kClosedLookMs));
   if (link_ == Link::kOpen) return abandoned ? kLookMs : -1;
   if (link_ == Link::kLost) return -1;
   const Deadline next = link_ == Link::kAway ? std::min(absence_.next_attempt, absence_.end) : absence_.end;

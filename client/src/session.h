@@ -108,7 +108,7 @@ class Session {
   friend class LeasesAnswer;
 
   // A granted lease's memory is on its way already: how long it may take, whatever the call's own timeout.
-  static constexpr std::chrono::seconds kMappingTimeout{10};
+  static constexpr std::chrono::seconds kMappingTimeout{60};
 
   // Pauses between attempts to connect again: whoever waits for the daemon waits for the next one.
   static constexpr std::chrono::milliseconds kPauseMin{10};
@@ -207,7 +207,7 @@ class Session {
   std::uint64_t epoch_;
   Link link_ = Link::kOpen;
   Absence absence_;
-  int looks_at_holders_ = 0;  // since they were shut
+  int look_pause_ms_ = 0;  // between looks at the holders once they are shut
   std::atomic<std::uint64_t> reconnects_{0};
 
   std::mutex mutex_;

@@ -55,9 +55,10 @@ void EngineImpl::admit(const Request& request, Admission admission, bool with_bl
 
 // That the system had no memory when nobody waited for it any more says nothing to whoever comes now.
 void EngineImpl::enlist(Session& session, Admission admission) {
-  if (session.admissions.empty())
-    for (const auto& place : session.places)
-      if (place != nullptr) place->add_failed = false;
+  if (Place* const place = session.places[admission.tier].get();
+      place != nullptr &&
+      std::ranges::find(session.admissions, admission.tier, &Admission::tier) == session.admissions.end())
+    place->add_failed = false;
   session.admissions.push_back(std::move(admission));
   stir(session);
 }

@@ -153,7 +153,7 @@ Result<bool> EngineImpl::reserve_homes(Session& session, Admission& admission, H
   Error refusal;
   const Room room = admission.behind ? Room::kWait : make_room(session, admission, sizes, homes.offsets, refusal);
   if (room == Room::kRefused) return std::unexpected(refusal);
-  admission.block = block_of(room);
+  admission.block = admission.behind ? Admission::Block::kBusy : block_of(room);
   return room == Room::kReady;
 }
 

@@ -178,7 +178,10 @@ void EngineImpl::try_admissions(Session& session, bool prefetches) {
       try_start(session, admission);
       if (find_admission(session, id) == nullptr) continue;
     }
-    if (admission.phase == Admission::Phase::kWaiting && admission.block == Admission::Block::kSpace)
+    // One that was created meanwhile would take bytes for good that this one has counted on.
+    const bool keeps_order = admission.block == Admission::Block::kSpace ||
+                             (admission.is(Admission::Kind::kCreate) && admission.block == Admission::Block::kLeases);
+    if (admission.phase == Admission::Phase::kWaiting && keeps_order)
       (admission.planned ? planned_for : closed)[tier] = true;
   }
 }

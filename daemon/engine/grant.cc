@@ -163,6 +163,11 @@ Error EngineImpl::expired(Session& session, const Admission& admission) const {
   if (admission.block == Admission::Block::kSpace)
     return {ErrorCode::kDeadlineExceeded,
             fmt::format("room in '{}' was still being made{}", tiers_[admission.tier].options.name, former), 0};
+  if (admission.behind)
+    return {
+        ErrorCode::kDeadlineExceeded,
+        fmt::format("an earlier request still waited for room in '{}'{}", tiers_[admission.tier].options.name, former),
+        0};
   return {ErrorCode::kDeadlineExceeded,
           fmt::format("a tensor of the set was still in use by another request{}", former), 0};
 }

@@ -151,6 +151,10 @@ void Scheduler::dispatch(std::vector<mover::Transfer>& out) {
 }
 
 std::uint64_t Scheduler::queued(const mover::Link& link) const { return links_.at(link).waiting; }
+bool Scheduler::has_before(const mover::Link& link, mover::Class urgency) const {
+  const auto& classes = links_.at(link).classes;
+  return std::any_of(classes.begin(), classes.begin() + index(urgency), [](const ClassQueue& c) { return !c.empty(); });
+}
 std::uint64_t Scheduler::in_flight(const mover::Link& link) const { return links_.at(link).in_flight; }
 
 }  // namespace terrace::engine

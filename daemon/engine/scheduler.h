@@ -37,6 +37,8 @@ class Scheduler {
   void dispatch(std::vector<mover::Transfer>& out);
 
   std::uint64_t queued(const mover::Link& link) const;
+  // Whether something more urgent than this waits for the link.
+  bool has_before(const mover::Link& link, mover::Class urgency) const;
   std::uint64_t in_flight(const mover::Link& link) const;
 
  private:

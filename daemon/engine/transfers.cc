@@ -131,6 +131,7 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
         tensor.home_bad = true;  // no more early ones until a write-back succeeds
       if (result && tensor.published == flight.from && finish_clean(session, flight.slot))
         tensor.valid |= bit(flight.to);
+      if (result && flight.to == home_level_) tensor.home_bad = false;
       if (tensor.admission == 0) rest(session, flight.slot);
       if (flight.from == Level::kDevice) written_back(session, result.has_value());
       return;

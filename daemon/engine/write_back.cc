@@ -31,7 +31,7 @@ void EngineImpl::look_for_write_backs() {
   }
 }
 
-// Until the end of the round, unless something is in its way: then from there on the next time.
+// Until the end of the round, unless memory for it is on its way: then from there on the next time.
 void EngineImpl::go_round(Session& session) {
   if (session.life != Session::Life::kOpen) return;
   for (std::uint32_t looks = 0; looks < kLooksMax && session.hand < session.tensors.size(); ++looks, ++session.hand)
@@ -49,8 +49,9 @@ bool EngineImpl::write_back(Session& session, Slot slot) {
   return true;
 }
 
-// Where its bytes outlive the device: in memory if that costs nobody anything, else at home; kNone: nowhere now.
-// False: memory is on its way, or the link has something to do.
+// Where its bytes outlive the device: in memory if that costs nobody anything, else at home, but on the block tier
+// within a budget alone: what is rewritten all the time would wear the drives out. kNone: nowhere now. False: memory is
+// on its way.
 bool EngineImpl::reserve_below(Session& session, Slot slot, Level& target) {
   const Tensor& tensor = session.at(slot);
   Level to = home_level_;
@@ -60,8 +61,9 @@ bool EngineImpl::reserve_below(Session& session, Slot slot, Level& target) {
     if (!fits && (memory.adding_bytes > 0 || grow(session, memory_tier_))) return false;
     if (fits) to = Level::kMemory;
   }
-  if (to == Level::kBlock && (former_at_work_ || tensor.home_bad || !write_budget_.allows_early(now_))) return true;
-  if (scheduler_.queued(link_between(tensor, Level::kDevice, to)) > session.cleanings) return false;
+  const bool affordable = write_budget_.is_set() && write_budget_.allows_early(now_);
+  if (to == Level::kBlock && (former_at_work_ || !affordable)) return true;
+  if (scheduler_.has_before(link_between(tensor, Level::kDevice, to), mover::Class::kCleaning)) return true;
   if (!tensor.has(to))
     add_copy(session, slot, memory_tier_, session.places[memory_tier_]->space.allocate(tensor.extent_bytes())->offset);
   target = to;

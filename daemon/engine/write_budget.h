@@ -22,6 +22,7 @@ class WriteBudget {
     left_ = std::max(left_at(now) - static_cast<double>(bytes), -bytes_per_day_);
     since_ = now;
   }
+  bool is_set() const { return bytes_per_day_ > 0; }
   bool allows_early(Time now) const { return bytes_per_day_ == 0 || left_at(now) > 0; }
   // Negative: owed.
   std::int64_t left_bytes(Time now) const { return static_cast<std::int64_t>(left_at(now)); }

@@ -168,8 +168,8 @@ engine::Options engine_options(const config::Config& config) {
   }
   options.sessions_max = config.limits.sessions_max;
   options.requests_waiting_max = config.limits.requests_queued_max;
-  // So that transfers of one chunk fill the mover's depth, and as many again are there to go on with.
-  options.transfers_in_flight_max = 2 * mover::Mover::Options{}.queue_depth;
+  // So that transfers of one chunk keep the mover busy.
+  options.transfers_in_flight_max = mover::Mover::Options{}.chunks_max;
   return options;
 }
 

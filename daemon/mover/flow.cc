@@ -48,6 +48,12 @@ void Flow::prepare(const Transfer& new_transfer, Path new_path, const Ends& new_
   backwards = one_by_one && target > source;
 }
 
+std::uint64_t Flow::in_flight_max() const {
+  if (one_by_one) return 1;
+  if (ends.pinned) return kCopyChunksMax;
+  return path == Path::kCopy ? std::max<std::uint64_t>(kCopyChunksMax, kChunksACopier * ends.copiers) : UINT64_MAX;
+}
+
 ChunkWork Flow::begin_chunk(const std::byte* zeros) {
   const std::uint64_t index = backwards ? chunks - 1 - begun : begun;
   ++begun;

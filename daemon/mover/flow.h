@@ -25,8 +25,8 @@ struct Ends {
 struct Flow {
   // So many for each of those who share a copy: enough for all to end at about the same time.
   static constexpr std::uint64_t kChunksACopier = 4;
-  // Enough to keep a GPU's stream busy, and few enough that what comes after need not wait long.
-  static constexpr std::uint64_t kGpuChunksMax = 8;
+  // Enough to keep a GPU's stream busy, or the workers, and few enough that what comes after need not wait long.
+  static constexpr std::uint64_t kCopyChunksMax = 8;
 
   Transfer transfer;
   Path path{};
@@ -48,7 +48,7 @@ struct Flow {
   // Nothing of it is left to begin: all is under way, or it has failed.
   bool is_begun() const { return begun == chunks || !result; }
   bool can_begin() const { return !is_begun() && in_flight < in_flight_max(); }
-  std::uint64_t in_flight_max() const { return one_by_one ? 1 : ends.pinned ? kGpuChunksMax : UINT64_MAX; }
+  std::uint64_t in_flight_max() const;
 
   // Starts it afresh: everything above from these.
   void prepare(const Transfer& new_transfer, Path new_path, const Ends& new_ends, const std::byte* new_from,

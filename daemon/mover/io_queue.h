@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many I/Os the block devices have under way: their queue's depth. Whoever comes when it is full waits, and the
-// most urgent goes first. So what is summed before it is written, or checked after it was read, keeps nobody from the
-// devices.
+// most urgent goes first, for as long as there are such. So what is summed before it is written, or checked after it
+// was read, keeps nobody from the devices.
 #pragma once
 
 #include <array>

@@ -307,8 +307,11 @@ std::vector<SegmentDone> ChunkMover::take_segments() {
   return done;
 }
 
+// What nobody waits for leaves half of the chunks to others: workers take what comes in its order.
 Flow* ChunkMover::next_flow() {
   for (const auto& queue : waiting_) {
+    const bool for_nobody = &queue == &waiting_[static_cast<std::size_t>(Class::kCleaning)];
+    if (for_nobody && places_.size() > 1 && free_places_.size() <= places_.size() / 2) continue;
     const auto found = std::find_if(queue.begin(), queue.end(), [](const Flow* flow) { return flow->can_begin(); });
     if (found != queue.end()) return *found;
   }

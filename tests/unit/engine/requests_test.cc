@@ -260,10 +260,14 @@ TEST(Creates, WaitForLeasesThenNameTheHolders) {
   const RequestId waits = harness.send(client.id, create, harness.now + Duration(10));
   harness.settle();
   EXPECT_FALSE(harness.answered(waits)) << "b lies between the free bytes, and is leased";
+  const RequestId later = harness.send(client.id, CreateTensors{{spec_of("f", kMiB)}}, harness.now + Duration(9));
+  harness.settle();
+  EXPECT_FALSE(harness.answered(later)) << "it would take what the first one waits for";
   harness.advance(harness.now + Duration(10));
   const auto late = harness.reply(waits);
   EXPECT_EQ(code(late), ErrorCode::kResourceExhausted);
   EXPECT_THAT(late.error().message, HasSubstr("'b' (1 readers"));
+  EXPECT_THAT(harness.reply(later).error().message, HasSubstr("an earlier request still waited for room in 'memory'"));
   const RequestId again = harness.send(client.id, create);
   harness.release(client, tensors[1], shm::Mode::kRead);
   harness.settle();

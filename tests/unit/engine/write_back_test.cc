@@ -16,6 +16,8 @@ constexpr Duration kPeriod = std::chrono::milliseconds(100);
 const TierId kDeviceTier{0};
 const Error kWhy{ErrorCode::kUnavailable, "cuda:0 is lost", 0};
 
+constexpr std::uint64_t kBudgetEnough = 24 * kGiB;  // a day
+
 Options early(Options options) {
   options.tiers[0].write_back_early = true;
   options.write_back_period = kPeriod;
@@ -130,7 +132,40 @@ TEST_F(WriteBack, SomebodyWhoWaitsForOneOfThemDoesNotWaitBehindTheRest) {
   EXPECT_EQ(node_.look(client_, a), 3U);
 }
 
-TEST_F(WriteBack, WhereMemoryIsFullItIsSafeAtHome) {
+class WriteBackOnABudget : public WriteBack {
+ protected:
+  static Options options(std::uint64_t bytes_per_day) {
+    Options options = early(three_tiers(8 * kMiB));
+    options.tiers.back().write_budget_bytes_per_day = bytes_per_day;
+    return options;
+  }
+  explicit WriteBackOnABudget(const Options& given = options(kBudgetEnough)) : WriteBack(given) {}
+};
+
+TEST_F(WriteBack, NothingIsWrittenToDrivesThatMayWearOut) {
+  for (int each = 0; each < 8; ++each)
+    node_.write(client_, node_.create(client_, "host " + std::to_string(each), kMiB), 1, kHost);
+  node_.settle();
+  node_.write(client_, node_.create(client_, "a", kMiB), 7);
+  EXPECT_THAT(look(), IsEmpty());
+  EXPECT_EQ(lost_with_the_device(), 1U);
+}
+
+TEST_F(WriteBack, OneSessionThatWritesAllTheTimeKeepsNoOtherFromIt) {
+  Harness::Client& other = *node_.open();
+  const Handle busy = node_.create(client_, "busy", kMiB);
+  const Handle rare = node_.create(other, "rare", kMiB);
+  node_.write(other, rare, 7);
+  for (std::uint64_t round = 0; round < 3; ++round) {
+    node_.write(client_, busy, round);
+    look();
+    node_.settle();
+  }
+  EXPECT_EQ(lost_with_the_device(), 0U);
+  EXPECT_EQ(node_.read(other, rare, kHost), 7U);
+}
+
+TEST_F(WriteBackOnABudget, WhereMemoryIsFullItIsSafeAtHome) {
   for (int each = 0; each < 8; ++each)
     node_.write(client_, node_.create(client_, "host " + std::to_string(each), kMiB), 1, kHost);
   node_.settle();
@@ -200,19 +235,31 @@ TEST_F(WriteBackLate, IsWhatATierDoesUnlessItIsAsked) {
   EXPECT_EQ(lost_with_the_device(), 1U);
 }
 
-class WriteBackOnABudget : public WriteBack {
+TEST_F(WriteBackOnABudget, WhatTheDriveRefusedIsTriedAgainMuchLaterToo) {
+  for (int each = 0; each < 8; ++each)
+    node_.write(client_, node_.create(client_, "host " + std::to_string(each), kMiB), 1, kHost);
+  node_.settle();
+  node_.write(client_, node_.create(client_, "a", kMiB), 7);
+  ASSERT_EQ(look().size(), 1U);
+  node_.complete_transfer(0, Error{ErrorCode::kInternal, "a bad write", 5}, TierId{2});
+  node_.advance(node_.now + 60 * kPeriod);
+  EXPECT_EQ(node_.transfers.size(), 1U);
+  node_.settle();
+  EXPECT_EQ(lost_with_the_device(), 0U);
+}
+
+class WriteBackWithoutMemory : public WriteBackOnABudget {
  protected:
   static constexpr std::uint64_t kBudget = 24 * kMiB;  // a day, and so 1 MiB at once
-  WriteBackOnABudget()
-      : WriteBack([] {
-          Options options = three_tiers(8 * kMiB);
-          options.tiers.erase(options.tiers.begin() + 1);
-          options.tiers[1].write_budget_bytes_per_day = kBudget;
-          return early(options);
+  WriteBackWithoutMemory()
+      : WriteBackOnABudget([] {
+          Options given = options(kBudget);
+          given.tiers.erase(given.tiers.begin() + 1);
+          return given;
         }()) {}
 };
 
-TEST_F(WriteBackOnABudget, HomeIsTheBlockTierAndItsBudgetIsKept) {
+TEST_F(WriteBackWithoutMemory, HomeIsTheBlockTierAndItsBudgetIsKept) {
   const Handle a = node_.create(client_, "a", 2 * kMiB);
   const Handle b = node_.create(client_, "b", kMiB);
   node_.write(client_, a, 1);
