@@ -108,7 +108,7 @@ class Session {
   friend class LeasesAnswer;
 
   // A granted lease's memory is on its way already: how long it may take, whatever the call's own timeout.
-  static constexpr std::chrono::seconds kMappingTimeout{60};
+  static constexpr std::chrono::seconds kMappingTimeout{20};
 
   // Pauses between attempts to connect again: whoever waits for the daemon waits for the next one.
   static constexpr std::chrono::milliseconds kPauseMin{10};
