@@ -156,10 +156,21 @@ void check_order(const TierConfig& above, const TierConfig& tier, Problems& prob
   }
 }
 
-void check_write_back(const TierConfig& home, Problems& problems) {
-  if (home.kind != TierKind::kDevice || home.write_back != WriteBack::kEarly) return;
-  problems.add(home.origin.line_of("write_back"), home.origin.name_of("write_back"),
-               "is \"early\", and there is no tier beneath to write to; add a memory or a block tier, or remove it");
+// What is asked for, and has nowhere to go.
+void check_write_back(const std::vector<TierConfig>& tiers, Problems& problems) {
+  const TierConfig& home = tiers.back();
+  if (std::ranges::find(tiers, TierKind::kMemory, &TierConfig::kind) != tiers.end()) return;
+  if (home.kind == TierKind::kBlock && home.write_budget_bytes_per_day != 0) return;
+  for (const TierConfig& tier : tiers) {
+    if (tier.write_back != WriteBack::kEarly) continue;
+    problems.add(
+        tier.origin.line_of("write_back"), tier.origin.name_of("write_back"),
+        home.kind == TierKind::kBlock
+            ? "is \"early\", and drives are written early within a budget alone; add a memory tier, or a "
+              "write_budget to the block tier, or remove it"
+            : "is \"early\", and there is no tier beneath to write to; add a memory or a block tier, or remove "
+              "it");
+  }
 }
 
 }  // namespace
@@ -180,7 +191,7 @@ void read_tiers(Section& root, Problems& problems, Config& config) {
       }
     }
   }
-  if (!config.tiers.empty()) check_write_back(config.tiers.back(), problems);
+  if (!config.tiers.empty()) check_write_back(config.tiers, problems);
 }
 
 }  // namespace terrace::config

@@ -213,7 +213,8 @@ void EngineImpl::clean(Session& session) {
   if (above_home == home_level_ || former_at_work_ || session.foreseen.plan) return;
   if (!write_budget_.allows_early(now_)) return;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    if (tiers_[tier].level == above_home && !tiers_[tier].options.write_back_early) clean_place(session, tier);
+    if (tiers_[tier].level == above_home && !(writes_back_early_ && tiers_[tier].options.write_back_early))
+      clean_place(session, tier);
 }
 
 void EngineImpl::clean_place(Session& session, std::size_t tier) {

@@ -102,8 +102,8 @@ EngineImpl::EngineImpl(Options options, CatalogMemory& catalog)
           options_.transfers_in_flight_max),
       write_budget_(options_.tiers.back().write_budget_bytes_per_day) {
   home_level_ = tiers_.back().level;
-  writes_back_early_ =
-      home_level_ != Level::kDevice && std::ranges::any_of(options_.tiers, &TierOptions::write_back_early);
+  const bool has_where_to = memory_tier_ != SIZE_MAX || write_budget_.is_set();
+  writes_back_early_ = has_where_to && std::ranges::any_of(options_.tiers, &TierOptions::write_back_early);
   former_at_work_ = options_.former_at_work && home_level_ == Level::kBlock;
   if (home_level_ == Level::kBlock) {
     const std::uint64_t capacity = tiers_.back().options.capacity_bytes;

@@ -277,6 +277,11 @@ TEST(Parse, AGpuIsWrittenBackEarly) {
   EXPECT_THAT(error_of(device("write_back = \"soon\"\n")), HasSubstr("\"early\""));
   EXPECT_THAT(error_of(device("write_back = \"early\"\n")),
               HasSubstr("t.toml:4: tier[0].write_back: is \"early\", and there is no tier beneath"));
+  EXPECT_THAT(
+      error_of(device("write_back = \"early\"\n") + block_tier("paths = [\"/x\"]")),
+      HasSubstr("t.toml:4: tier[0].write_back: is \"early\", and drives are written early within a budget alone"));
+  EXPECT_TRUE(
+      parse_here(device("write_back = \"early\"\n") + block_tier("paths = [\"/x\"]\nwrite_budget = \"1TB/day\"")));
 }
 
 TEST(Parse, TiersStandFastestFirst) {

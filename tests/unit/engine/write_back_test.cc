@@ -271,6 +271,25 @@ TEST_F(WriteBackWithoutMemory, HomeIsTheBlockTierAndItsBudgetIsKept) {
   EXPECT_EQ(lost_with_the_device(), 1U);
 }
 
+class WriteBackToDrivesAlone : public WriteBack {
+ protected:
+  WriteBackToDrivesAlone()
+      : WriteBack([] {
+          Options options = early(three_tiers(4 * kMiB));
+          options.tiers.erase(options.tiers.begin() + 1);
+          return options;
+        }()) {}
+};
+
+TEST_F(WriteBackToDrivesAlone, IsThatOfATierThatIsNearlyFull) {
+  node_.write(client_, node_.create(client_, "a", kMiB), 7);
+  EXPECT_EQ(node_.engine->next_deadline(), kNever);
+  EXPECT_THAT(look(), IsEmpty());
+  for (const char* name : {"b", "c", "d"}) node_.write(client_, node_.create(client_, name, kMiB), 7);
+  node_.settle();
+  EXPECT_GT(transfers_to(mover::LinkKind::kBlockWrite), 0U) << "the coldest are clean before their room is needed";
+}
+
 class WriteBackToHomesInMemory : public WriteBack {
  protected:
   WriteBackToHomesInMemory()
