@@ -6,14 +6,15 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -58,17 +59,20 @@ struct Plan {
   std::string report;
 };
 
-// `former_gpus`: how many a former daemon had whose sessions are there.
-Result<Plan> make_plan(const Arguments& arguments, std::size_t former_gpus) {
+using FormerGpus = std::optional<std::vector<std::uint64_t>>;
+
+// `former`: see topology::Cuda.
+Result<Plan> make_plan(const Arguments& arguments, const FormerGpus& former) {
   topology::raise_limits();
   auto machine = topology::discover();
   if (!machine) return std::unexpected(machine.error());
   auto draft = arguments.config_path.empty() ? config::without_file() : config::load(arguments.config_path);
   if (!draft) return std::unexpected(draft.error());
   if (config::asks_for_gpus(draft->config)) {
-    machine->cuda = topology::probe_cuda([&](int ordinal) { return config::asks_for_gpu(draft->config, ordinal); });
-    if (former_gpus != 0)
-      topology::add_missing(machine->cuda, std::max(former_gpus, config::gpus_named(draft->config)));
+    const bool any_may_be_ours = former && !former->empty();
+    machine->cuda = topology::probe_cuda(
+        [&](int ordinal) { return any_may_be_ours || config::asks_for_gpu(draft->config, ordinal); });
+    if (former) topology::go_on_with(machine->cuda, *former, config::gpus_named(draft->config));
   }
   auto config = config::resolve(std::move(*draft), *machine);
   if (!config) return std::unexpected(config.error());
@@ -164,7 +168,7 @@ Result<void> serve(const Plan& plan, const Arguments& arguments, front::Inherita
   if (arguments.discard)
     if (const auto discarded = discard(inheritance); !discarded) return discarded;
   const bool inherits = !inheritance.adopted.empty();
-  const config::Config config = front::continued(plan.config, inheritance.adopted, plan.machine.cuda);
+  const config::Config config = front::continued(plan.config, inheritance.adopted);
   auto host = front::Host::create(config, workers_of(plan.machine, config), facts_of(plan), std::move(inheritance));
   if (!host && inherits && front::is_to_be_held(host.error())) return front::hold(config, facts_of(plan), host.error());
   if (!host) return std::unexpected(host.error());
@@ -216,14 +220,14 @@ int print_verdict(const std::string& report_text) {
 int answer_predecessor(const Arguments& arguments) {
   const auto plan = make_plan(arguments, front::former_gpus(arguments.catalog));
   if (!plan) return report("terraced", plan.error());
-  const auto fits = front::check_succession(plan->config, arguments.catalog, plan->machine.cuda);
+  const auto fits = front::check_succession(plan->config, arguments.catalog);
   if (!fits) return report("terraced", fits.error());
   fmt::print("{}{}\n", front::kGoesOn, TERRACE_VERSION);
   return std::fflush(stdout) == 0 ? 0 : 1;
 }
 
 int check_configuration(const Arguments& arguments) {
-  const auto plan = make_plan(arguments, 0);
+  const auto plan = make_plan(arguments, std::nullopt);
   return plan ? print_verdict(plan->report) : report("terraced", plan.error());
 }
 
@@ -232,7 +236,7 @@ int run(const Arguments& arguments) {
   if (arguments.catalog >= 0) return answer_predecessor(arguments);
   auto inheritance = inherit();
   if (!inheritance) return report("terraced", inheritance.error());
-  const auto plan = make_plan(arguments, arguments.discard ? 0 : front::former_gpus(inheritance->adopted));
+  const auto plan = make_plan(arguments, arguments.discard ? std::nullopt : front::former_gpus(inheritance->adopted));
   if (!plan) return report("terraced", plan.error());
   block_signals();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("terraced"));

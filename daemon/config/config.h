@@ -27,6 +27,11 @@ enum class WriteBack : std::uint8_t {
   kEarly,  // as soon as a link has time for it
   kLate,   // when its room is needed, or soon will be
 };
+// What a former daemon had in a GPU's memory, and this one cannot take back just now, though the supervisor has it.
+enum class TakeBack : std::uint8_t {
+  kWait,    // nothing is served before it can, as long as a tensor has its bytes there alone
+  kGiveUp,  // it is lost
+};
 enum class LogLevel : std::uint8_t { kTrace, kDebug, kInfo, kWarn, kError };
 
 // "device", "memory", "block": as in the file and in metrics' labels.
@@ -67,6 +72,7 @@ struct TierConfig {
   std::uint64_t gpu_identity = 0;                // "cuda:N" after resolve(): topology::CudaDevice::identity
   std::optional<Error> failure;                  // "cuda:N" after resolve(): why the GPU does not work; none: it does
   WriteBack write_back = WriteBack::kAuto;       // device: when what is dirty there is written down
+  TakeBack take_back = TakeBack::kWait;          // device: what a former daemon had there and cannot be had just now
   std::vector<std::string> paths;                // block: the files, absolute; several stripe in equal parts
   std::uint64_t write_budget_bytes_per_day = 0;  // block: once it is spent nothing is written ahead of need; 0: none
   Origin origin{};

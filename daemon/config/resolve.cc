@@ -123,12 +123,20 @@ class Resolver {
                                  wanted, reserved, where, free));
   }
 
+  // As many as there are, or as there were for the sessions that go on.
+  std::size_t gpus_for(const TierConfig& tier) const {
+    const topology::Cuda& cuda = machine_.cuda;
+    const bool as_before = cuda.former && (tier.device == "auto" || !cuda.former->empty());
+    return as_before ? cuda.former->size() : gpu_count(cuda);
+  }
+
   // What "auto" and "cuda:all" stand for: as many tiers as there are GPUs, all alike.
   void name_devices() {
-    const std::size_t gpus = gpu_count(machine_.cuda);
     std::vector<TierConfig> tiers;
     for (TierConfig& tier : config_.tiers) {
+      const std::size_t gpus = gpus_for(tier);
       const bool every = tier.device == "cuda:all" || (tier.device == "auto" && gpus > 0);
+      if ((every || tier.device == "auto") && gpus < gpu_count(machine_.cuda)) warn_of_later_gpus(tier, gpus);
       if (tier.device == "auto" && gpus == 0) {
         tier.device = "emulated";
         warn_of_unused_gpus();
@@ -143,6 +151,30 @@ class Resolver {
     }
     config_.tiers = std::move(tiers);
     check_devices();
+    stay_with_former();
+  }
+
+  // The tier of a GPU stays that GPU's, whatever number the driver gives it now.
+  void stay_with_former() {
+    if (!machine_.cuda.former) return;
+    auto identity = machine_.cuda.former->begin();
+    for (TierConfig& tier : config_.tiers) {
+      if (!tier.gpu()) continue;
+      if (identity == machine_.cuda.former->end()) return;
+      tier.gpu_identity = *identity++;
+      const auto& devices = machine_.cuda.devices;
+      const auto found = std::ranges::find(devices, tier.gpu_identity, &topology::CudaDevice::identity);
+      if (tier.gpu_identity != topology::kUnknownGpu && found != devices.end())
+        tier.device = fmt::format("cuda:{}", found - devices.begin());
+    }
+  }
+
+  void warn_of_later_gpus(const TierConfig& tier, std::size_t gpus) {
+    findings_.warn(
+        tier.origin, "device",
+        fmt::format("is \"{}\", and there are {} GPUs where a former daemon had {}: the others are used once "
+                    "its sessions have ended and the daemon is started again",
+                    tier.device, gpu_count(machine_.cuda), gpus));
   }
 
   void warn_of_unused_gpus() {

@@ -13,13 +13,12 @@ namespace terrace::config {
 namespace {
 
 std::optional<topology::CudaDevice> gpu_of(const TierConfig& tier, const topology::Cuda& cuda) {
-  if (cuda.broken) {
-    topology::CudaDevice unknown{};
-    unknown.failure = Error{cuda.code, cuda.why_not, 0};
-    return unknown;
-  }
   const auto ordinal = static_cast<std::size_t>(tier.gpu().value_or(0));
-  return ordinal < cuda.devices.size() ? std::optional(cuda.devices[ordinal]) : std::nullopt;
+  if (ordinal < cuda.devices.size()) return cuda.devices[ordinal];
+  if (!cuda.broken) return std::nullopt;
+  topology::CudaDevice unknown{};
+  unknown.failure = Error{ErrorCode::kFailedPrecondition, cuda.why_not, 0};
+  return unknown;
 }
 
 std::string why_none(const topology::Cuda& cuda) {
@@ -78,7 +77,7 @@ void resolve_gpu(TierConfig& tier, const topology::Cuda& cuda, Findings& finding
   for (const auto& [set, key] : {std::pair(tier.numa_node.has_value(), "numa_node"),
                                  std::pair(tier.huge_pages != HugePages::kAuto, "huge_pages")})
     if (set) findings.complain(tier.origin, key, "is a key of emulated devices and of memory; remove it here");
-  tier.gpu_identity = gpu->identity;
+  if (tier.gpu_identity == 0) tier.gpu_identity = gpu->identity;
   if (gpu->failure) return resolve_failed_gpu(tier, cuda, *gpu->failure, findings);
   tier.device_name = fmt::format("{} at {}", gpu->name, gpu->pci_bus_id);
   if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu->total_bytes, *tier.capacity.percent);

@@ -135,8 +135,9 @@ TierConfig read_tier(const toml::table& table, std::size_t index, Problems& prob
     if (const auto when = section.one_of("write_back", {"auto", "early", "late"})) {
       tier.write_back = static_cast<WriteBack>(*when);
     }
+    if (const auto how = section.one_of("take_back", {"wait", "give_up"})) tier.take_back = static_cast<TakeBack>(*how);
   } else {
-    for (const std::string_view key : {"device", "write_back"}) refuse_elsewhere(section, key, "device");
+    for (const std::string_view key : {"device", "write_back", "take_back"}) refuse_elsewhere(section, key, "device");
   }
   section.finish();
   return tier;

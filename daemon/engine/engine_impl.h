@@ -410,6 +410,7 @@ class EngineImpl final : public Engine {
   void mark_gone(const LostSegment& lost);
   bool is_gone_at(const Session& session, const Tensor& tensor, std::uint64_t offset) const;
   bool is_gone(const Session& session, const Tensor& tensor) const;
+  bool is_shown_where_gone(const Session& session, const Tensor& tensor) const;
   bool outlives_gone(const Session& session, const Tensor& tensor, Level level) const;
   void lose_if_gone(Session& session, Slot slot);
   void give_up_gone(Session& session, Slot slot);

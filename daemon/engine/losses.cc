@@ -66,9 +66,13 @@ bool EngineImpl::is_gone(const Session& session, const Tensor& tensor) const {
          is_gone_at(session, tensor, tensor.slide->offset);
 }
 
+bool EngineImpl::is_shown_where_gone(const Session& session, const Tensor& tensor) const {
+  return tensor.published == Level::kDevice && is_gone(session, tensor);
+}
+
 // Whether a copy is the tensor as soon as the lease on a gone one in a device has ended.
 bool EngineImpl::outlives_gone(const Session& session, const Tensor& tensor, Level level) const {
-  return tensor.published == Level::kDevice && level != Level::kDevice && is_gone(session, tensor);
+  return level != Level::kDevice && is_shown_where_gone(session, tensor);
 }
 
 // Of a copy that is not published.
@@ -99,7 +103,7 @@ void EngineImpl::await_gone(Session& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
   show_lent(session, slot, true);
   show_wanted(session, slot);
-  if (std::ranges::find(session.gone, slot) == session.gone.end()) session.gone.push_back(slot);
+  session.gone.insert(slot);
   if (leased(session, slot) || !tensor.idle() || tensor.admission != 0) return;
   ++session.events;  // the lease ended a moment ago, and did not ring
   stir(session);

@@ -9,6 +9,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -82,7 +83,7 @@ struct Session {
   std::vector<Slot> free_slots;                // last freed first
   NameIndex names;                             // of live tensors
   std::vector<Slot> leaving;                   // deleted tensors that something still keeps
-  std::vector<Slot> gone;                      // published where memory is gone, and leased or moved just now
+  std::set<Slot> gone;                         // published where memory is gone, and leased or moved just now
   std::vector<std::unique_ptr<Place>> places;  // by tier index; null where the tier is not mapped
 
   std::list<Admission> admissions;                          // in order of arrival

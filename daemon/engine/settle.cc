@@ -112,7 +112,7 @@ void EngineImpl::settle_word(Session& session, Slot slot) {
   const bool leased = known && word.state == shm::State::kResident && member.maps_segments;
   if (leased) {
     shm::want(member.table.word(slot), false);
-    shm::lend(member.table.word(slot), false);
+    shm::lend(member.table.word(slot), is_shown_where_gone(session, tensor));
     return;
   }
   // Of a session over gRPC, a lease ended with the call that held it.
@@ -146,7 +146,7 @@ void EngineImpl::settle_shared(Session& session, Slot slot) {
     const bool known = was.incarnation == tensor.incarnation && was.state == shm::State::kShared;
     if (known && member.maps_segments) {  // in use meanwhile
       shm::want(member.table.word(slot), false);
-      shm::lend(member.table.word(slot), false);
+      shm::lend(member.table.word(slot), is_shown_where_gone(session, tensor));
       continue;
     }
     member.table.publish(slot, shown_word(session, tensor, was.turn), at.place, at.offset, tensor.bytes);

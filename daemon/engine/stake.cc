@@ -15,7 +15,7 @@ namespace {
 struct Reader {
   std::size_t record = 0;
   const SessionRecord* member = nullptr;
-  const LeaseTable* table = nullptr;
+  LeaseTable table;
 };
 
 std::vector<Reader> readers_of(const CatalogMemory& catalog, std::span<const Survivor> survivors) {
@@ -28,7 +28,7 @@ std::vector<Reader> readers_of(const CatalogMemory& catalog, std::span<const Sur
     std::size_t owner = record;
     if (was.share != 0)
       for (owner = 0; owner < records && catalog.session(owner).id != was.share;) ++owner;
-    if (owner < records) readers.push_back({owner, &was, &survivor->table});
+    if (owner < records) readers.push_back({owner, &was, survivor->table});
   }
   return readers;
 }
@@ -56,26 +56,40 @@ bool is_there_alone(const TensorRecord& tensor, const SessionRecord& member, con
   return !known || word.dirty || word.writers != 0;
 }
 
-}  // namespace
-
-std::size_t tensors_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
-                             std::span<const LostSegment> segments) {
-  std::set<std::pair<std::size_t, std::size_t>> found;  // records of sessions, and slots
-  for (const Reader& reader : readers_of(catalog, survivors)) {
+// Each tensor that has bytes there, with everybody who reads it.
+template <typename Use>
+void each_there(const CatalogMemory& catalog, std::span<const Survivor> survivors,
+                std::span<const LostSegment> segments, Use use) {
+  for (Reader& reader : readers_of(catalog, survivors)) {
     const SessionRecord& was = catalog.session(reader.record);
     const std::size_t slots =
-        std::min<std::size_t>({was.slots_used, reader.table->size(), catalog.shape().tensors_per_session_max});
+        std::min<std::size_t>({was.slots_used, reader.table.size(), catalog.shape().tensors_per_session_max});
     for (std::size_t slot = 0; slot < slots; ++slot) {
       const TensorRecord tensor = catalog.tensor(reader.record, slot);
       const TensorState& state = tensor.state;
       const bool is_here = state.session == was.id && state.number != 0 && (state.flags & kDeleted) == 0 &&
                            (state.extents & bit(Level::kDevice)) != 0;
-      if (is_here && touches(tensor, SessionId{was.id}, segments) &&
-          is_there_alone(tensor, *reader.member, reader.table->load(Slot{static_cast<std::uint32_t>(slot)})))
-        found.emplace(reader.record, slot);
+      if (is_here && touches(tensor, SessionId{was.id}, segments))
+        use(reader, Slot{static_cast<std::uint32_t>(slot)}, tensor);
     }
   }
+}
+
+}  // namespace
+
+std::size_t tensors_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
+                             std::span<const LostSegment> segments) {
+  std::set<std::pair<std::size_t, Slot>> found;  // by records of sessions
+  each_there(catalog, survivors, segments, [&](const Reader& reader, Slot slot, const TensorRecord& tensor) {
+    if (is_there_alone(tensor, *reader.member, reader.table.load(slot))) found.emplace(reader.record, slot);
+  });
   return found.size();
+}
+
+void lend_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
+                   std::span<const LostSegment> segments) {
+  each_there(catalog, survivors, segments,
+             [](Reader& reader, Slot slot, const TensorRecord&) { shm::lend(reader.table.word(slot), true); });
 }
 
 }  // namespace terrace::engine

@@ -16,4 +16,8 @@ namespace terrace::engine {
 std::size_t tensors_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
                              std::span<const LostSegment> segments);
 
+// From here on nobody leases there without an engine, so that what is counted then stays so.
+void lend_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
+                   std::span<const LostSegment> segments);
+
 }  // namespace terrace::engine

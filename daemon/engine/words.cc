@@ -105,7 +105,7 @@ shm::Word EngineImpl::shown_word(const Session& session, const Tensor& tensor, b
   return {.state = session.is_shared(tensor) ? shm::State::kShared : shm::State::kResident,
           .wanted = is_awaited(session, tensor),
           .lent = tensor.extent(tensor.published).end() > session.places[tier_index(tensor, tensor.published)]->fence ||
-                  (tensor.published == Level::kDevice && is_gone(session, tensor)),
+                  is_shown_where_gone(session, tensor),
           .turn = turn,
           .torn = tensor.torn,
           .incarnation = tensor.incarnation};
@@ -220,8 +220,7 @@ void EngineImpl::unwant(Session& session, Handle handle) {
 
 // Whether something is to be done once nobody leases it: the last release rings.
 bool EngineImpl::is_awaited(const Session& session, const Tensor& tensor) const {
-  return tensor.wanted != 0 || tensor.awaited_by != 0 ||
-         (tensor.published == Level::kDevice && is_gone(session, tensor));
+  return tensor.wanted != 0 || tensor.awaited_by != 0 || is_shown_where_gone(session, tensor);
 }
 
 void EngineImpl::show_wanted(Session& session, Slot slot) {

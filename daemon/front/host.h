@@ -104,6 +104,7 @@ class Host final : public Gateway {
   // host_gpus.cc: what fails.
   void look_for_failures();
   Result<void> require_gpus(std::span<const engine::Survivor> survivors);
+  std::vector<std::string> not_taken_back() const;
   void tell_of_losses(const std::vector<engine::Loss>& losses);
   void tell_of_pinning();
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <ranges>
 #include <string>
 #include <vector>
 
@@ -50,14 +51,27 @@ Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
     const Session& session = *sessions_.at(survivor.session);
     return !session.region->closed() && !has_ended(session.process);
   });
-  const std::size_t tensors = engine::tensors_at_stake(*catalog_, living, not_yet_);
+  std::size_t tensors = engine::tensors_at_stake(*catalog_, living, not_yet_);
+  if (tensors == 0) {  // and none are written there from here on
+    engine::lend_at_stake(*catalog_, living, not_yet_);
+    tensors = engine::tensors_at_stake(*catalog_, living, not_yet_);
+  }
   if (tensors == 0) return {};
-  const engine::LostSegment& first = not_yet_.front();
-  return fail(
-      ErrorCode::kResourceExhausted,
-      fmt::format("{} cannot take back just now what a former daemon had there ({}), and {} tensor{} bytes nowhere "
-                  "else; see to that GPU: where memory is wanting, end what else runs there",
-                  node_.options.tiers[index(first.tier)].name, first.why, tensors, tensors == 1 ? " has" : "s have"));
+  return fail(ErrorCode::kResourceExhausted,
+              fmt::format("{}, and {} tensor{} bytes nowhere else; see to that GPU (where memory is wanting, end what "
+                          "else runs there), or have what was there lost by take_back = \"give_up\" in its [[tier]]",
+                          fmt::join(not_taken_back(), "; "), tensors, tensors == 1 ? " has" : "s have"));
+}
+
+// A sentence for each of them.
+std::vector<std::string> Host::not_taken_back() const {
+  std::map<TierId, std::string> by_tier;
+  for (const engine::LostSegment& segment : not_yet_)
+    by_tier.try_emplace(segment.tier, fmt::format("{} cannot take back just now what a former daemon had there ({})",
+                                                  node_.options.tiers[index(segment.tier)].name, segment.why));
+  std::vector<std::string> sentences;
+  std::ranges::copy(by_tier | std::views::values, std::back_inserter(sentences));
+  return sentences;
 }
 
 void Host::tell_of_losses(const std::vector<engine::Loss>& losses) {

@@ -76,7 +76,7 @@ engine::TierOptions tier_options(const config::TierConfig& config, std::uint32_t
     case config::TierKind::kDevice:
       options.name = fmt::format("device:{}", devices);
       options.kind = tier::Kind::kDevice;
-      if (config.gpu()) options.identity = std::max(config.gpu_identity, kUnknownGpu);
+      if (config.gpu()) options.identity = config.gpu_identity;
       options.write_back_early = config.writes_back_early();
       break;
     case config::TierKind::kMemory:

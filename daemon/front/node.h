@@ -32,9 +32,6 @@ struct Node {
   std::array<std::uint8_t, 16> gpu_at(std::uint32_t place) const;
 };
 
-// By what the catalog knows the tier of a GPU that did not say who it is (TierOptions::identity).
-inline constexpr std::uint64_t kUnknownGpu = 1;
-
 // What a resolved configuration makes of the engine.
 engine::Options engine_options(const config::Config& config);
 

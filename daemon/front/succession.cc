@@ -129,28 +129,16 @@ bool was_gpu(const engine::TierRecord& before) {
   return before.kind == engine::tier_record({.name = {}, .kind = tier::Kind::kDevice}).kind && before.identity != 0;
 }
 
-std::size_t former_gpus(std::span<const std::byte> catalog) {
+std::optional<std::vector<std::uint64_t>> former_gpus(std::span<const std::byte> catalog) {
   const auto view = lived_in(catalog, engine::CatalogMemory::shape_of(catalog));
-  return view ? static_cast<std::size_t>(std::ranges::count_if(view->tiers, was_gpu)) : 0;
+  if (!view) return std::nullopt;
+  std::vector<std::uint64_t> identities;
+  for (const engine::TierRecord& tier : view->tiers)
+    if (was_gpu(tier)) identities.push_back(tier.identity);
+  return identities;
 }
 
-// The tier of a GPU stays that GPU's, whatever number the driver gives it now. (One that is sick may not say who it
-// is: then its number counts.)
-void stay_with(std::uint64_t identity, config::TierConfig& tier, const topology::Cuda& gpus, std::size_t unused) {
-  const bool is_unknown = tier.gpu_identity == 0 && tier.failure;
-  const auto found = std::ranges::find(gpus.devices, identity, &topology::CudaDevice::identity);
-  if (found != gpus.devices.end() && tier.gpu_identity != identity) {
-    tier.device = fmt::format("cuda:{}", found - gpus.devices.begin());
-    tier.failure = found->failure;
-  } else if (found == gpus.devices.end() && identity != kUnknownGpu && !is_unknown) {
-    tier.device = fmt::format("cuda:{}", unused);
-    tier.failure = Error{ErrorCode::kUnavailable,
-                         "the GPU that a former daemon had here is not there any more, and others have its number", 0};
-  }
-  tier.gpu_identity = identity;
-}
-
-config::Config continued(config::Config config, std::span<const std::byte> catalog, const topology::Cuda& gpus) {
+config::Config continued(config::Config config, std::span<const std::byte> catalog) {
   const auto view = lived_in(catalog, shape_of(config));
   if (!view) return config;
   const engine::Options options = engine_options(config);
@@ -159,35 +147,33 @@ config::Config continued(config::Config config, std::span<const std::byte> catal
     const engine::TierRecord& before = view->tiers[tier];
     if (config.tiers[tier].capacity.percent && may_have(config.tiers[tier], options.tiers[tier], before))
       config.tiers[tier].capacity.bytes = before.capacity_bytes;
-    if (config.tiers[tier].gpu() && was_gpu(before))
-      stay_with(before.identity, config.tiers[tier], gpus, gpus.devices.size() + tier);
   }
   return config;
 }
 
 }  // namespace
 
-std::size_t former_gpus(const service::Adopted& adopted) {
+std::optional<std::vector<std::uint64_t>> former_gpus(const service::Adopted& adopted) {
   const auto catalog = adopted.find(kCatalogName);
-  return catalog == adopted.end() ? 0 : former_gpus(catalog->second.get());
+  return catalog == adopted.end() ? std::nullopt : former_gpus(catalog->second.get());
 }
 
-std::size_t former_gpus(int catalog) {
+std::optional<std::vector<std::uint64_t>> former_gpus(int catalog) {
   const auto mapped = map_to_look(catalog);
-  return mapped ? former_gpus(bytes_of(*mapped)) : 0;
+  return mapped ? former_gpus(bytes_of(*mapped)) : std::nullopt;
 }
 
-config::Config continued(config::Config config, const service::Adopted& adopted, const topology::Cuda& gpus) {
+config::Config continued(config::Config config, const service::Adopted& adopted) {
   const auto catalog = adopted.find(kCatalogName);
   if (catalog == adopted.end()) return config;
   const auto mapped = map_to_look(catalog->second.get());
-  return mapped ? continued(std::move(config), bytes_of(*mapped), gpus) : config;
+  return mapped ? continued(std::move(config), bytes_of(*mapped)) : config;
 }
 
-Result<void> check_succession(const config::Config& config, int catalog, const topology::Cuda& gpus) {
+Result<void> check_succession(const config::Config& config, int catalog) {
   const auto mapped = map_to_look(catalog);
   if (!mapped) return std::unexpected(mapped.error());
-  return engine::Engine::check_succession(engine_options(continued(config, bytes_of(*mapped), gpus)), shape_of(config),
+  return engine::Engine::check_succession(engine_options(continued(config, bytes_of(*mapped))), shape_of(config),
                                           bytes_of(*mapped));
 }
 

@@ -3,6 +3,8 @@
 // anything is stopped.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,7 +13,6 @@
 #include "config/config.h"
 #include "service/descriptor_store.h"
 #include "terrace/error.h"
-#include "topology/cuda_probe.h"
 
 namespace terrace::front {
 
@@ -22,18 +23,18 @@ inline constexpr std::string_view kGoesOn = "goes on: terraced ";
 // How the supervisor calls the catalog.
 inline constexpr const char* kCatalogName = "catalog";
 
-// How many GPUs were tiers of the daemon that left this; 0 where nobody has sessions.
-std::size_t former_gpus(const service::Adopted& adopted);
-std::size_t former_gpus(int catalog);
+// The identities of the GPUs that were tiers of the daemon that left this (topology::Cuda::former); none where nobody
+// has sessions.
+std::optional<std::vector<std::uint64_t>> former_gpus(const service::Adopted& adopted);
+std::optional<std::vector<std::uint64_t>> former_gpus(int catalog);
 
-// The configuration with which a daemon goes on: what was left to the machine is what it was for the sessions that
-// `adopted` has, a capacity in percent, and which of the driver's GPUs a tier is; where there are none, `config`
-// itself. A GPU that is not among them any more is one that fails.
-config::Config continued(config::Config config, const service::Adopted& adopted, const topology::Cuda& gpus);
+// The configuration with which a daemon goes on: capacities in percent are what they came to for the sessions that
+// `adopted` has; where there are none, `config` itself.
+config::Config continued(config::Config config, const service::Adopted& adopted);
 
 // In the program that is asked: whether a daemon of this resolved configuration could go on with the catalog, which
 // another one is using. FailedPrecondition says what differs; InvalidArgument: the descriptor is no catalog's.
-Result<void> check_succession(const config::Config& config, int catalog, const topology::Cuda& gpus);
+Result<void> check_succession(const config::Config& config, int catalog);
 
 // In the daemon: starts `command` and asks it; what it answers, its version. Blocks, for some seconds at most.
 // FailedPrecondition: it could not go on, in its own words, or cannot be run; DeadlineExceeded.

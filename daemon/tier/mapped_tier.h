@@ -26,7 +26,7 @@ class MappedTier {
   // Thread-safe, and slow: for a worker. ResourceExhausted when the system has none.
   virtual Result<Fd> create_segment(std::uint64_t bytes) const = 0;
   // Maps a segment into the daemon at `offset` of the session's address space, which it extends. Reactor thread only.
-  // ResourceExhausted: there is no room for it just now, and the segment is as it was.
+  // Unavailable, InvalidArgument: the segment's memory is gone. After any other error it is as it was.
   virtual Result<void> install(SessionId session, Extent extent, Fd segment) = 0;
   // The descriptor to hand to the session's trainer; borrowed, valid until removed.
   virtual int descriptor(SessionId session, std::uint64_t offset) const = 0;

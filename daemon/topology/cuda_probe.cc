@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <utility>
@@ -16,10 +17,10 @@ namespace {
 std::uint64_t identity_of(const cuda::Api& api, int ordinal) {
   cuda::Device device = 0;
   cuda::Uuid uuid{};
-  if (api.device.status(&device, ordinal) != cuda::kSuccess) return 0;
-  if (api.device_uuid.status(&uuid, device) != cuda::kSuccess) return 0;
+  if (api.device.status(&device, ordinal) != cuda::kSuccess) return kUnknownGpu;
+  if (api.device_uuid.status(&uuid, device) != cuda::kSuccess) return kUnknownGpu;
   const auto halves = std::bit_cast<std::array<std::uint64_t, 2>>(uuid);
-  return halves[0] ^ halves[1];
+  return std::max(halves[0] ^ halves[1], kUnknownGpu + 1);
 }
 
 Result<void> look(const cuda::Api& api, int ordinal, CudaDevice& found) {
@@ -59,15 +60,32 @@ CudaDevice probe(const cuda::Api& api, int ordinal) {
   return found;
 }
 
-}  // namespace
-
-void add_missing(Cuda& cuda, std::size_t count) {
+// Whoever has its memory may have it still.
+CudaDevice missing_from(const Cuda& cuda) {
   const std::size_t there = cuda.devices.size();
   const std::string why =
       there != 0 || cuda.why_not.empty() ? fmt::format("the CUDA driver gives this process {}", there) : cuda.why_not;
   CudaDevice missing;
-  missing.failure = Error{cuda.code, fmt::format("a GPU that a former daemon had is not there any more: {}", why), 0};
-  if (there < count) cuda.devices.resize(count, missing);
+  missing.failure = Error{ErrorCode::kFailedPrecondition,
+                          fmt::format("a GPU that a former daemon had is not there any more: {}", why), 0};
+  return missing;
+}
+
+bool says_nothing(const CudaDevice& device) { return device.identity == kUnknownGpu && device.failure; }
+
+}  // namespace
+
+void go_on_with(Cuda& cuda, std::vector<std::uint64_t> former, std::size_t named) {
+  const CudaDevice missing = missing_from(cuda);
+  for (const std::uint64_t identity : former) {
+    const auto known = std::ranges::find(cuda.devices, identity, &CudaDevice::identity);
+    if (identity == kUnknownGpu || known != cuda.devices.end()) continue;
+    const auto sick = std::ranges::find_if(cuda.devices, says_nothing);
+    CudaDevice& device = sick != cuda.devices.end() ? *sick : cuda.devices.emplace_back(missing);
+    device.identity = identity;
+  }
+  if (!former.empty() && cuda.devices.size() < named) cuda.devices.resize(named, missing);
+  cuda.former = std::move(former);
 }
 
 Cuda probe_cuda(const std::function<bool(int)>& wanted) {
@@ -81,7 +99,6 @@ Cuda probe_cuda(const std::function<bool(int)>& wanted) {
   }
   if (!counted) {
     found.why_not = counted.error().message;
-    found.code = counted.error().code;
     found.broken = counted.error().code != ErrorCode::kFailedPrecondition;  // that is: no driver, or no device
   } else if (count == 0) {
     found.why_not = "the CUDA driver gives this process no device";

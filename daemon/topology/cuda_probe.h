@@ -12,25 +12,30 @@
 
 namespace terrace::topology {
 
+// The identity of a GPU that does not say who it is.
+inline constexpr std::uint64_t kUnknownGpu = 1;
+
 struct CudaDevice {
   std::string name;        // "NVIDIA H100 80GB HBM3"
   std::string pci_bus_id;  // "0000:3B:00.0", as the driver prints it
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;    // while this process had a context there
-  std::uint64_t identity = 0;      // from its uuid: the same whatever its number; 0: not known
-  std::optional<Error> failure{};  // why it does not work, with the driver's call and code; none: it does
+  std::uint64_t free_bytes = 0;          // while this process had a context there
+  std::uint64_t identity = kUnknownGpu;  // from its uuid: the same whatever its number
+  std::optional<Error> failure{};        // why it does not work, with the driver's call and code; none: it does.
+                                         // Unavailable: what was in its memory is gone
 };
 
 struct Cuda {
-  std::vector<CudaDevice> devices;           // by ordinal
-  std::string why_not;                       // where there are none: what is missing, or what fails
-  bool broken = false;                       // there is a driver, and it fails: whether there are GPUs is not known
-  ErrorCode code = ErrorCode::kUnavailable;  // of that failure
+  std::vector<CudaDevice> devices;  // by ordinal
+  std::string why_not;              // where there are none: what is missing, or what fails
+  bool broken = false;              // there is a driver, and it fails: whether there are GPUs is not known
+  // The identities of the GPUs that were tiers of a former daemon, in their order; none: nobody has sessions of it.
+  std::optional<std::vector<std::uint64_t>> former{};
 };
 
-// GPUs that a former daemon had, up to `count` of them, and that the driver does not give any more: each of them
-// counts, and fails.
-void add_missing(Cuda& cuda, std::size_t count);
+// Has the sessions of a former daemon go on with its GPUs. Those that the driver does not give any more count as
+// devices that fail, as do those up to `named` of them, of which the configuration speaks.
+void go_on_with(Cuda& cuda, std::vector<std::uint64_t> former, std::size_t named);
 
 // Loads the driver and asks each device whose ordinal is `wanted` for its memory, for which it makes and gives back a
 // context there: up to some hundred milliseconds a device. The others are not touched, and their identity alone is

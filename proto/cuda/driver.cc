@@ -27,6 +27,9 @@ ErrorCode code_of(Status status) {
     case kDeviceUnavailable:
     case kSystemNotReady:
       return ErrorCode::kResourceExhausted;
+    case kInvalidValue:
+    case kInvalidHandle:
+      return ErrorCode::kInvalidArgument;
     case kNotPermitted:
       return ErrorCode::kPermissionDenied;
     case kNotInitialized:

@@ -12,8 +12,8 @@ namespace terrace::cuda {
 
 // What a code that is no success means: kResourceExhausted (just now: no memory, another process has the device for
 // itself, or the system is not ready for it), kUnavailable (the device is lost, or the driver is another than its
-// library), kFailedPrecondition (no device, or not one that can do this), kPermissionDenied, else kInternal. The
-// message names call, code and number: "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2)".
+// library), kFailedPrecondition (no device, or not one that can do this), kInvalidArgument, kPermissionDenied, else
+// kInternal. The message names call, code and number: "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2)".
 Error error_of(const char* call, Status status);
 
 // Whether a context that says this is of no more use, for good: it was destroyed, or a fault has ended it. Nothing that

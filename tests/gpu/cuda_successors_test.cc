@@ -55,7 +55,9 @@ TEST_F(CudaHeld, WhatCannotBeTakenBackUntilItCan) {
       {Call::kHostRegister, cuda::kOutOfMemory}, {Call::kReserve, cuda::kOutOfMemory},
       {Call::kImport, cuda::kOutOfMemory},       {Call::kMap, cuda::kOutOfMemory},
       {Call::kSetAccess, cuda::kOutOfMemory},    {Call::kRetain, cuda::kDeviceUnavailable},
-      {Call::kInit, cuda::kSystemNotReady},
+      {Call::kInit, cuda::kSystemNotReady},      {Call::kRetain, cuda::kNotSupported},
+      {Call::kRetain, cuda::kOperatingSystem},   {Call::kInit, cuda::kUnknown},
+      {Call::kImport, cuda::kNotPermitted},      {Call::kStreamCreate, cuda::kInvalidValue},
   };
   for (const auto& [call, status] : wants) {
     SCOPED_TRACE(static_cast<int>(call));
@@ -64,7 +66,7 @@ TEST_F(CudaHeld, WhatCannotBeTakenBackUntilItCan) {
     const std::string said = held();
     EXPECT_TRUE(has(said, "device:0 cannot take back just now")) << said;
     EXPECT_TRUE(has(said, " (" + std::to_string(status) + ")")) << said;
-    EXPECT_TRUE(has(said, "4 tensors have bytes nowhere else; see to that GPU")) << said;
+    EXPECT_TRUE(has(said, "4 tensors have bytes nowhere else; see to that GPU (where memory is wanting")) << said;
     EXPECT_TRUE(has(said, "--discard")) << said;
     EXPECT_EQ(client_.reconnects(), before);
     set_fault(control, call, 0);
@@ -143,7 +145,7 @@ class CudaMissing : public CudaFailures {
     for (auto& used : control.used_bytes) used = 0;  // by daemons of other tests, which were killed
   }
   // A part of each is the daemon's; a tensor is on each, and one on the host.
-  void serve(const std::string& device) {
+  void serve(const std::string& device, const std::string& capacity = "capacity = \"2%\"") {
     TerracedOptions options = on(device);
     options.supervised = true;
     options.serves = false;
@@ -152,7 +154,7 @@ class CudaMissing : public CudaFailures {
     std::string text{std::istreambuf_iterator<char>(written), {}};
     const std::string size = "capacity = \"8MiB\"";
     ASSERT_NE(text.find(size), std::string::npos) << text;
-    std::ofstream(daemon_->configuration_file()) << text.replace(text.find(size), size.size(), "capacity = \"2%\"");
+    std::ofstream(daemon_->configuration_file()) << text.replace(text.find(size), size.size(), capacity);
     daemon_->start_again();
     client_.emplace(daemon_->connect());
     for (std::uint32_t gpu = 0; gpu < daemon_->status()["tiers"].size() - 2; ++gpu) write_to(Place::device(gpu));
@@ -172,6 +174,28 @@ class CudaMissing : public CudaFailures {
     const std::uint64_t before = client_->reconnects();
     ASSERT_TRUE(daemon_->replace(SIGKILL));
     ASSERT_TRUE(eventually([&] { return client_->reconnects() > before; })) << daemon_->log();
+  }
+  // The next daemon serves nothing, and says why; the one after it does what the operator then asks for.
+  void expect_held(const std::string& why) {
+    ASSERT_TRUE(daemon_->replace(SIGKILL));
+    std::string said;
+    EXPECT_TRUE(eventually([&] { return has(said = daemon_->administer("status").said, "does not serve"); }))
+        << said << daemon_->log();
+    EXPECT_TRUE(has(said, why)) << said;
+    EXPECT_TRUE(has(said, "take_back = \"give_up\"")) << said;
+  }
+  void go_on() {
+    const std::uint64_t before = client_->reconnects();
+    ASSERT_TRUE(daemon_->replace(SIGTERM));
+    ASSERT_TRUE(eventually([&] { return client_->reconnects() > before; })) << daemon_->log();
+  }
+  void give_up() {
+    std::ifstream written(daemon_->configuration_file());
+    std::string text{std::istreambuf_iterator<char>(written), {}};
+    const std::string key = "write_back = \"late\"\n";
+    ASSERT_NE(text.find(key), std::string::npos) << text;
+    std::ofstream(daemon_->configuration_file()) << text.insert(text.find(key), "take_back = \"give_up\"\n");
+    go_on();
   }
   std::string trouble(Place place) {
     const Result<Lease> read = lease(*client_, tensors_.at(place.name()), Mode::kRead, Place::host());
@@ -210,10 +234,20 @@ TEST_F(CudaMissing, OneThatCannotBeAskedIsAsLargeAsItWas) {
   EXPECT_EQ(daemon_->status()["tiers"][1]["capacity_bytes"].get<std::uint64_t>(), 8 * kMiB);
 }
 
-TEST_F(CudaMissing, OneThatIsNotGivenAnyMoreIsOneThatFails) {
+TEST_F(CudaMissing, OneThatIsNotGivenAnyMoreIsWaitedFor) {
   serve("cuda:all");
   control.device_count = 1;
-  restart();
+  expect_held("is not there any more: the CUDA driver gives this process 1");
+  control.device_count = 2;
+  go_on();
+  for (const std::uint32_t gpu : {0U, 1U}) expect_good(gpu);
+}
+
+TEST_F(CudaMissing, UntilItIsGivenUp) {
+  serve("cuda:all");
+  control.device_count = 1;
+  expect_held("device:1 cannot take back just now");
+  give_up();
   expect_gone(1, "is not there any more: the CUDA driver gives this process 1");
   expect_good(0);
   control.device_count = 2;
@@ -222,17 +256,19 @@ TEST_F(CudaMissing, OneThatIsNotGivenAnyMoreIsOneThatFails) {
   for (const std::uint32_t gpu : {0U, 1U}) expect_good(gpu);
 }
 
-TEST_F(CudaMissing, OneThatIsNamedIsOneThatFails) {
+TEST_F(CudaMissing, OneThatIsNamedIsWaitedForToo) {
   serve("cuda:1");
   control.device_count = 1;
-  restart();
+  expect_held("is not there any more: the CUDA driver gives this process 1");
+  give_up();
   expect_gone(0, "is not there any more: the CUDA driver gives this process 1");
 }
 
 TEST_F(CudaMissing, OthersThatGetItsNumberKeepTheirTier) {
   serve("cuda:all");
   control.absent = 1;
-  restart();
+  expect_held("device:0 cannot take back just now");
+  give_up();
   expect_gone(0, "is not there any more");
   expect_good(1);
 }
@@ -240,15 +276,53 @@ TEST_F(CudaMissing, OthersThatGetItsNumberKeepTheirTier) {
 TEST_F(CudaMissing, AllOfThemAreNotEmulated) {
   serve("auto");
   control.device_count = fake_cuda::kDevicesMax + 1;
-  restart();
+  expect_held("cuInit: CUDA_ERROR_NO_DEVICE (100)");
+  give_up();
   for (const std::uint32_t gpu : {0U, 1U}) expect_gone(gpu, "cuInit: CUDA_ERROR_NO_DEVICE (100)");
 }
 
 TEST_F(CudaMissing, ADriverThatFailsHasAsManyAsBefore) {
   serve("cuda:all");
   set_fault(control, Call::kInit, cuda::kSystemDriverMismatch, 1000);
+  expect_held("cuInit: CUDA error (803)");
+  set_fault(control, Call::kInit, 0);
+  go_on();
+  for (const std::uint32_t gpu : {0U, 1U}) expect_good(gpu);
+}
+
+TEST_F(CudaMissing, OnesOfUnlikeSizesMayChangeTheirNumbers) {
+  control.device_bytes = 2 * kGpuBytes;
+  control.halved = 2;  // the second
+  for (auto& used : control.used_bytes) used = 0;
+  serve("cuda:all");
+  control.reversed = 1;
   restart();
-  for (const std::uint32_t gpu : {0U, 1U}) expect_gone(gpu, "cuInit: CUDA error (803)");
+  for (const std::uint32_t gpu : {0U, 1U}) expect_good(gpu);
+  EXPECT_EQ(daemon_->status()["tiers"][0]["capacity_bytes"].get<std::uint64_t>(), 16 * kMiB);
+  EXPECT_EQ(daemon_->status()["tiers"][1]["capacity_bytes"].get<std::uint64_t>(), 8 * kMiB);
+}
+
+TEST_F(CudaMissing, ATierThatFitsItsGpuAloneFitsItWhateverItsNumber) {
+  control.halved = 2;
+  serve("cuda:0", "capacity = \"300MiB\"");
+  control.reversed = 1;  // by which cuda:0 has 200 MiB
+  restart();
+  expect_good(0);
+}
+
+TEST_F(CudaMissing, OnesThatCameLaterAreUsedLater) {
+  control.device_count = 1;
+  serve("auto");
+  control.device_count = 2;
+  restart();
+  expect_good(0);
+  EXPECT_EQ(daemon_->status()["tiers"].size(), 3U);
+  EXPECT_TRUE(has(daemon_->log(), "there are 2 GPUs where a former daemon had 1")) << daemon_->log();
+  client_.reset();
+  tensors_.clear();
+  EXPECT_TRUE(eventually([&] { return daemon_->status()["sessions"].empty(); }));
+  ASSERT_TRUE(daemon_->replace(SIGTERM));
+  EXPECT_TRUE(eventually([&] { return has(daemon_->administer("status").said, "device:1"); })) << daemon_->log();
 }
 
 }  // namespace

@@ -45,7 +45,8 @@ TEST_F(Driver, ErrorsNameCallCodeAndNumber) {
   EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kEccUncorrectable).code, ErrorCode::kUnavailable);
   EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kLaunchFailed).code, ErrorCode::kUnavailable);
   EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kNoDevice).code, ErrorCode::kFailedPrecondition);
-  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kInvalidValue).code, ErrorCode::kInternal);
+  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kInvalidValue).code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kOperatingSystem).code, ErrorCode::kInternal);
   EXPECT_EQ(cuda::error_of("cuInit", 12345).message, "cuInit: CUDA error (12345)");
 }
 

@@ -40,7 +40,9 @@ inline void mend(Control& control) {
   control.hold_registering = 0;
   control.device_count = 0;
   control.absent = 0;
+  control.reversed = 0;
   control.device_bytes = 0;
+  control.halved = 0;
   for (auto& each : control.lost) each = 0;
   for (Fault& fault : control.faults) fault.status = 0;
   control.copies.status = 0;

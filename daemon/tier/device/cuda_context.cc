@@ -66,7 +66,9 @@ Result<void> CudaContext::noted(Result<void> result) {
 }
 
 void CudaContext::give_up(const Error& why) {
-  keep({why.code, fmt::format("cuda:{} ({}) cannot be used: {}", ordinal_, name_, why.message), 0});
+  const bool is_lost = why.code == ErrorCode::kUnavailable;
+  keep({is_lost ? why.code : ErrorCode::kFailedPrecondition,
+        fmt::format("cuda:{} ({}) cannot be used: {}", ordinal_, name_, why.message), 0});
 }
 
 // The first reason stands.

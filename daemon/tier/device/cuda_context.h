@@ -46,7 +46,7 @@ class CudaContext {
   void give_up(const Error& why);
   // Why the device is of no more use, for good; none while it is. kUnavailable, whatever it came from.
   std::optional<Error> lost() const;
-  // The same with the code of what it came from: kResourceExhausted where it had no room, and a later process may.
+  // The same; kFailedPrecondition where it cannot be used, and the driver does not say that it is lost.
   std::optional<Error> cause() const;
 
  private:

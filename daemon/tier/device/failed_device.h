@@ -8,16 +8,20 @@
 
 namespace terrace::tier {
 
-// See MappedTier. It never has a segment: to take one back fails as the GPU did, with that code.
+// See MappedTier. It never has a segment; what was there is gone only where `cause` says that the device is lost
+// (Unavailable).
 class FailedDevice final : public MappedTier {
  public:
   FailedDevice(const Error& cause, const cuda::Uuid& uuid)
-      : cause_(cause), why_{ErrorCode::kUnavailable, cause.message, cause.system_error}, uuid_(uuid) {}
+      : why_{ErrorCode::kUnavailable, cause.message, cause.system_error},
+        no_segment_{cause.code == ErrorCode::kUnavailable ? cause.code : ErrorCode::kFailedPrecondition, cause.message,
+                    cause.system_error},
+        uuid_(uuid) {}
 
   Kind kind() const override { return Kind::kDevice; }
   Result<Fd> create_segment(std::uint64_t /*bytes*/) const override { return std::unexpected(why_); }
   Result<void> install(SessionId /*session*/, Extent /*extent*/, Fd /*segment*/) override {
-    return std::unexpected(cause_);
+    return std::unexpected(no_segment_);
   }
   int descriptor(SessionId /*session*/, std::uint64_t /*offset*/) const override {
     check_failed("a segment of a GPU that failed", __FILE__, __LINE__);
@@ -32,8 +36,8 @@ class FailedDevice final : public MappedTier {
   std::optional<Error> failure() const override { return why_; }
 
  private:
-  const Error cause_;
   const Error why_;
+  const Error no_segment_;
   const cuda::Uuid uuid_;
 };
 

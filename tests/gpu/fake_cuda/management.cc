@@ -38,9 +38,8 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char* id, Device** device) {
 }
 
 int nvmlDeviceGetMemoryInfo(const Device* device, MemoryInfo* memory) {
-  const std::uint64_t said = control().device_bytes.load();
   const std::lock_guard lock(state().mutex);
-  memory->total = said == 0 ? kDeviceBytes : said;
+  memory->total = capacity_of(device->number);
   memory->used = control().used_bytes[static_cast<std::size_t>(device->number)].load() +
                  (state().retained[device->number] > 0 ? kContextBytes : 0);
   memory->free = memory->total - memory->used;

@@ -36,11 +36,6 @@ Status check_access(const cuda::AccessDescription& wanted) {
   return is_visible(wanted.location.id) ? cuda::kSuccess : cuda::kInvalidDevice;
 }
 
-std::size_t capacity() {
-  const std::uint64_t said = control().device_bytes.load();
-  return said == 0 ? kDeviceBytes : said;
-}
-
 std::byte* reserve(std::size_t bytes, std::size_t alignment = kGranularity) {
   void* found = ::mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) return nullptr;
@@ -66,7 +61,7 @@ Status insert(cuda::Pointer at, std::size_t bytes, std::shared_ptr<Memory> memor
 }
 
 std::shared_ptr<Memory> make(int device, std::size_t bytes) {
-  if (control().used_bytes[static_cast<std::size_t>(device)].load() + bytes > capacity()) return nullptr;
+  if (control().used_bytes[static_cast<std::size_t>(device)].load() + bytes > capacity_of(device)) return nullptr;
   return Memory::create(device, bytes);
 }
 
@@ -99,8 +94,9 @@ extern "C" {
 
 Status cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   if (current() == nullptr) return cuda::kInvalidContext;
-  *total = capacity();
-  *free = capacity() - control().used_bytes[static_cast<std::size_t>(device_of(current()))].load();
+  const int device = device_of(current());
+  *total = capacity_of(device);
+  *free = *total - control().used_bytes[static_cast<std::size_t>(device)].load();
   return control().lost[static_cast<std::size_t>(device_of(current()))].load();
 }
 

@@ -217,10 +217,16 @@ std::vector<int> visible() {
     for (int device = 0; device < there; ++device) add(device);
   else
     for (const char* at = text; *at != '\0'; ++at) add(*at - '0');
+  if (control().reversed.load() != 0) std::ranges::reverse(devices);
   return devices;
 }
 
 }  // namespace
+
+std::size_t capacity_of(int device) {
+  const std::uint64_t said = control().device_bytes.load();
+  return (said == 0 ? kDeviceBytes : said) >> (control().halved.load() >> device & 1);
+}
 
 int visible_count() { return static_cast<int>(visible().size()); }
 int physical(int ordinal) { return visible().at(static_cast<std::size_t>(ordinal)); }

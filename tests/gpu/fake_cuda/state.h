@@ -120,6 +120,7 @@ cuda::CaptureMode exchange_capture_mode(cuda::CaptureMode mode);
 cuda::Status prohibited();
 
 // The devices that this process may see ($CUDA_VISIBLE_DEVICES), by their numbers on the machine.
+std::size_t capacity_of(int device);
 int visible_count();
 int physical(int ordinal);
 bool is_visible(int device);

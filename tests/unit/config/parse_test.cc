@@ -81,6 +81,7 @@ device = "cuda:3"
 capacity = "80%"
 high_mark = 0.5
 write_back = "late"
+take_back = "give_up"
 [[tier]]
 kind = "memory"
 capacity = "64GiB"
@@ -118,13 +119,14 @@ uids = "any"
   EXPECT_EQ(config->tiers[0].capacity, (Capacity{0, 80.0}));
   EXPECT_EQ(config->tiers[0].high_mark, 0.5);
   EXPECT_EQ(config->tiers[0].write_back, WriteBack::kLate);
+  EXPECT_EQ(config->tiers[0].take_back, TakeBack::kGiveUp);
   EXPECT_EQ(config->tiers[1].capacity, (Capacity{64 * kGiB, std::nullopt}));
   EXPECT_EQ(config->tiers[1].numa_node, 1u);
   EXPECT_EQ(config->tiers[1].huge_pages, HugePages::k2MiB);
   EXPECT_EQ(config->tiers[2].capacity.bytes, 8 * kMiB);
   EXPECT_THAT(config->tiers[2].paths, ElementsAre("/x/a", "/y/b"));
   EXPECT_EQ(config->tiers[2].write_budget_bytes_per_day, 7'680'000'000'000u);
-  EXPECT_EQ(config->tiers[2].origin.line, 29u);
+  EXPECT_EQ(config->tiers[2].origin.line, 30u);
   ASSERT_THAT(config->tenants, SizeIs(2));
   EXPECT_EQ(config->tenants[0].data_socket, "/a/data");
   EXPECT_THAT(config->tenants[0].uids, ElementsAre(1000, 1001));
@@ -243,6 +245,7 @@ TEST(Parse, KeysOfAnotherKind) {
   EXPECT_THAT(error_of(memory_tier("write_budget = \"1TB/day\"")), HasSubstr("write_budget: is a key of block tiers"));
   EXPECT_THAT(error_of(memory_tier("device = \"emulated\"")), HasSubstr("is a key of device tiers"));
   EXPECT_THAT(error_of(memory_tier("write_back = \"early\"")), HasSubstr("write_back: is a key of device tiers"));
+  EXPECT_THAT(error_of(memory_tier("take_back = \"wait\"")), HasSubstr("take_back: is a key of device tiers"));
   EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\nnuma_node = 0")), HasSubstr("device and memory tiers"));
 }
 

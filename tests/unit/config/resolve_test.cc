@@ -5,6 +5,7 @@
 
 #include "config/resolve.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <unistd.h>
@@ -20,8 +21,10 @@ namespace terrace::config {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::SizeIs;
 
 Config resolved(const std::string& text) {
@@ -241,6 +244,71 @@ TEST(Resolve, ADriverThatFailsIsNoMissingOne) {
     EXPECT_THAT(config->tiers[0].device, HasSubstr("cuda:"));
     EXPECT_EQ(config->tiers[0].failure.value().message, machine.cuda.why_not);
   }
+}
+
+// The tiers' GPUs, of one that goes on for sessions of a daemon that had these.
+std::vector<std::string> devices_after(topology::Machine machine, const std::string& text,
+                                       std::vector<std::uint64_t> former) {
+  const Config written = config_of(text);
+  topology::go_on_with(machine.cuda, std::move(former), gpus_named(written));
+  const Result<Config> config = resolve(written, machine);
+  if (!config) return {config.error().message};
+  std::vector<std::string> devices;
+  for (const TierConfig& tier : config->tiers) {
+    if (tier.kind != TierKind::kDevice) continue;
+    const std::string who = tier.gpu() ? fmt::format(" is {}", tier.gpu_identity) : "";
+    devices.push_back(tier.device + who + (tier.failure ? ": " + tier.failure->message : ""));
+  }
+  return devices;
+}
+
+TEST(Resolve, TheTierOfAGpuStaysItsWhateverItsNumber) {
+  topology::Machine machine = gpu_machine();
+  machine.cuda.devices[0].identity = 100;
+  machine.cuda.devices[1].identity = 101;
+  machine.cuda.devices[1].total_bytes = 40 * kGiB;
+  const std::string rest = memory_tier("90GiB");
+  const std::string each = device_tier("cuda:0", "20GiB") + device_tier("cuda:1", "60GiB") + rest;
+  EXPECT_THAT(devices_after(machine, each, {101, 100}), ElementsAre("cuda:1 is 101", "cuda:0 is 100"))
+      << "which the capacities fit";
+  const std::string all = device_tier("cuda:all", "20GiB") + rest;
+  EXPECT_THAT(devices_after(machine, all, {100, 101}), ElementsAre("cuda:0 is 100", "cuda:1 is 101"));
+  EXPECT_THAT(devices_after(machine, device_tier("cuda:0", "20GiB") + rest, {101}), ElementsAre("cuda:1 is 101"));
+  machine.cuda.devices[0].identity = topology::kUnknownGpu;
+  EXPECT_THAT(devices_after(machine, all, {topology::kUnknownGpu, 101}), ElementsAre("cuda:0 is 1", "cuda:1 is 101"))
+      << "one that does not say who it is goes by its number";
+  machine.cuda.devices[0].failure = failed("it is sick");
+  EXPECT_THAT(devices_after(machine, all, {100, 101}), ElementsAre("cuda:0 is 100: it is sick", "cuda:1 is 101"));
+}
+
+TEST(Resolve, AGpuThatIsGoneKeepsItsTierWhereSessionsGoOn) {
+  topology::Machine machine = gpu_machine();
+  machine.cuda.devices.erase(machine.cuda.devices.begin());
+  machine.cuda.devices[0].identity = 101;
+  const auto gone = AllOf(HasSubstr("is 100: a GPU that a former daemon had is not there any more"),
+                          HasSubstr("gives this process 1"), Not(HasSubstr("cuda:0")));
+  for (const char* device : {"auto", "cuda:all"})
+    EXPECT_THAT(devices_after(machine, device_tier(device, "50%") + memory_tier("90GiB"), {100, 101}),
+                ElementsAre(gone, "cuda:0 is 101"));
+  EXPECT_THAT(devices_after(machine, device_tier("cuda:1", "1GiB") + memory_tier("90GiB"), {100}), ElementsAre(gone));
+  machine.cuda = {.devices = {}, .why_not = "no CUDA driver: libcuda.so.1"};
+  EXPECT_THAT(devices_after(machine, device_tier("auto", "1GiB") + memory_tier("90GiB"), {100}),
+              ElementsAre(HasSubstr("is 100: a GPU that a former daemon had is not there any more: no CUDA driver")));
+}
+
+TEST(Resolve, SessionsGoOnWithAsManyGpusAsThereWere) {
+  topology::Machine machine = gpu_machine();
+  machine.cuda.devices[0].identity = 100;
+  machine.cuda.devices[1].identity = 101;
+  for (const char* device : {"auto", "cuda:all"})
+    EXPECT_THAT(devices_after(machine, device_tier(device, "50%") + memory_tier("90GiB"), {101}),
+                ElementsAre("cuda:1 is 101"));
+  EXPECT_THAT(devices_after(machine, device_tier("auto", "1GiB") + memory_tier("90GiB"), {}), ElementsAre("emulated"));
+  machine.cuda.former = {101};
+  const Result<Config> config = resolve(config_of(device_tier("auto", "50%") + memory_tier("90GiB")), machine);
+  ASSERT_TRUE(config) << config.error().message;
+  ASSERT_THAT(config->warnings, SizeIs(1));
+  EXPECT_THAT(config->warnings[0], HasSubstr("there are 2 GPUs where a former daemon had 1: the others are used once"));
 }
 
 TEST(Resolve, AGpusCapacityIsOfWhatItHas) {

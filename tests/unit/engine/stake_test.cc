@@ -48,6 +48,22 @@ TEST_F(Stake, IsWhatLiesThereAlone) {
   EXPECT_EQ(loses(), 1U);
 }
 
+TEST_F(Stake, StaysWhatItIsOnceItIsLent) {
+  const Handle a = harness_.create(*client_, "a", kMiB);
+  harness_.write(*client_, a, 1);
+  ASSERT_TRUE(harness_.ask(client_->id, Move{shm::kPlaceBlock, {a}}));
+  ASSERT_EQ(harness_.read(*client_, a), 1U);
+  ASSERT_EQ(at_stake(), 0U);
+  lend_at_stake(harness_.catalog, harness_.survivors(), lost({2 * kMiB, 2 * kMiB}));
+  const auto write_without_an_engine = [&] {
+    return shm::acquire(client_->table.word(a.slot), a.incarnation, shm::Mode::kWrite).outcome;
+  };
+  EXPECT_EQ(write_without_an_engine(), shm::Outcome::kDone) << "it lies elsewhere";
+  shm::release(client_->table.word(a.slot), a.incarnation, shm::Mode::kWrite);
+  lend_at_stake(harness_.catalog, harness_.survivors(), lost());
+  EXPECT_EQ(write_without_an_engine(), shm::Outcome::kAskDaemon);
+}
+
 TEST_F(Stake, IsWhatWasWrittenThereSince) {
   const Handle a = harness_.create(*client_, "a", kMiB);
   harness_.write(*client_, a, 1);
