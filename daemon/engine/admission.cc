@@ -158,14 +158,12 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
       ready = false;
       continue;
     }
-    const bool busy = !tensor.idle() && !(there && tensor.activity == Activity::kCleaning);
+    const bool busy = !tensor.idle() && !may_move(tensor) && !(there && tensor.activity == Activity::kCleaning);
     // Whoever waits for this one's leases in a share is not waited for: what is there is leased past it.
     const bool queues = (tensor.wanted != 0 || waits_behind(admission, tensor)) &&
                         !(there && admission.is(Admission::Kind::kAcquire) && must_not_wait(session, admission));
     if (busy || tensor.admission != 0 || queues) {
       if (tensor.admission != 0 && !admission.is(Admission::Kind::kPrefetch)) note_late(session, tensor);
-      if (tensor.activity == Activity::kCleaning && !admission.is(Admission::Kind::kPrefetch))
-        scheduler_.raise(TransferId{tensor.transfer}, mover::Class::kAwaitedWriteBack, admission.deadline);
       ready = false;
       continue;
     }
@@ -190,7 +188,23 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
     else
       ready &= !elsewhere;
   }
+  go_before_write_backs(session, admission, slots, ready && !admission.behind);
   return ready;
+}
+
+// Write-backs of its tensors may have been begun for nobody. Who goes on now takes them back, as far as they were not
+// handed down yet; who waits for something else as well has them go on sooner.
+void EngineImpl::go_before_write_backs(Session& session, const Admission& admission, const std::vector<Slot>& slots,
+                                       bool ready) {
+  for (const Slot slot : slots) {
+    const Tensor& tensor = session.at(slot);
+    const bool writes_back = tensor.activity == Activity::kCleaning || tensor.activity == Activity::kEvicting;
+    if (!writes_back || is_there(session, admission, tensor)) continue;
+    if (ready)
+      give_up_clean(session, slot);
+    else
+      scheduler_.raise(TransferId{tensor.transfer}, admission.write_back_class(), admission.deadline);
+  }
 }
 
 void EngineImpl::try_start(Session& session, Admission& admission) {

@@ -8,6 +8,7 @@
 #include "base/ids.h"
 #include "base/time.h"
 #include "engine/request.h"
+#include "mover/transfer.h"
 #include "shm/word.h"
 
 namespace terrace::engine {
@@ -54,6 +55,10 @@ struct Admission {
   Block block = Block::kNothing;
 
   bool is(Kind a) const { return kind == a; }
+  // Of the write-backs that it waits for.
+  mover::Class write_back_class() const {
+    return is(Kind::kPrefetch) ? mover::Class::kPrefetch : mover::Class::kAwaitedWriteBack;
+  }
 };
 
 }  // namespace terrace::engine

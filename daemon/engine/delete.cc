@@ -47,6 +47,7 @@ void EngineImpl::finish_leaving(Session& session) {
 
 bool EngineImpl::try_finish_delete(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
+  give_up_clean(session, slot);
   if (!tensor.idle() || tensor.admission != 0) return false;
   if (tensor.published != Level::kNone && !claim(session, slot)) return false;
   if (tensor.prefetched) ++prefetches_.wasted;
@@ -102,6 +103,7 @@ void EngineImpl::forget(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   if (tensor.published != Level::kNone && !claim(session, slot)) return;
   tensor.forget = true;
+  withdraw_clean(session, slot);
   touch(session, slot);
   if (tensor.idle() && tensor.admission == 0) rest(session, slot);
 }

@@ -235,6 +235,7 @@ class EngineImpl final : public Engine {
   static bool reads_content(const Admission& admission);
   Result<void> check_content(const Session& session, const Admission& admission, Slot slot) const;
   Result<bool> ready_to_start(Session& session, Admission& admission, const std::vector<Slot>& slots);
+  void go_before_write_backs(Session& session, const Admission& admission, const std::vector<Slot>& slots, bool ready);
   void try_start(Session& session, Admission& admission);
   Room reserve(Session& session, Admission& admission, const std::vector<Slot>& slots, Error& refusal);
   static Admission::Block block_of(Room room);
@@ -268,20 +269,19 @@ class EngineImpl final : public Engine {
   Survey survey(Session& session, std::size_t tier, const Choice& choice);
   Choice choice_for(const Session& session, const Admission& admission, std::uint64_t enough_bytes) const;
   Survey survey_for(Session& session, const Admission& admission, std::uint64_t enough_bytes);
-
-  // window.cc
-  std::optional<double> missed(Session& session, std::size_t tier, Slot slot, const Choice& choice) const;
-  bool clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice);
-  bool make_room_at_once(Session& session, const Admission& admission, const std::vector<std::uint64_t>& sizes);
-
-  // room.cc
   bool slide_one(Session& session, std::size_t tier);
   bool room_is_coming(const Session& session, const Admission& admission) const;
+  void raise_leaving(Session& session, std::size_t tier, std::uint64_t enough_bytes, Urgency urgency);
   void start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset);
   void slide_on(Session& session, Slot slot);
   Error full(const Session& session, std::size_t tier, const std::string& what) const;
   void drop_wants(Session& session, Admission& admission);
   void clear_wants(Session& session, Admission& admission);
+
+  // window.cc
+  std::optional<double> missed(Session& session, std::size_t tier, Slot slot, const Choice& choice) const;
+  bool clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice);
+  bool make_room_at_once(Session& session, const Admission& admission, const std::vector<std::uint64_t>& sizes);
 
   // eviction.cc
   void on(const Request& request, const Evict& body);
@@ -294,6 +294,9 @@ class EngineImpl final : public Engine {
   void clean_place(Session& session, std::size_t tier);
   bool may_clean(const Session& session, Slot slot, Level level) const;
   bool start_clean(Session& session, Slot slot, Level level, Level target);
+  bool may_move(const Tensor& tensor) const;
+  bool withdraw_clean(Session& session, Slot slot);
+  void give_up_clean(Session& session, Slot slot);
 
   // write_back.cc
   void look_for_write_backs();

@@ -61,12 +61,12 @@ void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reas
   tensor.prefetched = false;
 }
 
-// Gives up the copy at `level` of a tensor that nobody moves. kDeferred: room below is being made, or a former daemon
+// Gives up the copy at `level` of a tensor that may be moved. kDeferred: room below is being made, or a former daemon
 // is not done there; try again at the session's next event. kRefused: leased or pinned.
 EngineImpl::Eviction EngineImpl::evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency,
                                        bool straight_home) {
   Tensor& tensor = session.at(slot);
-  TERRACE_CHECK(tensor.idle() && tensor.admission == 0 && tensor.has(level) && level != home_level_);
+  TERRACE_CHECK(may_move(tensor) && tensor.has(level) && level != home_level_);
   if (tensor.pinned == level) return Eviction::kRefused;
   if (tensor.published == level && leased(session, slot)) return Eviction::kRefused;
   Level target = home_level_;
@@ -81,6 +81,7 @@ EngineImpl::Eviction EngineImpl::evict(Session& session, Slot slot, Level level,
     publish_best(session, slot);
     return Eviction::kDeferred;
   }
+  withdraw_clean(session, slot);
   if (reason != EvictionReason::kHint && reason != EvictionReason::kMove) plan_return(session, slot, level);
   if (droppable(session, slot, level)) {
     count_eviction(tensor, level, reason);
@@ -114,7 +115,10 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
       return Eviction::kDeferred;
     if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) {
       const std::uint64_t coming = memory.space.free_bytes() + memory.leaving_bytes;
-      if (memory.leaving_bytes > 0 && coming >= bytes) return Eviction::kDeferred;
+      if (memory.leaving_bytes > 0 && coming >= bytes) {
+        raise_leaving(session, memory_tier_, memory.leaving_bytes, urgency);
+        return Eviction::kDeferred;
+      }
       // In pieces: not worth more. Or memory cannot be written back just now: the home itself may do better, and if
       // not, whoever waits learns of it.
       if (coming >= bytes || memory.write_back_error) return Eviction::kStarted;
@@ -175,7 +179,7 @@ void EngineImpl::on(const Request& request, const Evict& body) {
   for (const Slot slot : *slots) {
     const Tensor& tensor = (*session)->at(slot);
     for (const Level level : {Level::kDevice, Level::kMemory}) {
-      if (level == home_level_ || !tensor.has(level) || !tensor.idle() || tensor.admission != 0) continue;
+      if (level == home_level_ || !tensor.has(level) || !may_move(tensor)) continue;
       if (tensor.published == Level::kDevice && level == Level::kMemory) continue;  // leased above
       evict(**session, slot, level, EvictionReason::kHint, {mover::Class::kCleaning, kNever}, true);
     }
@@ -204,6 +208,34 @@ bool EngineImpl::start_clean(Session& session, Slot slot, Level level, Level tar
         {.session = session.id, .slot = slot, .activity = Activity::kCleaning, .from = level, .to = target},
         {mover::Class::kCleaning, kNever});
   return true;
+}
+
+// Nothing is under way with it, but for a cleaning that was not handed down yet: nobody waits for that one.
+bool EngineImpl::may_move(const Tensor& tensor) const {
+  if (tensor.admission != 0) return false;
+  return tensor.idle() || (tensor.activity == Activity::kCleaning && scheduler_.waits(TransferId{tensor.transfer}));
+}
+
+// Takes a cleaning back that was not handed down yet; that the copy is dirty stands in the record by now. False: there
+// is none.
+bool EngineImpl::withdraw_clean(Session& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  const TransferId transfer{tensor.transfer};
+  if (tensor.activity != Activity::kCleaning || !scheduler_.withdraw(transfer)) return false;
+  const auto flight = flights_.find(transfer);
+  if (flight->second.to == Level::kBlock) write_budget_.give_back(now_, tensor.extent_bytes());
+  flights_.erase(flight);
+  --session.transfers;
+  --session.cleanings;
+  tensor.activity = Activity::kIdle;
+  tensor.transfer = 0;
+  touch(session, slot);
+  return true;
+}
+
+// The same, where the tensor stays as it is: the room below that was to be filled is free.
+void EngineImpl::give_up_clean(Session& session, Slot slot) {
+  if (withdraw_clean(session, slot) && session.at(slot).admission == 0) rest(session, slot);
 }
 
 // The copies that would be given up next are kept clean once the tier is nearly full. (What is in memory that may be

@@ -95,6 +95,7 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
     if (writes) tensor.lost = tensor.torn = tensor.forget = false;
     touch(session, slot);
     if (fresh) publish(session, slot, level, admission.member, admission.mode);
+    if (writes) give_up_clean(session, slot);  // it would not count
     return;
   }
   touch(session, slot);

@@ -223,7 +223,9 @@ void EngineImpl::reclaim_copy(Session& session, std::size_t tier, Slot slot) {
     unwant(session, handle);
     ++session.events;
   }
-  if (tensor.idle() && tensor.admission == 0 && tensor.pinned != level && !tensor.deleted)
+  if (tensor.leaving == level)
+    scheduler_.raise(TransferId{tensor.transfer}, mover::Class::kAwaitedWriteBack, kNever);
+  else if (may_move(tensor) && tensor.pinned != level && !tensor.deleted)
     move_below_fence(session, tier, slot);
 }
 

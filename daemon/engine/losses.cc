@@ -90,6 +90,7 @@ void EngineImpl::lose_if_gone(Session& session, Slot slot) {
 void EngineImpl::give_up_gone(Session& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
   if (session.life != Session::Life::kOpen || !tensor.live() || tensor.deleted || !is_gone(session, tensor)) return;
+  withdraw_clean(session, slot);  // it would fail
   const bool published = tensor.published == Level::kDevice;
   const bool at_rest = tensor.idle() && tensor.admission == 0;
   if (published && (!at_rest || !claim(session, slot))) return await_gone(session, slot);

@@ -110,7 +110,10 @@ EngineImpl::Room EngineImpl::make_room_by_bytes(Session& session, Admission& adm
                                                 Error& refusal) {
   const std::size_t tier = admission.tier;
   Place& place = *session.places[tier];
-  const std::uint64_t coming = place.space.free_bytes() + place.leaving_bytes;
+  const std::uint64_t free = place.space.free_bytes();
+  const std::uint64_t coming = free + place.leaving_bytes;
+  raise_leaving(session, tier, missing_bytes - std::min(missing_bytes, free),
+                {admission.write_back_class(), admission.deadline});
   if (coming >= missing_bytes) return Room::kWait;
   if (tiers_[tier].level == home_level_) {  // homes are there for good
     refusal = full(session, tier, fmt::format("no home for {} bytes", missing_bytes));
@@ -124,14 +127,13 @@ EngineImpl::Room EngineImpl::make_room_by_bytes(Session& session, Admission& adm
     return wait_for_leases(session, admission, found, needed - found.victim_bytes - found.busy_bytes, refusal);
   const EvictionReason reason =
       admission.is(Admission::Kind::kPrefetch) ? EvictionReason::kPrefetch : EvictionReason::kDemand;
-  const mover::Class urgency =
-      admission.is(Admission::Kind::kPrefetch) ? mover::Class::kPrefetch : mover::Class::kAwaitedWriteBack;
   bool changed = false;
   for (const Slot victim : found.victims) {
     const Tensor& tensor = session.at(victim);
     // Giving up one victim may have touched another: its lower copy went, say.
-    if (!tensor.idle() || !at_tier(tensor, tier)) continue;
-    const Eviction done = evict(session, victim, tiers_[tier].level, reason, {urgency, admission.deadline}, false);
+    if (!may_move(tensor) || !at_tier(tensor, tier)) continue;
+    const Eviction done =
+        evict(session, victim, tiers_[tier].level, reason, {admission.write_back_class(), admission.deadline}, false);
     changed |= done == Eviction::kDropped || done == Eviction::kRefused;
   }
   return changed ? Room::kReady : Room::kWait;
@@ -142,7 +144,10 @@ EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& adm
                                                 Error& refusal) {
   const std::size_t tier = admission.tier;
   const Place& place = *session.places[tier];
-  if (place.leaving_bytes > 0) return Room::kWait;
+  if (place.leaving_bytes > 0) {
+    raise_leaving(session, tier, place.leaving_bytes, {admission.write_back_class(), admission.deadline});
+    return Room::kWait;
+  }
   const bool prefetch = admission.is(Admission::Kind::kPrefetch);
   Survey found = survey_for(session, admission, 1);
   if (admission.planned && found.victims.empty()) return Room::kWait;
@@ -154,6 +159,21 @@ EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& adm
   }
   if (slide_one(session, tier) || found.busy_bytes > 0) return Room::kWait;
   return wait_for_leases(session, admission, found, std::min(missing_bytes, found.leased_bytes), refusal);
+}
+
+// What leaves may have been begun for somebody less urgent. So many bytes of it, in the policy's order.
+void EngineImpl::raise_leaving(Session& session, std::size_t tier, std::uint64_t enough_bytes, Urgency urgency) {
+  const Place& place = *session.places[tier];
+  const std::uint64_t enough = std::min(enough_bytes, place.leaving_bytes);
+  std::uint64_t leaving = 0;
+  if (enough == 0) return;
+  place.policy->offer_victims([&](Slot slot) {
+    const Tensor& tensor = session.at(slot);
+    if (tensor.leaving != tiers_[tier].level || !at_tier(tensor, tier)) return true;
+    scheduler_.raise(TransferId{tensor.transfer}, urgency.urgency, urgency.deadline);
+    leaving += tensor.extent_bytes();
+    return leaving < enough;
+  });
 }
 
 EngineImpl::Choice EngineImpl::choice_for(const Session& session, const Admission& admission,
@@ -200,11 +220,11 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const 
       found.leased.push_back(slot);
       found.leased_bytes += bytes;
     } else if (tensor.mark == set_mark_) {
-      if (!tensor.idle()) found.busy_bytes += bytes;  // once it is clean it can be moved
+      if (!may_move(tensor)) found.busy_bytes += bytes;  // once it is clean it can be moved
       return true;
     } else if (tensor.activity == Activity::kEvicting && tensor.leaving == level) {
       return true;  // counted as leaving
-    } else if (!tensor.idle() || tensor.admission != 0) {
+    } else if (!may_move(tensor)) {
       found.busy_bytes += bytes;
     } else if (former_at_work_ && level == Level::kMemory && !droppable(session, slot, level)) {
       found.busy_bytes += bytes;  // it cannot be written down yet
@@ -301,7 +321,7 @@ bool EngineImpl::slide_one(Session& session, std::size_t tier) {
     const Tensor& tensor = session.at(slot);
     const auto gaps = session.places[tier]->space.free_within({end, offset - end});
     end = tensor.extent(level).end();
-    const bool movable = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && !tensor.deleted;
+    const bool movable = may_move(tensor) && tensor.pinned != level && !tensor.deleted;
     if (gaps.empty() || gaps.back().end() != offset || !movable) continue;
     if (tensor.published == level && !claim(session, slot)) continue;
     start_slide(session, slot, level, gaps.back().offset);
@@ -312,6 +332,7 @@ bool EngineImpl::slide_one(Session& session, std::size_t tier) {
 
 // The new extent may overlap the old one; what of it does not is free.
 void EngineImpl::start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset) {
+  withdraw_clean(session, slot);
   Tensor& tensor = session.at(slot);
   const tier::Extent old = tensor.extent(level);
   Place& place = place_of(session, tensor, level);

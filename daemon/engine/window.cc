@@ -25,8 +25,7 @@ constexpr double kSoonestS = 1e-3;
 std::optional<double> EngineImpl::missed(Session& session, std::size_t tier, Slot slot, const Choice& choice) const {
   const Tensor& tensor = session.at(slot);
   const Level level = tiers_[tier].level;
-  if (!tensor.idle() || tensor.admission != 0 || tensor.pinned == level || tensor.mark == set_mark_ || tensor.deleted)
-    return std::nullopt;
+  if (!may_move(tensor) || tensor.pinned == level || tensor.mark == set_mark_ || tensor.deleted) return std::nullopt;
   if (tensor.published == level && leased(session, slot)) return std::nullopt;
   if (!droppable(session, slot, level)) return std::nullopt;
   const Expectation expected = session.places[tier]->policy->expected(slot);

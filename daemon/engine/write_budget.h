@@ -22,6 +22,11 @@ class WriteBudget {
     left_ = std::max(left_at(now) - static_cast<double>(bytes), -bytes_per_day_);
     since_ = now;
   }
+  // So many that were spent stay where they are after all.
+  void give_back(Time now, std::uint64_t bytes) {
+    left_ = left_at(now) + static_cast<double>(bytes);
+    since_ = now;
+  }
   bool is_set() const { return bytes_per_day_ > 0; }
   bool allows_early(Time now) const { return bytes_per_day_ == 0 || left_at(now) > 0; }
   // Negative: owed.

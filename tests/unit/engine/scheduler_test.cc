@@ -113,8 +113,10 @@ TEST_F(Order, ARaisedTransferGoesFirstAndAWithdrawnOneNever) {
   scheduler.push(one, kFirst, transfer(3, mover::Class::kPrefetch));
   scheduler.push(one, kFirst, transfer(4, mover::Class::kPrefetch));
   scheduler.raise(TransferId{3}, mover::Class::kLatePrefetch, kNever);
+  EXPECT_TRUE(scheduler.waits(TransferId{2}));
   EXPECT_TRUE(scheduler.withdraw(TransferId{2}));
   EXPECT_FALSE(scheduler.withdraw(TransferId{2}));
+  EXPECT_FALSE(scheduler.waits(TransferId{2}));
   EXPECT_EQ(scheduler.queued(kRead), 3u);
   EXPECT_EQ(ids(), (Ids{1, 3, 4}));
 }

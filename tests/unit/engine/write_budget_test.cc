@@ -28,6 +28,14 @@ TEST(WriteBudget, ComesBackWithTime) {
   EXPECT_TRUE(budget.allows_early(begin + hours(2) + std::chrono::minutes(1)));
 }
 
+TEST(WriteBudget, HasBackWhatIsNotWrittenAfterAll) {
+  const Time begin{0};
+  WriteBudget budget(kADay);
+  budget.spend(begin, 3 * kMiB);
+  budget.give_back(begin, 3 * kMiB);
+  EXPECT_EQ(budget.left_bytes(begin), static_cast<std::int64_t>(kMiB));
+}
+
 TEST(WriteBudget, OwesADayAtMost) {
   WriteBudget budget(kADay);
   budget.spend(Time{0}, 1000 * kADay);
