@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -59,21 +60,26 @@ struct Plan {
   std::string report;
 };
 
+// Identities; none: nobody has sessions of a former daemon.
 using FormerGpus = std::optional<std::vector<std::uint64_t>>;
 
-// `former`: see topology::Cuda.
+topology::Cuda look_for_gpus(const config::Config& config, const FormerGpus& former) {
+  const auto is_wanted = [&](int ordinal, std::uint64_t identity) {
+    if (!former || former->empty()) return config::asks_for_gpu(config, ordinal);
+    return std::ranges::find(*former, identity) != former->end();
+  };
+  topology::Cuda found = topology::probe_cuda(is_wanted);
+  if (former) topology::go_on_with(found, *former);
+  return found;
+}
+
 Result<Plan> make_plan(const Arguments& arguments, const FormerGpus& former) {
   topology::raise_limits();
   auto machine = topology::discover();
   if (!machine) return std::unexpected(machine.error());
   auto draft = arguments.config_path.empty() ? config::without_file() : config::load(arguments.config_path);
   if (!draft) return std::unexpected(draft.error());
-  if (config::asks_for_gpus(draft->config)) {
-    const bool any_may_be_ours = former && !former->empty();
-    machine->cuda = topology::probe_cuda(
-        [&](int ordinal) { return any_may_be_ours || config::asks_for_gpu(draft->config, ordinal); });
-    if (former) topology::go_on_with(machine->cuda, *former, config::gpus_named(draft->config));
-  }
+  if (config::asks_for_gpus(draft->config)) machine->cuda = look_for_gpus(draft->config, former);
   auto config = config::resolve(std::move(*draft), *machine);
   if (!config) return std::unexpected(config.error());
   const auto taken = config::taken(*config);

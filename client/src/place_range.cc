@@ -104,7 +104,7 @@ Result<void> PlaceRange::strike_out(std::uint64_t offset, std::uint64_t bytes) {
     }
     if (is_gpu_) {
       const Result<void> gone = gpu_->unmap(gpu_memory_ + start, segment.bytes);
-      if (!gone && gone.error().code != ErrorCode::kUnavailable) return gone;  // a lost GPU has nothing mapped
+      if (!gone && gone.error().code != ErrorCode::kDataLoss) return gone;  // a lost GPU has nothing mapped
     } else {
       writable_->unpin(start, segment.bytes);
       if (readable_ != nullptr) readable_->unpin(start, segment.bytes);

@@ -154,18 +154,20 @@ class Resolver {
     stay_with_former();
   }
 
-  // The tier of a GPU stays that GPU's, whatever number the driver gives it now.
+  // The tier of a GPU stays that GPU's, whatever number the driver gives it now, or the configuration.
   void stay_with_former() {
     if (!machine_.cuda.former) return;
-    auto identity = machine_.cuda.former->begin();
+    auto former = machine_.cuda.former->begin();
     for (TierConfig& tier : config_.tiers) {
       if (!tier.gpu()) continue;
-      if (identity == machine_.cuda.former->end()) return;
-      tier.gpu_identity = *identity++;
-      const auto& devices = machine_.cuda.devices;
-      const auto found = std::ranges::find(devices, tier.gpu_identity, &topology::CudaDevice::identity);
-      if (tier.gpu_identity != topology::kUnknownGpu && found != devices.end())
-        tier.device = fmt::format("cuda:{}", found - devices.begin());
+      if (former == machine_.cuda.former->end()) return;
+      const std::string now = fmt::format("cuda:{}", *former++);
+      if (now != tier.device)
+        findings_.warn(tier.origin, "device",
+                       fmt::format("would be {}, and stays the GPU that a former daemon had here, {} now, until its "
+                                   "sessions have ended and the daemon is started again",
+                                   tier.device, now));
+      tier.device = now;
     }
   }
 
@@ -299,13 +301,6 @@ bool asks_for_gpu(const Config& config, int ordinal) {
     return tier.kind == TierKind::kDevice &&
            (tier.device == "auto" || tier.device == "cuda:all" || tier.gpu() == ordinal);
   });
-}
-
-std::size_t gpus_named(const Config& config) {
-  std::size_t count = 0;
-  for (const TierConfig& tier : config.tiers)
-    if (const auto ordinal = tier.gpu()) count = std::max(count, static_cast<std::size_t>(*ordinal) + 1);
-  return count;
 }
 
 Result<Config> resolve(Draft draft, const topology::Machine& machine) {

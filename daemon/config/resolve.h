@@ -17,8 +17,6 @@ namespace terrace::config {
 bool asks_for_gpus(const Config& config);
 // The same of one of them.
 bool asks_for_gpu(const Config& config, int ordinal);
-// How many GPUs there must be for those that are named by a number.
-std::size_t gpus_named(const Config& config);
 
 // The draft's configuration with every capacity in bytes and rounded down to what is really used (whole segments, whole
 // stripes), one memory tier of a quarter of the memory where no tier is configured, a tier for each GPU where they are

@@ -77,7 +77,12 @@ void resolve_gpu(TierConfig& tier, const topology::Cuda& cuda, Findings& finding
   for (const auto& [set, key] : {std::pair(tier.numa_node.has_value(), "numa_node"),
                                  std::pair(tier.huge_pages != HugePages::kAuto, "huge_pages")})
     if (set) findings.complain(tier.origin, key, "is a key of emulated devices and of memory; remove it here");
-  if (tier.gpu_identity == 0) tier.gpu_identity = gpu->identity;
+  tier.gpu_identity = gpu->identity;
+  if (tier.take_back == TakeBack::kGiveUp)
+    findings.warn(
+        tier.origin, "take_back",
+        "is \"give_up\": whenever the daemon is started again, what it cannot take back of a GPU is lost, also "
+        "where it could later; remove it once that GPU is given up");
   if (gpu->failure) return resolve_failed_gpu(tier, cuda, *gpu->failure, findings);
   tier.device_name = fmt::format("{} at {}", gpu->name, gpu->pci_bus_id);
   if (tier.capacity.percent) tier.capacity.bytes = part_of(gpu->total_bytes, *tier.capacity.percent);

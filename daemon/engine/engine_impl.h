@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, write_back.cc, transfers.cc, guarantees.cc, prefetch.cc,
-// follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc and
-// former.cc for what outlives the process, losses.cc for what does not come back, shares.cc and words.cc for what
-// several processes see of it, and engine.cc for the entrance.
+// follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc, former.cc
+// and losses.cc for what outlives the process or does not, shares.cc and words.cc for what several processes see of it.
 #pragma once
 
 #include <limits>
@@ -409,12 +408,12 @@ class EngineImpl final : public Engine {
   void hold_block(bool hold);
 
   // losses.cc
+  void record_loss(std::size_t tier, bool lost);
   void give_up_guarantees(std::size_t tier);
   void mark_gone(const LostSegment& lost);
   bool is_gone_at(const Session& session, const Tensor& tensor, std::uint64_t offset) const;
   bool is_gone(const Session& session, const Tensor& tensor) const;
   bool is_shown_where_gone(const Session& session, const Tensor& tensor) const;
-  bool outlives_gone(const Session& session, const Tensor& tensor, Level level) const;
   void lose_if_gone(Session& session, Slot slot);
   void give_up_gone(Session& session, Slot slot);
   void await_gone(Session& session, Slot slot);

@@ -49,7 +49,7 @@ class FreeRuns {
 bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const {
   const Tensor& tensor = session.at(slot);
   if (!tensor.written || tensor.lost || !tensor.is_valid(level)) return true;
-  if (outlives_gone(session, tensor, level)) return false;
+  if (level != Level::kDevice && is_shown_where_gone(session, tensor)) return false;
   if (tensor.published != Level::kNone && tensor.published != level) return true;
   if ((tensor.valid & ~bit(level)) == 0 && !planted(Plant::kLastCopyDropped)) return false;
   return tensor.published != level || !word(session, slot).dirty;

@@ -17,12 +17,21 @@ void EngineImpl::tier_failed(Time now, TierId id, const Error& why) {
   TERRACE_CHECK(tier.level == Level::kDevice);
   if (std::exchange(tier.failed, true)) return;
   tier.loss = why.message;
+  if (why.code == ErrorCode::kDataLoss) record_loss(terrace::index(id), true);
   give_up_guarantees(terrace::index(id));
   for (auto& [number, session] : sessions_)
     for (std::uint32_t at = 0; at < session->tensors.size(); ++at) give_up_gone(*session, Slot{at});
   stir_all();
   opens_stirred_ = true;
   run();
+}
+
+// For a successor: nothing of it is worth waiting for.
+void EngineImpl::record_loss(std::size_t tier, bool lost) {
+  std::vector<TierRecord> records(catalog_->tiers().begin(), catalog_->tiers().end());
+  if (std::exchange(records[tier].lost, lost ? 1U : 0U) == records[tier].lost) return;
+  catalog_->put(records);
+  commit();
 }
 
 // Nobody waits for memory there, and nobody is asked to give any back.
@@ -68,11 +77,6 @@ bool EngineImpl::is_gone(const Session& session, const Tensor& tensor) const {
 
 bool EngineImpl::is_shown_where_gone(const Session& session, const Tensor& tensor) const {
   return tensor.published == Level::kDevice && is_gone(session, tensor);
-}
-
-// Whether a copy is the tensor as soon as the lease on a gone one in a device has ended.
-bool EngineImpl::outlives_gone(const Session& session, const Tensor& tensor, Level level) const {
-  return level != Level::kDevice && is_shown_where_gone(session, tensor);
 }
 
 // Of a copy that is not published.

@@ -49,9 +49,11 @@ bool touches(const TensorRecord& tensor, SessionId space, std::span<const LostSe
 // Whether other copies are not the content, or may soon not be: as EngineImpl::settle_word() sees it.
 bool is_there_alone(const TensorRecord& tensor, const SessionRecord& member, const shm::Word& word) {
   const TensorState& was = tensor.state;
+  if ((was.flags & kTorn) != 0 || word.torn) return false;  // it is no content
   if ((was.valid & was.extents) == bit(Level::kDevice)) return true;
   const bool may_write = member.share == 0 || tensor.rarities.holder == member.id;
   if (was.published != index(Level::kDevice) || !may_write) return false;
+  if (member.share != 0 && word.state == shm::State::kShared) return true;  // which was not recorded, nor what it wrote
   const bool known = word.incarnation == was.incarnation && (word.published() || word.state == shm::State::kClaimed);
   return !known || word.dirty || word.writers != 0;
 }
@@ -77,13 +79,15 @@ void each_there(const CatalogMemory& catalog, std::span<const Survivor> survivor
 
 }  // namespace
 
-std::size_t tensors_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
-                             std::span<const LostSegment> segments) {
+std::map<SessionId, std::size_t> tensors_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
+                                                  std::span<const LostSegment> segments) {
   std::set<std::pair<std::size_t, Slot>> found;  // by records of sessions
   each_there(catalog, survivors, segments, [&](const Reader& reader, Slot slot, const TensorRecord& tensor) {
     if (is_there_alone(tensor, *reader.member, reader.table.load(slot))) found.emplace(reader.record, slot);
   });
-  return found.size();
+  std::map<SessionId, std::size_t> by_space;
+  for (const auto& [record, slot] : found) ++by_space[SessionId{catalog.session(record).id}];
+  return by_space;
 }
 
 void lend_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <span>
 
 #include "engine/catalog_memory.h"
@@ -10,11 +11,11 @@
 
 namespace terrace::engine {
 
-// How many tensors of the survivors have their bytes in these segments alone, by the catalog and by what trainers have
-// written since, or may still write under a lease. Nothing is changed, and the catalog may be damaged: then the answer
-// may be any.
-std::size_t tensors_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
-                             std::span<const LostSegment> segments);
+// How many tensors of each space (a session's, or a share's) have their bytes in these segments alone, by the catalog
+// and by what any survivor has written since, or may still write under a lease. Nothing is changed, and the catalog may
+// be damaged: then the answer may be any.
+std::map<SessionId, std::size_t> tensors_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,
+                                                  std::span<const LostSegment> segments);
 
 // From here on nobody leases there without an engine, so that what is counted then stays so.
 void lend_at_stake(const CatalogMemory& catalog, std::span<const Survivor> survivors,

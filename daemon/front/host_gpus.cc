@@ -11,6 +11,7 @@
 #include <map>
 #include <ranges>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -46,21 +47,35 @@ void Host::look_for_failures() {
 // What a GPU cannot take just now the supervisor still has: before it would be lost, nothing is served.
 Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
   if (not_yet_.empty()) return {};
-  std::vector<engine::Survivor> living;
-  std::ranges::copy_if(survivors, std::back_inserter(living), [this](const engine::Survivor& survivor) {
-    const Session& session = *sessions_.at(survivor.session);
-    return !session.region->closed() && !has_ended(session.process);
-  });
-  std::size_t tensors = engine::tensors_at_stake(*catalog_, living, not_yet_);
-  if (tensors == 0) {  // and none are written there from here on
-    engine::lend_at_stake(*catalog_, living, not_yet_);
-    tensors = engine::tensors_at_stake(*catalog_, living, not_yet_);
+  std::map<SessionId, std::vector<pid_t>> living;  // by space
+  for (const auto& [id, session] : sessions_)
+    if (!session->region->closed() && !has_ended(session->process)) living[session->space].push_back(session->peer.pid);
+  const auto at_stake = [&] {  // whatever a trainer that has ended wrote is its siblings' in the share
+    auto by_space = engine::tensors_at_stake(*catalog_, survivors, not_yet_);
+    std::erase_if(by_space, [&](const auto& entry) { return !living.contains(entry.first); });
+    return by_space;
+  };
+  auto stakes = at_stake();
+  if (stakes.empty()) {  // and nothing is written there from here on
+    engine::lend_at_stake(*catalog_, survivors, not_yet_);
+    stakes = at_stake();
   }
-  if (tensors == 0) return {};
+  if (stakes.empty()) return {};
+  std::size_t tensors = 0;
+  std::vector<pid_t> pids;
+  for (const auto& [space, count] : stakes) {
+    tensors += count;
+    std::ranges::copy(living.at(space), std::back_inserter(pids));
+  }
+  for (const auto& [id, session] : sessions_)  // of those who have ended, so that it is in nobody's way
+    if (!living.contains(session->space))
+      for (const std::string& name : std::exchange(space_of(session->space).kept, {})) drop_kept(name);
   return fail(ErrorCode::kResourceExhausted,
-              fmt::format("{}, and {} tensor{} bytes nowhere else; see to that GPU (where memory is wanting, end what "
-                          "else runs there), or have what was there lost by take_back = \"give_up\" in its [[tier]]",
-                          fmt::join(not_taken_back(), "; "), tensors, tensors == 1 ? " has" : "s have"));
+              fmt::format("{}, and {} tensor{} of pid {} bytes nowhere else; see to that GPU (where memory is wanting, "
+                          "end what else runs there), end that trainer, or have what was there lost by take_back = "
+                          "\"give_up\" in its [[tier]]",
+                          fmt::join(not_taken_back(), "; "), tensors, tensors == 1 ? "" : "s", fmt::join(pids, ", "),
+                          tensors == 1 ? "has" : "have"));
 }
 
 // A sentence for each of them.

@@ -19,11 +19,6 @@ std::string segment_name(SessionId space, std::size_t tier, std::uint64_t offset
   return fmt::format("s{}.{}.{}", static_cast<std::uint32_t>(space), tier, offset / (2 * kMiB));
 }
 
-// As MappedTier::install() says of a segment.
-bool is_gone(const Error& error) {
-  return error.code == ErrorCode::kUnavailable || error.code == ErrorCode::kInvalidArgument;
-}
-
 }  // namespace
 
 // The trainers that map the space's segments, whether they are connected just now or not.
@@ -160,8 +155,8 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
       if (!installed && !kept) return installed;
       if (installed) continue;
       const engine::LostSegment lost{id, static_cast<TierId>(tier), {offset, unit}, installed.error().message};
-      if (!is_gone(installed.error()) && config_.tiers[tier].take_back == config::TakeBack::kWait)
-        not_yet_.push_back(lost);
+      const bool is_gone = installed.error().code == ErrorCode::kDataLoss || catalog_->tiers()[tier].lost != 0;
+      if (!is_gone && config_.tiers[tier].take_back == config::TakeBack::kWait) not_yet_.push_back(lost);
       lose_segment(lost, std::move(kept));
     }
     space.mapped_bytes[tier] = was.mapped_bytes[tier];

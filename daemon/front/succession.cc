@@ -138,6 +138,25 @@ std::optional<std::vector<std::uint64_t>> former_gpus(std::span<const std::byte>
   return identities;
 }
 
+// Whether a tier is of a GPU that this program cannot use, and what sessions have there it would wait for. (Where
+// there is no room beside the daemon that runs, there may be after it.)
+Result<void> check_gpus(const config::Config& config, std::span<const std::byte> catalog) {
+  const auto view = lived_in(catalog, shape_of(config));
+  for (std::size_t tier = 0; view && tier < config.tiers.size(); ++tier) {
+    const auto& failure = config.tiers[tier].failure;
+    const bool waits = failure && failure->code != ErrorCode::kDataLoss &&
+                       failure->code != ErrorCode::kResourceExhausted &&
+                       config.tiers[tier].take_back == config::TakeBack::kWait;
+    const auto has_some = [tier](const engine::SessionRecord& session) {
+      return session.lives() && session.mapped_bytes[tier] != 0;
+    };
+    if (waits && std::ranges::any_of(view->sessions, has_some))
+      return fail(ErrorCode::kFailedPrecondition, fmt::format("sessions have memory in {}, which it cannot use: {}",
+                                                              config.tiers[tier].device, failure->message));
+  }
+  return {};
+}
+
 config::Config continued(config::Config config, std::span<const std::byte> catalog) {
   const auto view = lived_in(catalog, shape_of(config));
   if (!view) return config;
@@ -173,8 +192,9 @@ config::Config continued(config::Config config, const service::Adopted& adopted)
 Result<void> check_succession(const config::Config& config, int catalog) {
   const auto mapped = map_to_look(catalog);
   if (!mapped) return std::unexpected(mapped.error());
-  return engine::Engine::check_succession(engine_options(continued(config, bytes_of(*mapped))), shape_of(config),
-                                          bytes_of(*mapped));
+  const auto fits = engine::Engine::check_succession(engine_options(continued(config, bytes_of(*mapped))),
+                                                     shape_of(config), bytes_of(*mapped));
+  return fits ? check_gpus(config, bytes_of(*mapped)) : fits;
 }
 
 Result<std::string> ask_successor(std::vector<std::string> command, const Fd& catalog) {

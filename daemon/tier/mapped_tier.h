@@ -26,7 +26,8 @@ class MappedTier {
   // Thread-safe, and slow: for a worker. ResourceExhausted when the system has none.
   virtual Result<Fd> create_segment(std::uint64_t bytes) const = 0;
   // Maps a segment into the daemon at `offset` of the session's address space, which it extends. Reactor thread only.
-  // Unavailable, InvalidArgument: the segment's memory is gone. After any other error it is as it was.
+  // DataLoss: the driver says that the device is lost, and the segment's memory with it. After any other error it is as
+  // it was.
   virtual Result<void> install(SessionId session, Extent extent, Fd segment) = 0;
   // The descriptor to hand to the session's trainer; borrowed, valid until removed.
   virtual int descriptor(SessionId session, std::uint64_t offset) const = 0;
@@ -42,7 +43,7 @@ class MappedTier {
   virtual CudaContext* cuda() const { return nullptr; }
   // That GPU's uuid, also where it failed before anything could be had of it; zeros: it is no GPU's.
   virtual std::array<std::uint8_t, 16> gpu() const { return {}; }
-  // Why it is of no more use, for good; none while it is. Thread-safe.
+  // Why it is of no more use to this process; none while it is. DataLoss: what was in its memory is gone. Thread-safe.
   virtual std::optional<Error> failure() const { return std::nullopt; }
 };
 

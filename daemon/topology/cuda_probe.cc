@@ -60,42 +60,63 @@ CudaDevice probe(const cuda::Api& api, int ordinal) {
   return found;
 }
 
-// Whoever has its memory may have it still.
-CudaDevice missing_from(const Cuda& cuda) {
-  const std::size_t there = cuda.devices.size();
-  const std::string why =
-      there != 0 || cuda.why_not.empty() ? fmt::format("the CUDA driver gives this process {}", there) : cuda.why_not;
-  CudaDevice missing;
-  missing.failure = Error{ErrorCode::kFailedPrecondition,
-                          fmt::format("a GPU that a former daemon had is not there any more: {}", why), 0};
-  return missing;
+// Its memory may be there still.
+CudaDevice failing(std::uint64_t identity, const std::string& why) {
+  CudaDevice device;
+  device.identity = identity;
+  device.failure = Error{ErrorCode::kFailedPrecondition, why, 0};
+  return device;
 }
 
-bool says_nothing(const CudaDevice& device) { return device.identity == kUnknownGpu && device.failure; }
+std::string why_missing(const Cuda& cuda) {
+  const std::size_t there = cuda.devices.size();
+  return fmt::format(
+      "a GPU that a former daemon had is not there any more: {}",
+      there != 0 || cuda.why_not.empty() ? fmt::format("the CUDA driver gives this process {}", there) : cuda.why_not);
+}
 
 }  // namespace
 
-void go_on_with(Cuda& cuda, std::vector<std::uint64_t> former, std::size_t named) {
-  const CudaDevice missing = missing_from(cuda);
+void go_on_with(Cuda& cuda, const std::vector<std::uint64_t>& former) {
+  const std::size_t there = cuda.devices.size();
+  const std::string missing = why_missing(cuda);
+  cuda.former.emplace();
+  std::vector<bool> taken(there);
+  const auto find = [&](auto is_it) {
+    std::size_t at = 0;
+    while (at < there && (taken[at] || !is_it(cuda.devices[at]))) ++at;
+    return at;
+  };
   for (const std::uint64_t identity : former) {
-    const auto known = std::ranges::find(cuda.devices, identity, &CudaDevice::identity);
-    if (identity == kUnknownGpu || known != cuda.devices.end()) continue;
-    const auto sick = std::ranges::find_if(cuda.devices, says_nothing);
-    CudaDevice& device = sick != cuda.devices.end() ? *sick : cuda.devices.emplace_back(missing);
-    device.identity = identity;
+    std::size_t at = there;
+    if (identity != kUnknownGpu) at = find([&](const CudaDevice& device) { return device.identity == identity; });
+    if (at == there && identity != kUnknownGpu) {  // then one that does not say who it is, for want of a better one
+      at = find([](const CudaDevice& device) { return device.identity == kUnknownGpu && device.failure; });
+      if (at != there) cuda.devices[at] = failing(identity, cuda.devices[at].failure->message);
+    }
+    if (at == there) {
+      at = cuda.devices.size();
+      cuda.devices.push_back(failing(identity, identity != kUnknownGpu
+                                                   ? missing
+                                                   : "a former daemon could not tell which GPU this "
+                                                     "was; it is used once its sessions have "
+                                                     "ended and the daemon is started again"));
+    } else {
+      taken[at] = true;
+    }
+    cuda.former->push_back(at);
   }
-  if (!former.empty() && cuda.devices.size() < named) cuda.devices.resize(named, missing);
-  cuda.former = std::move(former);
 }
 
-Cuda probe_cuda(const std::function<bool(int)>& wanted) {
+Cuda probe_cuda(const std::function<bool(int, std::uint64_t)>& wanted) {
   Cuda found;
   const Result<const cuda::Api*> api = cuda::load();
   int count = 0;
   const Result<void> counted = api ? (*api)->device_count(&count) : std::unexpected(api.error());
   for (int ordinal = 0; counted && ordinal < count; ++ordinal) {
-    found.devices.push_back(wanted(ordinal) ? probe(**api, ordinal) : CudaDevice{});
-    found.devices.back().identity = identity_of(**api, ordinal);
+    const std::uint64_t identity = identity_of(**api, ordinal);
+    found.devices.push_back(wanted(ordinal, identity) ? probe(**api, ordinal) : CudaDevice{});
+    found.devices.back().identity = identity;
   }
   if (!counted) {
     found.why_not = counted.error().message;

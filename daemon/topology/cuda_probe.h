@@ -22,24 +22,24 @@ struct CudaDevice {
   std::uint64_t free_bytes = 0;          // while this process had a context there
   std::uint64_t identity = kUnknownGpu;  // from its uuid: the same whatever its number
   std::optional<Error> failure{};        // why it does not work, with the driver's call and code; none: it does.
-                                         // Unavailable: what was in its memory is gone
+                                         // DataLoss: the driver says that it is lost
 };
 
 struct Cuda {
   std::vector<CudaDevice> devices;  // by ordinal
   std::string why_not;              // where there are none: what is missing, or what fails
   bool broken = false;              // there is a driver, and it fails: whether there are GPUs is not known
-  // The identities of the GPUs that were tiers of a former daemon, in their order; none: nobody has sessions of it.
-  std::optional<std::vector<std::uint64_t>> former{};
+  // Which of them were tiers of a former daemon, in their order; none: nobody has sessions of it.
+  std::optional<std::vector<std::size_t>> former{};
 };
 
-// Has the sessions of a former daemon go on with its GPUs. Those that the driver does not give any more count as
-// devices that fail, as do those up to `named` of them, of which the configuration speaks.
-void go_on_with(Cuda& cuda, std::vector<std::uint64_t> former, std::size_t named);
+// Has the sessions of a former daemon go on with its GPUs, known by their identities, in the order of its tiers: each
+// is one of the devices, once. Those that the driver does not give any more are added, and fail.
+void go_on_with(Cuda& cuda, const std::vector<std::uint64_t>& former);
 
-// Loads the driver and asks each device whose ordinal is `wanted` for its memory, for which it makes and gives back a
-// context there: up to some hundred milliseconds a device. The others are not touched, and their identity alone is
-// said.
-Cuda probe_cuda(const std::function<bool(int)>& wanted);
+// Loads the driver and asks each device that is `wanted`, by ordinal and identity, for its memory, for which it makes
+// and gives back a context there: up to some hundred milliseconds a device. The others are not touched, and their
+// identity alone is said.
+Cuda probe_cuda(const std::function<bool(int, std::uint64_t)>& wanted);
 
 }  // namespace terrace::topology

@@ -27,9 +27,6 @@ ErrorCode code_of(Status status) {
     case kDeviceUnavailable:
     case kSystemNotReady:
       return ErrorCode::kResourceExhausted;
-    case kInvalidValue:
-    case kInvalidHandle:
-      return ErrorCode::kInvalidArgument;
     case kNotPermitted:
       return ErrorCode::kPermissionDenied;
     case kNotInitialized:
@@ -44,7 +41,7 @@ ErrorCode code_of(Status status) {
     case kUnknown:
       return ErrorCode::kUnavailable;
     default:
-      return is_lost(status) ? ErrorCode::kUnavailable : ErrorCode::kInternal;
+      return is_lost(status) ? ErrorCode::kDataLoss : ErrorCode::kInternal;
   }
 }
 

@@ -11,8 +11,8 @@
 namespace terrace::cuda {
 
 // What a code that is no success means: kResourceExhausted (just now: no memory, another process has the device for
-// itself, or the system is not ready for it), kUnavailable (the device is lost, or the driver is another than its
-// library), kFailedPrecondition (no device, or not one that can do this), kInvalidArgument, kPermissionDenied, else
+// itself, or the system is not ready for it), kDataLoss (is_lost()), kUnavailable (the driver does not know why, or is
+// another than its library), kFailedPrecondition (no device, or not one that can do this), kPermissionDenied, else
 // kInternal. The message names call, code and number: "cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY (2)".
 Error error_of(const char* call, Status status);
 

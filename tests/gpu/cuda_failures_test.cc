@@ -153,6 +153,7 @@ TEST_F(CudaFailures, WhatWasWrittenBackEarlyIsNotLostWithOne) {
 TEST_F(CudaRestarts, OfASegmentThatDoesNotComeBackOnlyWhatLayThereIsLost) {
   Result<Lease> held = lease(client_, tensors_.at("held"), Mode::kRead);
   ASSERT_TRUE(held) << held.error().message;
+  give_up(daemon_);
   set_fault(control, Call::kImport, cuda::kInvalidValue);
   restart();
   EXPECT_EQ(failure_of(daemon_, 0), "");

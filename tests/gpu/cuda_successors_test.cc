@@ -58,6 +58,7 @@ TEST_F(CudaHeld, WhatCannotBeTakenBackUntilItCan) {
       {Call::kInit, cuda::kSystemNotReady},      {Call::kRetain, cuda::kNotSupported},
       {Call::kRetain, cuda::kOperatingSystem},   {Call::kInit, cuda::kUnknown},
       {Call::kImport, cuda::kNotPermitted},      {Call::kStreamCreate, cuda::kInvalidValue},
+      {Call::kRetain, cuda::kUnknown},           {Call::kImport, cuda::kInvalidValue},
   };
   for (const auto& [call, status] : wants) {
     SCOPED_TRACE(static_cast<int>(call));
@@ -66,7 +67,8 @@ TEST_F(CudaHeld, WhatCannotBeTakenBackUntilItCan) {
     const std::string said = held();
     EXPECT_TRUE(has(said, "device:0 cannot take back just now")) << said;
     EXPECT_TRUE(has(said, " (" + std::to_string(status) + ")")) << said;
-    EXPECT_TRUE(has(said, "4 tensors have bytes nowhere else; see to that GPU (where memory is wanting")) << said;
+    EXPECT_TRUE(has(said, "4 tensors of pid " + std::to_string(::getpid()) + " have bytes nowhere else; see to that"))
+        << said;
     EXPECT_TRUE(has(said, "--discard")) << said;
     EXPECT_EQ(client_.reconnects(), before);
     set_fault(control, call, 0);
@@ -103,7 +105,7 @@ TEST_F(CudaHeld, ForAWriteThatNobodyRecorded) {
   }
   set_fault(control, Call::kImport, cuda::kOutOfMemory, kAlways);
   const std::string said = held();
-  EXPECT_TRUE(has(said, "1 tensor has bytes nowhere else")) << said;
+  EXPECT_TRUE(has(said, "1 tensor of pid " + std::to_string(::getpid()) + " has bytes nowhere else")) << said;
   set_fault(control, Call::kImport, 0);
   serve_again();
   const Result<Lease> read = lease(client_, tensors_.at("copied"), Mode::kRead, Place::host());
@@ -190,11 +192,7 @@ class CudaMissing : public CudaFailures {
     ASSERT_TRUE(eventually([&] { return client_->reconnects() > before; })) << daemon_->log();
   }
   void give_up() {
-    std::ifstream written(daemon_->configuration_file());
-    std::string text{std::istreambuf_iterator<char>(written), {}};
-    const std::string key = "write_back = \"late\"\n";
-    ASSERT_NE(text.find(key), std::string::npos) << text;
-    std::ofstream(daemon_->configuration_file()) << text.insert(text.find(key), "take_back = \"give_up\"\n");
+    CudaFailures::give_up(*daemon_);
     go_on();
   }
   std::string trouble(Place place) {
@@ -241,6 +239,19 @@ TEST_F(CudaMissing, OneThatIsNotGivenAnyMoreIsWaitedFor) {
   control.device_count = 2;
   go_on();
   for (const std::uint32_t gpu : {0U, 1U}) expect_good(gpu);
+}
+
+TEST_F(CudaMissing, OneThatWasLostBeforeIsWaitedForByNobody) {
+  serve("cuda:all");
+  const Result<Lease> held = lease(*client_, tensors_.at(Place::device(1).name()), Mode::kWrite, Place::device(1));
+  ASSERT_TRUE(held) << held.error().message;
+  control.lost[1] = cuda::kEccUncorrectable;
+  EXPECT_FALSE(lease(*client_, make(*client_, "by which it is found out"), Mode::kOverwrite, Place::device(1)));
+  control.lost[1] = 0;
+  control.device_count = 1;
+  restart();
+  EXPECT_TRUE(has(failure_of(*daemon_, 1), "is not there any more")) << failure_of(*daemon_, 1);
+  expect_good(0);
 }
 
 TEST_F(CudaMissing, UntilItIsGivenUp) {

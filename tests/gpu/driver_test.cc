@@ -42,11 +42,11 @@ TEST_F(Driver, ErrorsNameCallCodeAndNumber) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().message, "cuMemHostRegister: CUDA_ERROR_OUT_OF_MEMORY (2)");
   EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
-  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kEccUncorrectable).code, ErrorCode::kUnavailable);
-  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kLaunchFailed).code, ErrorCode::kUnavailable);
+  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kEccUncorrectable).code, ErrorCode::kDataLoss);
+  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kLaunchFailed).code, ErrorCode::kDataLoss);
+  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kUnknown).code, ErrorCode::kUnavailable);
   EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kNoDevice).code, ErrorCode::kFailedPrecondition);
-  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kInvalidValue).code, ErrorCode::kInvalidArgument);
-  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kOperatingSystem).code, ErrorCode::kInternal);
+  EXPECT_EQ(cuda::error_of("cuMemCreate", cuda::kInvalidValue).code, ErrorCode::kInternal);
   EXPECT_EQ(cuda::error_of("cuInit", 12345).message, "cuInit: CUDA error (12345)");
 }
 

@@ -58,17 +58,17 @@ Result<CudaContext::Room> CudaContext::room() const {
 }
 
 Result<void> CudaContext::noted(Result<void> result) {
-  if (result || result.error().code != ErrorCode::kUnavailable) return result;
-  Error error{ErrorCode::kUnavailable, fmt::format("cuda:{} ({}) is lost: {}", ordinal_, name_, result.error().message),
-              0};
+  if (result) return result;
+  const ErrorCode code = result.error().code;
+  if (code != ErrorCode::kDataLoss && code != ErrorCode::kUnavailable) return result;
+  Error error{code, fmt::format("cuda:{} ({}) is lost: {}", ordinal_, name_, result.error().message), 0};
   keep(error);
+  error.code = ErrorCode::kUnavailable;
   return std::unexpected(std::move(error));
 }
 
 void CudaContext::give_up(const Error& why) {
-  const bool is_lost = why.code == ErrorCode::kUnavailable;
-  keep({is_lost ? why.code : ErrorCode::kFailedPrecondition,
-        fmt::format("cuda:{} ({}) cannot be used: {}", ordinal_, name_, why.message), 0});
+  keep({why.code, fmt::format("cuda:{} ({}) cannot be used: {}", ordinal_, name_, why.message), 0});
 }
 
 // The first reason stands.

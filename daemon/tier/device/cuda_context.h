@@ -40,13 +40,14 @@ class CudaContext {
   // What making the context took of the device's memory; 0: not known. Whatever else came or went meanwhile is in it.
   std::uint64_t own_bytes() const { return own_bytes_; }
 
-  // Passes a result on; one that says that the device is lost is kept, with the device's name before it.
+  // Passes a result on; one that says that the device is lost, or that the driver does not know what it has, is kept,
+  // with the device's name before it.
   Result<void> noted(Result<void> result);
   // The device is of no more use from now on, for this reason.
   void give_up(const Error& why);
   // Why the device is of no more use, for good; none while it is. kUnavailable, whatever it came from.
   std::optional<Error> lost() const;
-  // The same; kFailedPrecondition where it cannot be used, and the driver does not say that it is lost.
+  // The same with the code of what it came from: kDataLoss where the driver says that the device is lost.
   std::optional<Error> cause() const;
 
  private:

@@ -38,7 +38,7 @@ class CudaDevice final : public MappedTier {
   std::byte* address(SessionId session, std::uint64_t offset) const override;
   CudaContext* cuda() const override { return context_.get(); }
   std::array<std::uint8_t, 16> gpu() const override { return context_->uuid(); }
-  std::optional<Error> failure() const override { return context_->lost(); }
+  std::optional<Error> failure() const override { return context_->cause(); }
 
  private:
   struct Segment {

@@ -8,20 +8,16 @@
 
 namespace terrace::tier {
 
-// See MappedTier. It never has a segment; what was there is gone only where `cause` says that the device is lost
-// (Unavailable).
+// See MappedTier. It never has a segment, and what was there is gone where `cause` says so (DataLoss).
 class FailedDevice final : public MappedTier {
  public:
   FailedDevice(const Error& cause, const cuda::Uuid& uuid)
-      : why_{ErrorCode::kUnavailable, cause.message, cause.system_error},
-        no_segment_{cause.code == ErrorCode::kUnavailable ? cause.code : ErrorCode::kFailedPrecondition, cause.message,
-                    cause.system_error},
-        uuid_(uuid) {}
+      : cause_(cause), why_{ErrorCode::kUnavailable, cause.message, cause.system_error}, uuid_(uuid) {}
 
   Kind kind() const override { return Kind::kDevice; }
   Result<Fd> create_segment(std::uint64_t /*bytes*/) const override { return std::unexpected(why_); }
   Result<void> install(SessionId /*session*/, Extent /*extent*/, Fd /*segment*/) override {
-    return std::unexpected(no_segment_);
+    return std::unexpected(cause_);
   }
   int descriptor(SessionId /*session*/, std::uint64_t /*offset*/) const override {
     check_failed("a segment of a GPU that failed", __FILE__, __LINE__);
@@ -33,11 +29,11 @@ class FailedDevice final : public MappedTier {
     check_failed("memory of a GPU that failed", __FILE__, __LINE__);
   }
   std::array<std::uint8_t, 16> gpu() const override { return uuid_; }
-  std::optional<Error> failure() const override { return why_; }
+  std::optional<Error> failure() const override { return cause_; }
 
  private:
+  const Error cause_;
   const Error why_;
-  const Error no_segment_;
   const cuda::Uuid uuid_;
 };
 

@@ -248,9 +248,9 @@ TEST(Resolve, ADriverThatFailsIsNoMissingOne) {
 
 // The tiers' GPUs, of one that goes on for sessions of a daemon that had these.
 std::vector<std::string> devices_after(topology::Machine machine, const std::string& text,
-                                       std::vector<std::uint64_t> former) {
+                                       const std::vector<std::uint64_t>& former) {
   const Config written = config_of(text);
-  topology::go_on_with(machine.cuda, std::move(former), gpus_named(written));
+  topology::go_on_with(machine.cuda, former);
   const Result<Config> config = resolve(written, machine);
   if (!config) return {config.error().message};
   std::vector<std::string> devices;
@@ -274,11 +274,15 @@ TEST(Resolve, TheTierOfAGpuStaysItsWhateverItsNumber) {
   const std::string all = device_tier("cuda:all", "20GiB") + rest;
   EXPECT_THAT(devices_after(machine, all, {100, 101}), ElementsAre("cuda:0 is 100", "cuda:1 is 101"));
   EXPECT_THAT(devices_after(machine, device_tier("cuda:0", "20GiB") + rest, {101}), ElementsAre("cuda:1 is 101"));
-  machine.cuda.devices[0].identity = topology::kUnknownGpu;
-  EXPECT_THAT(devices_after(machine, all, {topology::kUnknownGpu, 101}), ElementsAre("cuda:0 is 1", "cuda:1 is 101"))
-      << "one that does not say who it is goes by its number";
-  machine.cuda.devices[0].failure = failed("it is sick");
+  EXPECT_THAT(devices_after(machine, all, {topology::kUnknownGpu, 101}),
+              ElementsAre(HasSubstr("is 1: a former daemon could not tell which GPU this was"), "cuda:1 is 101"));
+  EXPECT_THAT(devices_after(machine, all, {101, 101}),
+              ElementsAre("cuda:1 is 101", HasSubstr("is not there any more")));
+  machine.cuda.devices[0] = {.name = "Fast", .pci_bus_id = {}, .failure = failed("it is sick")};
   EXPECT_THAT(devices_after(machine, all, {100, 101}), ElementsAre("cuda:0 is 100: it is sick", "cuda:1 is 101"));
+  machine.cuda = {.devices = {}, .why_not = "no CUDA driver"};
+  EXPECT_THAT(devices_after(machine, all, {topology::kUnknownGpu}),
+              ElementsAre(HasSubstr("a former daemon could not")));
 }
 
 TEST(Resolve, AGpuThatIsGoneKeepsItsTierWhereSessionsGoOn) {
@@ -304,11 +308,14 @@ TEST(Resolve, SessionsGoOnWithAsManyGpusAsThereWere) {
     EXPECT_THAT(devices_after(machine, device_tier(device, "50%") + memory_tier("90GiB"), {101}),
                 ElementsAre("cuda:1 is 101"));
   EXPECT_THAT(devices_after(machine, device_tier("auto", "1GiB") + memory_tier("90GiB"), {}), ElementsAre("emulated"));
-  machine.cuda.former = {101};
-  const Result<Config> config = resolve(config_of(device_tier("auto", "50%") + memory_tier("90GiB")), machine);
+  topology::go_on_with(machine.cuda, {101});
+  const Result<Config> config =
+      resolve(config_of(device_tier("auto", "50%", "take_back = \"give_up\"") + memory_tier("90GiB")), machine);
   ASSERT_TRUE(config) << config.error().message;
-  ASSERT_THAT(config->warnings, SizeIs(1));
-  EXPECT_THAT(config->warnings[0], HasSubstr("there are 2 GPUs where a former daemon had 1: the others are used once"));
+  EXPECT_THAT(config->warnings,
+              ElementsAre(HasSubstr("there are 2 GPUs where a former daemon had 1: the others are used once"),
+                          HasSubstr("would be cuda:0, and stays the GPU that a former daemon had here, cuda:1 now"),
+                          HasSubstr("take_back: is \"give_up\": whenever the daemon is started again")));
 }
 
 TEST(Resolve, AGpusCapacityIsOfWhatItHas) {

@@ -3,6 +3,8 @@
 // those that it then loses.
 #include "engine/stake.h"
 
+#include <gmock/gmock.h>
+
 #include "unit/engine/harness.h"
 
 namespace terrace::engine {
@@ -16,7 +18,10 @@ class Stake : public ::testing::Test {
     return {{client_->space, TierId{0}, extent, "no room"}};
   }
   std::size_t at_stake(tier::Extent extent = kAll) const {
-    return tensors_at_stake(harness_.catalog, harness_.survivors(), lost(extent));
+    const auto by_space = tensors_at_stake(harness_.catalog, harness_.survivors(), lost(extent));
+    const auto found = by_space.find(client_->space);
+    EXPECT_LE(by_space.size(), 1U);
+    return found == by_space.end() ? 0 : found->second;
   }
   // By a successor that goes on without them.
   std::uint64_t loses() {
@@ -79,6 +84,34 @@ TEST_F(Stake, IsWhatWasWrittenThereSince) {
   EXPECT_EQ(loses(), 1U);
 }
 
+// Whatever became of it itself: its bytes are its siblings'.
+TEST_F(Stake, IsWhatAMemberOfAShareWrote) {
+  OpenSession open;
+  open.maps_segments = true;
+  open.share = ShareAccess{.name = "weights", .create = true, .write = true};
+  client_ = harness_.open(open);
+  open.share->create = false;
+  Harness::Client* const sibling = harness_.open(open);
+  ASSERT_EQ(client_->space, sibling->space);
+  const Handle a = harness_.create(*client_, "a", kMiB);
+  harness_.write(*client_, a, 1);
+  ASSERT_TRUE(harness_.ask(client_->id, Move{shm::kPlaceBlock, {a}}));
+  ASSERT_TRUE(harness_.acquire(*client_, kDevice, shm::Mode::kWrite, {a}));
+  EXPECT_EQ(at_stake(), 1U);
+  harness_.release(*client_, a, shm::Mode::kWrite);
+  EXPECT_EQ(at_stake(), 1U) << "by the word of the one alone that wrote it";
+  EXPECT_EQ(loses(), 1U);
+}
+
+TEST_F(Stake, IsNoContentThatIsTorn) {
+  const Handle a = harness_.create(*client_, "a", kMiB);
+  harness_.write(*client_, a, 1);
+  EXPECT_EQ(at_stake(), 1U);
+  ASSERT_TRUE(harness_.acquire(*client_, kDevice, shm::Mode::kOverwrite, {a}));
+  shm::tear(client_->table.word(a.slot), a.incarnation);
+  EXPECT_EQ(at_stake(), 0U);
+}
+
 TEST_F(Stake, IsOfThoseSegmentsAlone) {
   const Handle first = harness_.create(*client_, "first", 2 * kMiB);
   const Handle second = harness_.create(*client_, "second", kMiB);
@@ -89,8 +122,9 @@ TEST_F(Stake, IsOfThoseSegmentsAlone) {
   EXPECT_EQ(at_stake({2 * kMiB, 2 * kMiB}), 1U);
   std::vector<LostSegment> others = lost();
   others[0].space = SessionId{99};
-  EXPECT_EQ(tensors_at_stake(harness_.catalog, harness_.survivors(), others), 0U);
-  EXPECT_EQ(tensors_at_stake(harness_.catalog, {}, lost()), 0U) << "of a session that did not survive";
+  EXPECT_THAT(tensors_at_stake(harness_.catalog, harness_.survivors(), others), testing::IsEmpty());
+  EXPECT_THAT(tensors_at_stake(harness_.catalog, {}, lost()), testing::IsEmpty())
+      << "of a session that did not survive";
 }
 
 }  // namespace

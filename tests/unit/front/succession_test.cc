@@ -57,6 +57,7 @@ class Successor : public ::testing::Test {
       engine::SessionRecord session;
       session.id = 7;
       session.tenant = options.tenants.at(*socket);
+      session.mapped_bytes[1] = 2 * kMiB;
       catalog.put(1, session);
     }
     catalog.commit();
@@ -137,6 +138,20 @@ TEST_F(Successor, KnowsTheGpusByWhoTheyAre) {
   EXPECT_FALSE(former_gpus(service::Adopted{}));
   EXPECT_EQ(why_not(config_, adopted), "");
   config::Config other = config_;
+  other.tiers[1].failure = Error{ErrorCode::kFailedPrecondition, "no CUDA driver", 0};
+  EXPECT_THAT(why_not(other, adopted),
+              HasSubstr("sessions have memory in cuda:1, which it cannot use: no CUDA driver"));
+  other.tiers[1].take_back = config::TakeBack::kGiveUp;
+  EXPECT_EQ(why_not(other, adopted), "");
+  other = config_;
+  for (const ErrorCode code : {ErrorCode::kResourceExhausted, ErrorCode::kDataLoss}) {
+    other.tiers[1].failure = Error{code, "it has no room beside this one, or is lost in any case", 0};
+    EXPECT_EQ(why_not(other, adopted), "");
+  }
+  other = config_;
+  other.tiers[0].failure = Error{ErrorCode::kFailedPrecondition, "no CUDA driver", 0};
+  EXPECT_EQ(why_not(other, adopted), "") << "nobody has anything there";
+  other = config_;
   other.tiers[0].gpu_identity = 102;
   EXPECT_THAT(why_not(other, adopted), HasSubstr("of another device in tier 0"));
   other.tiers[0].device = "emulated";
