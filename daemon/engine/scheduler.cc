@@ -75,14 +75,34 @@ void Scheduler::erase(const Waiting& waiting) {
   --link.waiting;
 }
 
-void Scheduler::push(const Tenant& tenant, SessionId session, mover::Transfer transfer) {
-  const TransferId id = transfer.id;
-  const auto [at, added] = waiting_.try_emplace(id, Waiting{tenant, session, std::move(transfer)});
+void Scheduler::push(const Tenant& tenant, SessionId session, const mover::Transfer& transfer) {
+  LinkQueue& link = queue(transfer.link);
+  if (link.queued() == 0) {
+    link.alone.emplace(tenant, session, transfer);
+    return;
+  }
+  line_up_alone(link);
+  line_up({tenant, session, transfer});
+}
+
+void Scheduler::line_up(const Waiting& waiting) {
+  const auto [at, added] = waiting_.try_emplace(waiting.transfer.id, waiting);
   TERRACE_CHECK(added);
   insert(at->second);
 }
 
+void Scheduler::line_up_alone(LinkQueue& queue) {
+  if (queue.alone) line_up(*queue.alone);
+  queue.alone.reset();
+}
+
+void Scheduler::line_up_alone(TransferId id) {
+  for (auto& [link, queue] : links_)
+    if (queue.alone && queue.alone->transfer.id == id) line_up_alone(queue);
+}
+
 void Scheduler::raise(TransferId id, mover::Class urgency, Time deadline) {
+  line_up_alone(id);
   const auto found = waiting_.find(id);
   if (found == waiting_.end()) return;
   mover::Transfer& transfer = found->second.transfer;
@@ -94,6 +114,7 @@ void Scheduler::raise(TransferId id, mover::Class urgency, Time deadline) {
 }
 
 bool Scheduler::withdraw(TransferId id) {
+  line_up_alone(id);
   const auto found = waiting_.find(id);
   if (found == waiting_.end()) return false;
   erase(found->second);
@@ -134,25 +155,36 @@ TransferId Scheduler::pick(ClassQueue& queue) {
   return session.order.begin()->second;
 }
 
+mover::Transfer Scheduler::take_next(LinkQueue& queue) {
+  if (queue.alone) {
+    const mover::Transfer next = queue.alone->transfer;
+    queue.alone.reset();
+    return next;
+  }
+  const auto classed =
+      std::find_if(queue.classes.begin(), queue.classes.end(), [](const ClassQueue& c) { return !c.empty(); });
+  const auto chosen = waiting_.find(pick(*classed));
+  erase(chosen->second);
+  const mover::Transfer next = chosen->second.transfer;
+  waiting_.erase(chosen);
+  return next;
+}
+
 void Scheduler::dispatch(std::vector<mover::Transfer>& out) {
-  if (waiting_.empty()) return;
   for (auto& [link, queue] : links_) {
-    while (!queue.held && queue.waiting > 0 && has_room(queue)) {
-      const auto classed =
-          std::find_if(queue.classes.begin(), queue.classes.end(), [](const ClassQueue& c) { return !c.empty(); });
-      const auto chosen = waiting_.find(pick(*classed));
-      erase(chosen->second);
-      queue.in_flight_bytes += chosen->second.transfer.bytes;
-      out.push_back(std::move(chosen->second.transfer));
-      waiting_.erase(chosen);
+    while (!queue.held && queue.queued() > 0 && has_room(queue)) {
+      out.push_back(take_next(queue));
+      queue.in_flight_bytes += out.back().bytes;
       ++queue.in_flight;
     }
   }
 }
 
-std::uint64_t Scheduler::queued(const mover::Link& link) const { return links_.at(link).waiting; }
+std::uint64_t Scheduler::queued(const mover::Link& link) const { return links_.at(link).queued(); }
 bool Scheduler::has_before(const mover::Link& link, mover::Class urgency) const {
-  const auto& classes = links_.at(link).classes;
+  const LinkQueue& queue = links_.at(link);
+  if (queue.alone) return queue.alone->transfer.urgency < urgency;
+  const auto& classes = queue.classes;
   return std::any_of(classes.begin(), classes.begin() + index(urgency), [](const ClassQueue& c) { return !c.empty(); });
 }
 std::uint64_t Scheduler::in_flight(const mover::Link& link) const { return links_.at(link).in_flight; }

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -24,7 +25,7 @@ class Scheduler {
   static constexpr std::uint64_t kInFlightBytes = 64ull << 20;
 
   // Queues a transfer of one of the links that the scheduler was made with.
-  void push(const Tenant& tenant, SessionId session, mover::Transfer transfer);
+  void push(const Tenant& tenant, SessionId session, const mover::Transfer& transfer);
   // Makes a transfer that still waits more urgent; nothing happens to one that was handed down, or that is already.
   void raise(TransferId id, mover::Class urgency, Time deadline);
   // Takes a waiting transfer out; false if it was handed down.
@@ -64,29 +65,35 @@ class Scheduler {
     bool empty() const { return sessions.empty(); }
   };
   using ClassQueue = Turns<Tenant, TenantQueue>;
-  struct LinkQueue {
-    std::array<ClassQueue, mover::kClasses> classes;
-    std::uint32_t in_flight = 0;
-    std::uint64_t in_flight_bytes = 0;
-    std::uint64_t waiting = 0;
-    bool held = false;
-  };
   struct Waiting {
     Tenant tenant;
     SessionId session{};
     mover::Transfer transfer;
   };
+  struct LinkQueue {
+    std::optional<Waiting> alone;  // waits where nothing else does, as most do: with nobody to take turns with
+    std::array<ClassQueue, mover::kClasses> classes;
+    std::uint32_t in_flight = 0;
+    std::uint64_t in_flight_bytes = 0;
+    std::uint64_t waiting = 0;  // in the classes
+    bool held = false;
+    std::uint64_t queued() const { return alone ? 1 : waiting; }
+  };
 
   LinkQueue& queue(const mover::Link& link);
   bool has_room(const LinkQueue& queue) const;
+  void line_up(const Waiting& waiting);
+  void line_up_alone(LinkQueue& queue);
+  void line_up_alone(TransferId id);
   void insert(const Waiting& waiting);
   void erase(const Waiting& waiting);
   std::uint64_t next_bytes(const SessionQueue& queue) const;
   SessionQueue& session_in_turn(TenantQueue& queue) const;
   TransferId pick(ClassQueue& queue);
+  mover::Transfer take_next(LinkQueue& queue);
 
   std::map<mover::Link, LinkQueue> links_;
-  std::map<TransferId, Waiting> waiting_;
+  std::map<TransferId, Waiting> waiting_;  // in the links' classes
   std::uint32_t in_flight_max_;
 };
 

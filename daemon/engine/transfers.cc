@@ -72,7 +72,7 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
   flight.bytes = transfer.bytes;
   flights_.emplace(transfer.id, flight);
   ++session.transfers;
-  scheduler_.push(session.tenant, session.id, std::move(transfer));
+  scheduler_.push(session.tenant, session.id, transfer);
 }
 
 void EngineImpl::transfer_done(Time now, const mover::TransferDone& done) {

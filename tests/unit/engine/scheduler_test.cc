@@ -132,6 +132,24 @@ TEST_F(Order, RaisingNeverLowers) {
   EXPECT_EQ(ids(), (Ids{1, 3, 4, 2}));
 }
 
+TEST_F(Order, OneAloneIsRaisedWithdrawnAndSeenAsIfItWereAmongOthers) {
+  scheduler.hold(kRead, true);
+  scheduler.push(one, kFirst, transfer(1, mover::Class::kPrefetch));
+  EXPECT_EQ(scheduler.queued(kRead), 1u);
+  EXPECT_TRUE(scheduler.has_before(kRead, mover::Class::kCleaning));
+  EXPECT_FALSE(scheduler.has_before(kRead, mover::Class::kPrefetch));
+  scheduler.raise(TransferId{1}, mover::Class::kDemand, Time{7});
+  EXPECT_TRUE(scheduler.has_before(kRead, mover::Class::kPrefetch));
+  scheduler.push(two, kSecond, transfer(2, mover::Class::kLatePrefetch, 1));
+  scheduler.hold(kRead, false);
+  EXPECT_EQ(ids(), (Ids{1, 2}));
+  scheduler.push(one, kFirst, transfer(3, mover::Class::kCleaning));
+  EXPECT_TRUE(scheduler.withdraw(TransferId{3}));
+  EXPECT_FALSE(scheduler.withdraw(TransferId{3}));
+  EXPECT_EQ(scheduler.queued(kRead), 0u);
+  EXPECT_EQ(ids(), Ids{});
+}
+
 TEST_F(Order, LinksAreIndependentAndBounded) {
   scheduler.push(one, kFirst, transfer(1, mover::Class::kDemand));
   scheduler.push(one, kFirst, transfer(2, mover::Class::kDemand));
