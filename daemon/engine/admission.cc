@@ -109,7 +109,7 @@ bool EngineImpl::all_there(const Session& session, const Admission& admission, c
   return std::all_of(slots.begin(), slots.end(), [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     return is_there(session, admission, tensor) && tensor.wanted == 0 && !waits_behind(admission, tensor) &&
-           !word(session, slot).torn && (!is_gone(session, tensor) || leased(session, slot));
+           !session.word(slot).torn && (!is_gone(session, tensor) || leased(session, slot));
   });
 }
 

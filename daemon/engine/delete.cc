@@ -157,7 +157,7 @@ TensorInfo EngineImpl::describe(const Session& session, Slot slot) const {
   info.handle = {slot, tensor.incarnation};
   info.spec = spec_of(recorded(session, slot));
   info.pinned = tensor.pinned != Level::kNone;
-  const shm::Word held = word(session, slot);
+  const shm::Word held = session.word(slot);
   if (tensor.published != Level::kNone) {
     info.readers = held.readers;
     info.writers = held.writers;

@@ -182,7 +182,6 @@ class EngineImpl final : public Engine {
   void unpin(Session& session, Slot slot);
 
   // words.cc
-  shm::Word word(const Session& session, Slot slot) const;
   bool leased(const Session& session, Slot slot) const;
   bool claim(Session& session, Slot slot);
   void publish(Session& session, Slot slot, Level level);

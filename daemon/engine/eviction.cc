@@ -2,6 +2,7 @@
 // Copies are given up: clean ones for nothing, dirty ones after a write-back, downward tier by tier.
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -43,16 +44,21 @@ class FreeRuns {
   std::map<std::uint64_t, std::uint64_t> ends_;  // by begin
 };
 
+// Of a copy that has the tensor's bytes, while none elsewhere is published: whether no other one has them.
+bool is_only_one(const Session& session, Slot slot, Level level) {
+  const Tensor& tensor = session.at(slot);
+  if ((tensor.valid & ~bit(level)) == 0 && !planted(Plant::kLastCopyDropped)) return true;
+  return tensor.published == level && session.word(slot).dirty;
+}
+
 }  // namespace
 
 // Whether the copy can go without a transfer.
 bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const {
   const Tensor& tensor = session.at(slot);
   if (!tensor.written || tensor.lost || !tensor.is_valid(level)) return true;
-  if (level != Level::kDevice && is_shown_where_gone(session, tensor)) return false;
-  if (tensor.published != Level::kNone && tensor.published != level) return true;
-  if ((tensor.valid & ~bit(level)) == 0 && !planted(Plant::kLastCopyDropped)) return false;
-  return tensor.published != level || !word(session, slot).dirty;
+  if (tensor.published != Level::kNone && tensor.published != level) return !is_shown_where_gone(session, tensor);
+  return !is_only_one(session, slot, level);
 }
 
 void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reason) {
@@ -192,8 +198,9 @@ void EngineImpl::on(const Request& request, const Evict& body) {
 // Whether a write-back would make the copy clean: it is published, dirty, and nobody moves it.
 bool EngineImpl::may_clean(const Session& session, Slot slot, Level level) const {
   const Tensor& tensor = session.at(slot);
-  return tensor.idle() && tensor.admission == 0 && tensor.published == level && tensor.written && !tensor.deleted &&
-         !is_gone(session, tensor) && !droppable(session, slot, level);
+  if (tensor.published != level || !is_only_one(session, slot, level)) return false;  // as most that are looked at
+  return tensor.idle() && tensor.admission == 0 && tensor.is_valid(level) && tensor.written && !tensor.lost &&
+         !tensor.deleted && !is_gone(session, tensor);
 }
 
 // Writes a copy back that may be cleaned, while it stays. False: somebody writes it just now.
@@ -267,12 +274,13 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   std::size_t found = 0;
   double window = limit - mark;
   std::uint32_t looks = 0;
-  place.policy->offer_victims([&](Slot slot) {
+  const auto look = [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     window -= static_cast<double>(tensor.extent_bytes());
-    if (!tensor.home_bad && tensor.pinned == Level::kNone && may_clean(session, slot, level)) cold[found++] = slot;
+    if (may_clean(session, slot, level) && !tensor.home_bad && tensor.pinned == Level::kNone) cold[found++] = slot;
     return window > 0 && ++looks < kLooksMax && found < cold_max;
-  });
+  };
+  place.policy->offer_victims(std::ref(look));
   if (found < cold_max) place.clean_pause = looks / kLooksAnEvent;
   for (const Slot slot : std::span(cold).first(found)) {
     if (scheduler_.queued(link_between(session.at(slot), level, home_level_)) > 0) return;

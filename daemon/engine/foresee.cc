@@ -66,7 +66,7 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
     return Planned::kDone;
   if (!tensor.idle() || tensor.admission != 0) return Planned::kLater;
   if (droppable(session, clean.slot, level)) return Planned::kDone;
-  if (word(session, clean.slot).writers != 0) return Planned::kLater;
+  if (session.word(clean.slot).writers != 0) return Planned::kLater;
   Level target = home_level_;
   if (level == Level::kDevice && memory_tier_ != SIZE_MAX) target = Level::kMemory;
   if (target == Level::kBlock && !write_budget_.allows_early(now_)) return Planned::kDone;  // or it never comes to be

@@ -113,6 +113,9 @@ struct Session {
   static bool shows(const Member& member, const Tensor& tensor) {
     return tensor.holder == SessionId{} || tensor.holder == member.id;
   }
+  // All words that show the copy, as one: what any of them says of leases; of writing, only one that may write.
+  shm::Word word(Slot slot) const { return is_share() ? shared_word(slot) : members.front().table.load(slot); }
+  shm::Word shared_word(Slot slot) const;
 };
 
 }  // namespace terrace::engine

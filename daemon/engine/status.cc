@@ -109,7 +109,7 @@ SessionStatus EngineImpl::session_status(const Session& session) const {
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
     if (!tensor.live() || tensor.published == Level::kNone) continue;
-    const shm::Word held = word(session, Slot{at});
+    const shm::Word held = session.word(Slot{at});
     out.leases += held.readers + held.writers;
     if (held.leased()) out.leased_bytes += tensor.bytes;
   }

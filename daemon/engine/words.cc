@@ -11,15 +11,13 @@
 
 namespace terrace::engine {
 
-// All words that show the copy, as one: what any of them says of leases; of writing, only one that may write.
-shm::Word EngineImpl::word(const Session& session, Slot slot) const {
-  if (!session.is_share()) return session.members.front().table.load(slot);
-  const Tensor& tensor = session.at(slot);
+shm::Word Session::shared_word(Slot slot) const {
+  const Tensor& tensor = at(slot);
   shm::Word all{.incarnation = tensor.incarnation};
-  for (const Member& member : session.members) {
-    if (!Session::shows(member, tensor)) continue;
+  for (const Member& member : members) {
+    if (!shows(member, tensor)) continue;
     shm::Word one = member.table.load(slot);
-    if (session.is_shared(tensor)) {
+    if (is_shared(tensor)) {
       one.writers = 0;
       one.dirty = one.torn = false;
     }
@@ -181,7 +179,7 @@ bool EngineImpl::share(Session& session, Slot slot) {
 // A trainer says in the word that it gave an overwrite up.
 void EngineImpl::note_torn(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
-  if (tensor.torn || tensor.published == Level::kNone || !word(session, slot).torn) return;
+  if (tensor.torn || tensor.published == Level::kNone || !session.word(slot).torn) return;
   tensor.torn = true;
   touch(session, slot);
 }
@@ -201,7 +199,7 @@ bool EngineImpl::begin_clean(Session& session, Slot slot) {
 
 // Whether nobody wrote, or began to, since it began.
 bool EngineImpl::finish_clean(const Session& session, Slot slot) const {
-  const shm::Word now = word(session, slot);
+  const shm::Word now = session.word(slot);
   return !now.dirty && (now.writers == 0 || planted(Plant::kNoWriterCount));
 }
 
@@ -240,7 +238,7 @@ std::string EngineImpl::holders(const Session& session, const std::vector<Handle
   constexpr std::size_t kNamedMax = 4;
   std::string text;
   for (std::size_t i = 0; i < handles.size() && i < kNamedMax; ++i) {
-    const shm::Word held = word(session, handles[i].slot);
+    const shm::Word held = session.word(handles[i].slot);
     text += fmt::format("{}'{}' ({} readers, {} writers)", i == 0 ? "" : ", ", name(session, handles[i].slot),
                         held.readers, held.writers);
   }
