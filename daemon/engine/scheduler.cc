@@ -42,19 +42,25 @@ void drop_if_empty(Turns& turns, const Name& name) {
   if (found->second.empty()) turns.queues.erase(found);
 }
 
+// Of the queues, of which a node has a few.
+template <typename Queues>
+auto& queue_of(Queues& queues, const mover::Link& link) {
+  const auto found = std::ranges::find_if(queues, [&](const auto& queue) { return queue.link == link; });
+  TERRACE_CHECK(found != queues.end());
+  return *found;
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max)
     : in_flight_max_(in_flight_max) {
   TERRACE_CHECK(in_flight_max > 0);
-  for (const mover::Link& link : links) links_.try_emplace(link);
+  for (const mover::Link& link : links) links_.push_back({.link = link});
+  std::ranges::sort(links_, {}, &LinkQueue::link);
 }
 
-Scheduler::LinkQueue& Scheduler::queue(const mover::Link& link) {
-  const auto found = links_.find(link);
-  TERRACE_CHECK(found != links_.end());
-  return found->second;
-}
+Scheduler::LinkQueue& Scheduler::queue(const mover::Link& link) { return queue_of(links_, link); }
+const Scheduler::LinkQueue& Scheduler::queue(const mover::Link& link) const { return queue_of(links_, link); }
 
 void Scheduler::insert(const Waiting& waiting) {
   const mover::Transfer& transfer = waiting.transfer;
@@ -97,7 +103,7 @@ void Scheduler::line_up_alone(LinkQueue& queue) {
 }
 
 void Scheduler::line_up_alone(TransferId id) {
-  for (auto& [link, queue] : links_)
+  for (LinkQueue& queue : links_)
     if (queue.alone && queue.alone->transfer.id == id) line_up_alone(queue);
 }
 
@@ -171,7 +177,7 @@ mover::Transfer Scheduler::take_next(LinkQueue& queue) {
 }
 
 void Scheduler::dispatch(std::vector<mover::Transfer>& out) {
-  for (auto& [link, queue] : links_) {
+  for (LinkQueue& queue : links_) {
     while (!queue.held && queue.queued() > 0 && has_room(queue)) {
       out.push_back(take_next(queue));
       queue.in_flight_bytes += out.back().bytes;
@@ -180,13 +186,13 @@ void Scheduler::dispatch(std::vector<mover::Transfer>& out) {
   }
 }
 
-std::uint64_t Scheduler::queued(const mover::Link& link) const { return links_.at(link).queued(); }
+std::uint64_t Scheduler::queued(const mover::Link& link) const { return queue(link).queued(); }
 bool Scheduler::has_before(const mover::Link& link, mover::Class urgency) const {
-  const LinkQueue& queue = links_.at(link);
-  if (queue.alone) return queue.alone->transfer.urgency < urgency;
-  const auto& classes = queue.classes;
+  const LinkQueue& waits = queue(link);
+  if (waits.alone) return waits.alone->transfer.urgency < urgency;
+  const auto& classes = waits.classes;
   return std::any_of(classes.begin(), classes.begin() + index(urgency), [](const ClassQueue& c) { return !c.empty(); });
 }
-std::uint64_t Scheduler::in_flight(const mover::Link& link) const { return links_.at(link).in_flight; }
+std::uint64_t Scheduler::in_flight(const mover::Link& link) const { return queue(link).in_flight; }
 
 }  // namespace terrace::engine

@@ -71,8 +71,9 @@ class Scheduler {
     mover::Transfer transfer;
   };
   struct LinkQueue {
-    std::optional<Waiting> alone;  // waits where nothing else does, as most do: with nobody to take turns with
-    std::array<ClassQueue, mover::kClasses> classes;
+    mover::Link link;
+    std::optional<Waiting> alone{};  // waits where nothing else does, as most do: with nobody to take turns with
+    std::array<ClassQueue, mover::kClasses> classes{};
     std::uint32_t in_flight = 0;
     std::uint64_t in_flight_bytes = 0;
     std::uint64_t waiting = 0;  // in the classes
@@ -81,6 +82,7 @@ class Scheduler {
   };
 
   LinkQueue& queue(const mover::Link& link);
+  const LinkQueue& queue(const mover::Link& link) const;
   bool has_room(const LinkQueue& queue) const;
   void line_up(const Waiting& waiting);
   void line_up_alone(LinkQueue& queue);
@@ -92,7 +94,7 @@ class Scheduler {
   TransferId pick(ClassQueue& queue);
   mover::Transfer take_next(LinkQueue& queue);
 
-  std::map<mover::Link, LinkQueue> links_;
+  std::vector<LinkQueue> links_;           // in the links' order
   std::map<TransferId, Waiting> waiting_;  // in the links' classes
   std::uint32_t in_flight_max_;
 };
