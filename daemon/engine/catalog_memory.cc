@@ -206,9 +206,13 @@ void CatalogMemory::put(std::size_t index, const SessionRecord& session) {
 
 void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorState& state,
                         const TensorRarities& rarities) {
-  change(&tensor_at<TensorState>(layout_.states, session, slot), &state, sizeof state);
+  put(session, slot, state);
   if ((state.flags & kRare) == 0) return;
   change(&tensor_at<TensorRarities>(layout_.rarities, session, slot), &rarities, sizeof rarities);
+}
+
+void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorState& state) {
+  change(&tensor_at<TensorState>(layout_.states, session, slot), &state, sizeof state);
 }
 
 void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorFacts& facts,

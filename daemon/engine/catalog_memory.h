@@ -89,6 +89,8 @@ class CatalogMemory {
   void put(std::size_t index, const SessionRecord& session);
   // The rarities count if the state says so, and are not looked at otherwise.
   void put(std::size_t session, std::size_t slot, const TensorState& state, const TensorRarities& rarities);
+  // Of a state that speaks of none.
+  void put(std::size_t session, std::size_t slot, const TensorState& state);
   // `text`: of just the bytes that the facts say.
   void put(std::size_t session, std::size_t slot, const TensorFacts& facts, std::span<const std::byte> text);
   void commit();

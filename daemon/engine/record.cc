@@ -136,8 +136,10 @@ void EngineImpl::commit() {
     session->at(slot).touched = false;
     const Tensor& tensor = session->at(slot);
     const TensorState state = state_of(*session, tensor);
-    const bool rare = (state.flags & kRare) != 0;
-    catalog_->put(session->record, index(slot), state, rare ? rarities_of(tensor) : TensorRarities{});
+    if ((state.flags & kRare) != 0)
+      catalog_->put(session->record, index(slot), state, rarities_of(tensor));
+    else
+      catalog_->put(session->record, index(slot), state);
   }
   touched_.clear();
   for (const SessionId id : touched_sessions_) {
