@@ -3,19 +3,28 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "base/bytes.h"
 
 namespace terrace::tier {
 
 void ExtentAllocator::insert(Extent extent) {
-  by_offset_.emplace(extent.offset, extent.bytes);
-  by_bytes_.emplace(extent.bytes, extent.offset);
+  if (!offset_node_) {
+    by_offset_.emplace(extent.offset, extent.bytes);
+    by_bytes_.emplace(extent.bytes, extent.offset);
+    return;
+  }
+  offset_node_.key() = extent.offset;
+  offset_node_.mapped() = extent.bytes;
+  bytes_node_.value() = {extent.bytes, extent.offset};
+  by_offset_.insert(std::move(offset_node_));
+  by_bytes_.insert(std::move(bytes_node_));
 }
 
-void ExtentAllocator::erase(std::map<std::uint64_t, std::uint64_t>::iterator at) {
-  by_bytes_.erase({at->second, at->first});
-  by_offset_.erase(at);
+void ExtentAllocator::erase(ByOffset::iterator at) {
+  bytes_node_ = by_bytes_.extract({at->second, at->first});
+  offset_node_ = by_offset_.extract(at);
 }
 
 void ExtentAllocator::extend(std::uint64_t bytes) {

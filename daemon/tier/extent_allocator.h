@@ -52,15 +52,21 @@ class ExtentAllocator {
   void check_invariants() const;
 
  private:
+  using ByOffset = std::map<std::uint64_t, std::uint64_t>;
+  using ByBytes = std::set<std::pair<std::uint64_t, std::uint64_t>>;
+
   void insert(Extent extent);
-  void erase(std::map<std::uint64_t, std::uint64_t>::iterator at);
+  void erase(ByOffset::iterator at);
 
   std::uint64_t unit_;
   std::uint64_t capacity_ = 0;
   std::uint64_t free_ = 0;
   std::uint64_t retired_ = 0;
-  std::map<std::uint64_t, std::uint64_t> by_offset_;            // offset -> bytes of each free extent
-  std::set<std::pair<std::uint64_t, std::uint64_t>> by_bytes_;  // (bytes, offset) of the same
+  ByOffset by_offset_;  // offset -> bytes of each free extent
+  ByBytes by_bytes_;    // (bytes, offset) of the same
+  // Of the last one that was taken out, for the next one that comes in: allocating and freeing alternate.
+  ByOffset::node_type offset_node_;
+  ByBytes::node_type bytes_node_;
 };
 
 }  // namespace terrace::tier
