@@ -33,7 +33,7 @@ void EngineImpl::on(const Request& request, Pin&& body) {
   admit(request, std::move(admission), false);
 }
 
-void EngineImpl::admit(const Request& request, Admission admission, bool with_block) {
+void EngineImpl::admit(const Request& request, Admission&& admission, bool with_block) {
   const bool writes = admission.is(Admission::Kind::kAcquire) && admission.mode != shm::Mode::kRead;
   const auto session = writes ? session_to_write(request.session) : open_session(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
@@ -54,7 +54,7 @@ void EngineImpl::admit(const Request& request, Admission admission, bool with_bl
 }
 
 // That the system had no memory when nobody waited for it any more says nothing to whoever comes now.
-void EngineImpl::enlist(Session& session, Admission admission) {
+void EngineImpl::enlist(Session& session, Admission&& admission) {
   if (Place* const place = session.places[admission.tier].get();
       place != nullptr &&
       std::ranges::find(session.admissions, admission.tier, &Admission::tier) == session.admissions.end())
@@ -268,9 +268,8 @@ bool EngineImpl::staging_grows(Session& session, const Admission& admission, con
 EngineImpl::Room EngineImpl::reserve(Session& session, Admission& admission, const std::vector<Slot>& slots,
                                      Error& refusal) {
   if (staging_grows(session, admission, slots)) return Room::kWait;
-  std::vector<std::uint64_t> sizes;
-  std::vector<std::uint64_t> offsets;
-  std::vector<Slot> missing;
+  auto& [missing, sizes, offsets] = missing_;
+  missing_.clear();
   for (const Slot slot : slots) {
     if (!tiers_[admission.tier].mapped() || at_tier(session.at(slot), admission.tier)) continue;
     missing.push_back(slot);

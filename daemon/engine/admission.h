@@ -61,4 +61,16 @@ struct Admission {
   }
 };
 
+// What a set has no copies of in the tier that it is brought to, in the set's order.
+struct Missing {
+  std::vector<Slot> slots;
+  std::vector<std::uint64_t> sizes;    // bytes
+  std::vector<std::uint64_t> offsets;  // once there is room
+  void clear() {
+    slots.clear();
+    sizes.clear();
+    offsets.clear();
+  }
+};
+
 }  // namespace terrace::engine

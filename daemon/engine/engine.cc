@@ -147,12 +147,11 @@ void EngineImpl::pump(Session& session) {
   }
   give_up_ended(session);
   reclaim(session);
-  std::uint64_t before = 0;
-  do {
+  for (std::uint64_t before = 0; before != session.events && !session.admissions.empty();) {
     before = session.events;
     try_admissions(session, false);
     try_admissions(session, true);
-  } while (session.events != before);
+  }
   for (const auto& place : session.places)
     if (place != nullptr) place->write_back_error.reset();  // nobody waited for it
   start_prefetches(session);
@@ -162,7 +161,6 @@ void EngineImpl::pump(Session& session) {
 
 // In order of arrival; demands before prefetches.
 void EngineImpl::try_admissions(Session& session, bool prefetches) {
-  if (session.admissions.empty()) return;
   std::bitset<kTiersMax> closed;       // somebody earlier is making room there
   std::bitset<kTiersMax> planned_for;  // a plan is, which a request need not wait for
   for (auto at = session.admissions.begin(); at != session.admissions.end();) {
@@ -216,12 +214,12 @@ void EngineImpl::expire_one(RequestId request, const Waiting& waiting) {
 }
 
 void EngineImpl::watch_pressure() {
-  for (std::size_t i = 0; i < tiers_.size(); ++i) {
-    Tier& tier = tiers_[i];
+  for (std::uint8_t id = 0; Tier & tier : tiers_) {
+    const TierId tier_id{id++};
     const bool above = tier.used_bytes > tier.high_mark_bytes;
     if (above == tier.above) continue;
     tier.above = above;
-    output_.pressure.push_back({static_cast<TierId>(i), above, tier.used_bytes, tier.options.capacity_bytes});
+    output_.pressure.push_back({tier_id, above, tier.used_bytes, tier.options.capacity_bytes});
   }
 }
 
@@ -234,7 +232,7 @@ void EngineImpl::answer(RequestId request, Result<ReplyBody> result) {
   const bool unlucky = static_cast<std::uint64_t>(request) % kOneIn == 0;
   if (planted(Plant::kReplyLost) && unlucky) return;
   if (planted(Plant::kReplyTwice) && unlucky) output_.replies.push_back({request, result});
-  output_.replies.push_back({request, std::move(result)});
+  output_.replies.emplace_back(request, std::move(result));
 }
 
 bool EngineImpl::wait_for(RequestId request, SessionId session, Time deadline, bool close) {

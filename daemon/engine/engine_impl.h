@@ -223,8 +223,8 @@ class EngineImpl final : public Engine {
   void on(const Request& request, Acquire&& body);
   void on(const Request& request, Move&& body);
   void on(const Request& request, Pin&& body);
-  void admit(const Request& request, Admission admission, bool with_block);
-  void enlist(Session& session, Admission admission);
+  void admit(const Request& request, Admission&& admission, bool with_block);
+  void enlist(Session& session, Admission&& admission);
   bool is_there(const Session& session, const Admission& admission, const Tensor& tensor) const;
   bool reads_of_another(const Admission& admission, const Tensor& tensor) const;
   static bool pinned_by_another(const Session& session, const Admission& admission, const Tensor& tensor);
@@ -478,6 +478,7 @@ class EngineImpl final : public Engine {
   std::uint64_t next_admission_ = 1;
   std::uint64_t next_mark_ = 1;
   std::uint64_t set_mark_ = UINT64_MAX;  // on the tensors of the admission that is being looked at
+  Missing missing_;                      // of the same; its memory is used again
   std::uint64_t steps_ = 0;
   Restored restored_;
   PrefetchStatus prefetches_;

@@ -139,7 +139,7 @@ void EngineImpl::end_admission(Session& session, Admission& admission) {
     }
   }
   if (admission.is(Admission::Kind::kPrefetch)) --session.prefetches_running;
-  session.admissions.remove_if([&](const Admission& other) { return other.id == id; });
+  session.admissions.erase(std::ranges::find(session.admissions, id, &Admission::id));
   ++session.events;
   stir(session);
 }
