@@ -186,46 +186,49 @@ TensorRecord CatalogMemory::tensor(std::size_t session, std::size_t slot) const 
           .text = {text, within ? facts.text_bytes() : 0}};
 }
 
-void CatalogMemory::put(const NodeRecord& node) { change(&header().node, &node, sizeof node); }
+template <typename Record>
+void CatalogMemory::change(Record& target, const Record& value) {
+  if (std::memcmp(&target, &value, sizeof value) != 0) replace(&target, &value, sizeof value);
+}
+
+void CatalogMemory::put(const NodeRecord& node) { change(header().node, node); }
 
 void CatalogMemory::put(std::span<const TierRecord> tiers) {
   TERRACE_CHECK(tiers.size() <= kTiersMax);
   std::array<TierRecord, kTiersMax> all{};
   std::ranges::copy(tiers, all.begin());
-  change(header().tiers.data(), all.data(), sizeof all);
+  change(header().tiers, all);
 }
 
 void CatalogMemory::put_retired(std::size_t index, tier::Extent extent) {
   TERRACE_CHECK(index < kRetiredMax);
-  change(&header().retired[index], &extent, sizeof extent);
+  change(header().retired[index], extent);
 }
 
-void CatalogMemory::put(std::size_t index, const SessionRecord& session) {
-  change(&session_at(index), &session, sizeof session);
-}
+void CatalogMemory::put(std::size_t index, const SessionRecord& session) { change(session_at(index), session); }
 
 void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorState& state,
                         const TensorRarities& rarities) {
   put(session, slot, state);
   if ((state.flags & kRare) == 0) return;
-  change(&tensor_at<TensorRarities>(layout_.rarities, session, slot), &rarities, sizeof rarities);
+  change(tensor_at<TensorRarities>(layout_.rarities, session, slot), rarities);
 }
 
 void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorState& state) {
-  change(&tensor_at<TensorState>(layout_.states, session, slot), &state, sizeof state);
+  change(tensor_at<TensorState>(layout_.states, session, slot), state);
 }
 
 void CatalogMemory::put(std::size_t session, std::size_t slot, const TensorFacts& facts,
                         std::span<const std::byte> text) {
   TERRACE_CHECK(text.size() == facts.text_bytes() && text.size() <= kTextBytesMax);
   TERRACE_CHECK(facts.text % kTextUnitBytes == 0 && facts.text + text.size() <= texts_bytes());
-  change(&tensor_at<TensorFacts>(layout_.facts, session, slot), &facts, sizeof facts);
-  change(memory_.data() + layout_.texts + facts.text, text.data(), text.size());
+  change(tensor_at<TensorFacts>(layout_.facts, session, slot), facts);
+  std::byte* const place = memory_.data() + layout_.texts + facts.text;
+  if (!std::ranges::equal(text, std::span(place, text.size()))) replace(place, text.data(), text.size());
 }
 
 // The former bytes first, then the length that makes them count, then the new bytes.
-void CatalogMemory::change(void* target, const void* value, std::size_t bytes) {
-  if (std::memcmp(target, value, bytes) == 0) return;
+void CatalogMemory::replace(void* target, const void* value, std::size_t bytes) {
   if (planted(Plant::kJournalSkipped)) return store(target, value, bytes);
   Header& own = header();
   const std::uint64_t used = own.journal_used.load(std::memory_order_relaxed);
@@ -260,7 +263,7 @@ void CatalogMemory::commit() {
   if (between_stores) between_stores();
 }
 
-// Whether change() has such a target: one whole record or text, and nothing of what the catalog itself goes by.
+// Whether replace() has such a target: one whole record or text, and nothing of what the catalog itself goes by.
 bool CatalogMemory::is_record(std::uint64_t offset, std::uint64_t bytes) const {
   const auto is_text = [&](std::uint64_t first, std::uint64_t size) {
     return first >= layout_.texts && first < layout_.end && (first - layout_.texts) % kTextUnitBytes == 0 && size > 0 &&

@@ -117,7 +117,9 @@ class CatalogMemory {
   SessionRecord& session_at(std::size_t index) const;
   template <typename Record>
   Record& tensor_at(std::uint64_t column, std::size_t session, std::size_t slot) const;
-  void change(void* target, const void* value, std::size_t bytes);
+  template <typename Record>
+  void change(Record& target, const Record& value);
+  void replace(void* target, const void* value, std::size_t bytes);
   void store(void* target, const void* value, std::size_t bytes);
   // Damage is named; nothing is changed.
   Result<void> check_notes() const;

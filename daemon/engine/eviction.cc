@@ -158,7 +158,7 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
   TERRACE_CHECK(level != home_level_);  // homes are there for good
   if (allocated()) return true;
   FreeRuns runs(place.space);
-  place.policy->offer_victims([&](Slot slot) {
+  const auto look = [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&
                       !(tensor.published == level && leased(session, slot));
@@ -167,7 +167,8 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
     const tier::Extent run = runs.join({tensor.offset[index(level)], tensor.extent_bytes()});
     if (run.bytes >= bytes) enough = run;
     return !enough && clean.size() < kLooksMax;
-  });
+  };
+  place.policy->offer_victims(std::ref(look));
   if (!enough) return false;
   for (const Slot slot : clean) {
     if (!enough->contains(session.at(slot).offset[index(level)])) continue;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -208,7 +209,7 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const 
   const Policy& policy = *session.places[tier]->policy;
   constexpr std::uint32_t kLooksMax = 1024;  // where many copies would cost a transfer
   std::uint32_t looks = 0;
-  policy.offer_victims([&](Slot slot) {
+  const auto look = [&](Slot slot) {
     if (choice.at_once && ++looks > kLooksMax) return false;
     const Tensor& tensor = session.at(slot);
     const std::uint64_t bytes = tensor.extent_bytes();
@@ -235,7 +236,8 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const 
       found.victim_bytes += bytes;
     }
     return found.victim_bytes < choice.enough_bytes;
-  });
+  };
+  policy.offer_victims(std::ref(look));
   return found;
 }
 
