@@ -97,6 +97,11 @@ void Scheduler::line_up(const Waiting& waiting) {
   insert(at->second);
 }
 
+bool Scheduler::waits(TransferId id) const {
+  const auto is_alone = [id](const auto& queue) { return queue.alone && queue.alone->transfer.id == id; };
+  return waiting_.contains(id) || std::ranges::any_of(links_, is_alone);
+}
+
 void Scheduler::line_up_alone(LinkQueue& queue) {
   if (queue.alone) line_up(*queue.alone);
   queue.alone.reset();

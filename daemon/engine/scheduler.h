@@ -31,7 +31,7 @@ class Scheduler {
   // Takes a waiting transfer out; false if it was handed down.
   bool withdraw(TransferId id);
   // Whether it was not handed down yet.
-  bool waits(TransferId id) const { return waiting_.contains(id); }
+  bool waits(TransferId id) const;
   // Nothing goes down on a link while it is held; its queue grows.
   void hold(const mover::Link& link, bool hold);
   // A transfer that was handed down is complete.

@@ -70,12 +70,13 @@ Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
   for (const auto& [id, session] : sessions_)  // of those who have ended, so that it is in nobody's way
     if (!living.contains(session->space))
       for (const std::string& name : std::exchange(space_of(session->space).kept, {})) drop_kept(name);
-  return fail(ErrorCode::kResourceExhausted,
-              fmt::format("{}, and {} tensor{} of pid {} bytes nowhere else; see to that GPU (where memory is wanting, "
-                          "end what else runs there), end that trainer, or have what was there lost by take_back = "
-                          "\"give_up\" in its [[tier]]",
-                          fmt::join(not_taken_back(), "; "), tensors, tensors == 1 ? "" : "s", fmt::join(pids, ", "),
-                          tensors == 1 ? "has" : "have"));
+  return fail(
+      ErrorCode::kResourceExhausted,
+      fmt::format("{}, and {} tensor{} of pid {} {} bytes nowhere else; see to that GPU (where memory is wanting, "
+                  "end what else runs there), end that trainer, or have what was there lost by take_back = "
+                  "\"give_up\" in its [[tier]]",
+                  fmt::join(not_taken_back(), "; "), tensors, tensors == 1 ? "" : "s", fmt::join(pids, ", "),
+                  tensors == 1 ? "has" : "have"));
 }
 
 // A sentence for each of them.
