@@ -39,6 +39,8 @@ case $1 in
     for row in up down both small block; do # beside its reference, which was measured several times
       grep "^| .hbm.$row. |" "$said" | grep -Eq '[0-9] to [0-9]' || { echo "no interval: hbm.$row" >&2; exit 1; }
     done
+    [ "$(grep -c '^a trainer.s lease in HBM, after the daemon was killed: kept$' "$said")" = 1 ]
+    [ "$(grep -c '^what was in HBM alone, served by the next daemon: kept$' "$said")" = 1 ]
     [ "$(grep -c '^|---' "$said")" = 1 ] || { echo "not one table" >&2; exit 1; }
     grep -q '^run: ok$' "$said"
     ;;
