@@ -189,6 +189,27 @@ def test_a_daemon_that_is_too_small(blocks):
         train(model, optimizer, Recipe(steps=1))
 
 
+def test_memory_that_ends_while_states_are_moved(roomy, monkeypatch):
+    plain, ours = build(RECIPE), build(RECIPE)
+    assert train(*ours, RECIPE) == train(*plain, RECIPE)
+    left = len(list(ours[0].parameters())) + 3  # all parameters, and some states
+    acquire = roomy._acquire
+
+    def acquire_some(tensors, mode, *options):
+        nonlocal left
+        left -= mode == "overwrite"
+        if mode == "overwrite" and left < 0:
+            raise terrace.ResourceExhausted("no more, on purpose")
+        return acquire(tensors, mode, *options)
+
+    with monkeypatch.context() as patched, pytest.raises(terrace.ResourceExhausted, match="no more"):
+        patched.setattr(roomy, "_acquire", acquire_some)
+        terrace.torch.offload(*ours, client=roomy, tensor_bytes_min=1)
+    assert left < 0
+    assert train(*ours, RECIPE, begin=3) == train(*plain, RECIPE, begin=3)
+    assert_same(weights(ours[0]), weights(plain[0]))
+
+
 def test_a_module_that_is_too_large(disk):
     """More than a session's guarantee: one warning, with the number; more than there is: an error, with the number."""
     with terrace.serve("8MiB", block=f"{disk}:128MiB", metrics=False) as client:

@@ -197,6 +197,11 @@ def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> 
                 restore(one)
             except Error as error:  # the others are to be restored in any case
                 failed.add_note(f"the parameter '{one.name}' could not be brought back: {error}")
+        if stepped is not None:
+            try:
+                stepped.give_back()
+            except Error as error:
+                failed.add_note(f"the optimizer's states could not be brought back: {error}")
         raise
 
 

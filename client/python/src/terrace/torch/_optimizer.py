@@ -195,6 +195,13 @@ class ManagedOptimizer:
                 if _optimizers.state_like(managed.slot.placeholder, value, self._bytes_min):
                     state[key] = self._moved(managed, key, value)
 
+    def give_back(self) -> None:
+        """Brings the states back that were moved to Terrace."""
+        for state in self.optimizer.state.values():
+            for key, value in list(state.items()):
+                if type(value) is OffloadedTensor and value.terrace_store is self.store:
+                    state[key] = value.clone()
+
     def _moved(self, managed: ManagedParameter, key: str, value: torch.Tensor) -> OffloadedTensor:
         slot = self._reserved.get((id(managed.parameter), key))
         geometry = None if slot is None else slot.placeholder
