@@ -14,6 +14,7 @@ from torch import nn, optim
 from .._errors import InvalidArgument
 from . import _safetensors
 from ._lazy import OffloadedTensor
+from ._locals import is_split
 from ._optimizer import managed_optimizer
 from ._safetensors import Entry, Item
 
@@ -51,6 +52,9 @@ def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     state = model.state_dict()
     for name, value in state.items():
+        if is_split(value):
+            raise InvalidArgument(f"'{name}' is split over ranks, and one process writes a safetensors file: save and "
+                                  "load with torch.distributed.checkpoint")
         if not isinstance(value, torch.Tensor):
             raise InvalidArgument(f"'{name}' of the model's state is {type(value).__name__}, which a safetensors file "
                                   "cannot hold")

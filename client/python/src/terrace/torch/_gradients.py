@@ -16,6 +16,7 @@ from ._lazy import OffloadedTensor, SpentTensor
 if TYPE_CHECKING:
     from ._parameters import ManagedParameter
     from ._slot import Slot
+    from ._store import Store
 
 _raw = torch._C.DisableTorchFunctionSubclass
 _queue = torch.autograd.Variable._execution_engine.queue_callback
@@ -28,6 +29,38 @@ _SPENT_AGAIN = ("a second gradient of a parameter before optimizer.zero_grad(). 
                 "step_in_backward")
 
 
+class Room:
+    """Where the gradients of one parameter go."""
+
+    def __init__(self, like: Slot, slots: list[Slot]):
+        self._like = like
+        self._slots = slots
+
+    def take(self, store: Store, made: torch.Tensor) -> OffloadedTensor:
+        """Moves a gradient to Terrace."""
+        slot = self._free_slot(store)
+        store.unneeded.discard(slot)
+        (shown,) = store.lease([slot], "overwrite")
+        shown.copy_(made)
+        return OffloadedTensor.of(slot, store)
+
+    def _free_slot(self, store: Store) -> Slot:
+        """The script may have kept the gradient before."""
+        for slot in self._slots:
+            if not slot.lazies and not slot.shown:
+                return slot
+        like = self._like
+        made = store.create([(f"{like.name}/grad{len(self._slots)}", like.owner, like.placeholder)])
+        self._slots += made
+        return made[0]
+
+    def fits(self, made: torch.Tensor) -> bool:
+        """Whether it is an ordinary tensor as the optimizer is going to want it: not sparse, and without a graph."""
+        geometry = self._like.placeholder
+        return (type(made) is torch.Tensor and not made.requires_grad and made.layout == torch.strided
+                and made.dtype == geometry.dtype and made.stride() == geometry.stride())
+
+
 class Gradient:
     """The gradient of one parameter. A gradient that the script has set itself is the script's, and left alone."""
 
@@ -35,7 +68,7 @@ class Gradient:
                  step: Callable[[nn.Parameter], bool] | None = None):
         """slots: room for it. step: steps the parameter with the gradient as it comes, which is then used up."""
         self._reference = weakref.ref(managed)
-        self._slots = slots
+        self._room = Room(managed.slot, slots)
         self._step = step
         self._fresh = False  # there was none before this accumulation
         self._attached: tuple[OffloadedTensor, torch.Tensor] | None = None  # what .grad was, and what it is meanwhile
@@ -66,16 +99,6 @@ class Gradient:
         self._handles.clear()
         self._watched = False
 
-    def slot_of_step(self) -> Slot:
-        """A place for a new gradient: the script may have kept the one before."""
-        for slot in self._slots:
-            if not slot.lazies and not slot.shown:
-                return slot
-        of = self._managed
-        made = of.store.create([(f"{of.name}/grad{len(self._slots)}", of.slot.owner, of.slot.placeholder)])
-        self._slots += made
-        return made[0]
-
     def _before(self, _incoming: torch.Tensor) -> None:
         """Autograd is about to accumulate, or to hand the gradient to whoever asked for it."""
         parameter = self._managed.parameter
@@ -102,7 +125,7 @@ class Gradient:
             return
         with _raw():
             made = parameter.grad
-        if not self._fresh or made is None or not self._offloadable(made):
+        if not self._fresh or made is None or not self._room.fits(made):
             return
         self._fresh = False
         if self._zeroed:
@@ -112,19 +135,9 @@ class Gradient:
             with _raw():
                 parameter.grad = SpentTensor.of(made, f"terrace.torch.offload(step_in_backward=True): {_SPENT}")
             return
-        store = self._managed.store
-        slot = self.slot_of_step()
-        store.unneeded.discard(slot)
-        (shown,) = store.lease([slot], "overwrite")
-        shown.copy_(made)
+        held = self._room.take(self._managed.store, made)
         with _raw():
-            parameter.grad = OffloadedTensor.of(slot, store)
-
-    def _offloadable(self, made: torch.Tensor) -> bool:
-        """Whether it is an ordinary tensor as the optimizer is going to want it: not sparse, and without a graph."""
-        geometry = self._managed.slot.placeholder
-        return (type(made) is torch.Tensor and not made.requires_grad and made.layout == torch.strided
-                and made.dtype == geometry.dtype and made.stride() == geometry.stride())
+            parameter.grad = held
 
     def _detach(self) -> None:
         """Lets .grad be what it was, once what it was is accumulated into."""

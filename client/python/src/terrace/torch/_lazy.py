@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -29,13 +29,13 @@ _get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 Operation = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 _run: Operation
-_lease_for: Operation
+_operate: Operation
 
 
-def run_with(run: Operation, lease_for: Operation) -> None:
+def run_with(run: Operation, operate: Operation) -> None:
     """Says what runs PyTorch's functions on these tensors (_operations.py): as scripts call them, and as C++ does."""
-    global _run, _lease_for
-    _run, _lease_for = run, lease_for
+    global _run, _operate
+    _run, _operate = run, operate
 
 
 def tell_of_copies(tell: Callable[[nn.Parameter], None] | None) -> None:
@@ -67,10 +67,10 @@ class OffloadedTensor(torch.Tensor):
     terrace_parameter: ManagedParameter | None  # whose bytes these are, where they are a parameter's
     terrace_kept: torch.Tensor  # the leased memory, where its address was asked for
 
-    @staticmethod
-    def of(slot: Slot, store: Store, parameter: ManagedParameter | None = None) -> OffloadedTensor:
+    @classmethod
+    def of(cls, slot: Slot, store: Store, parameter: ManagedParameter | None = None) -> Self:
         """A new one; it has no gradient."""
-        made: OffloadedTensor = torch.Tensor._make_subclass(OffloadedTensor, slot.placeholder)
+        made: Self = torch.Tensor._make_subclass(cls, slot.placeholder)
         made.terrace_slot = slot
         made.terrace_store = store
         made.terrace_parameter = parameter
@@ -81,6 +81,10 @@ class OffloadedTensor(torch.Tensor):
             parameter.taken[id(made)] = made
         return made
 
+    def terrace_alias(self) -> OffloadedTensor:
+        """Another that stands for the same content."""
+        return OffloadedTensor.of(self.terrace_slot, self.terrace_store, self.terrace_parameter)
+
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -90,8 +94,8 @@ class OffloadedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
             cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
             kwargs: Mapping[str, Any] | None = None) -> Any:
-        # what PyTorch's own C++ does with it, as DistributedDataParallel's reducer
-        return _lease_for(func, tuple(args), dict(kwargs or {}))
+        # what PyTorch's own C++ does with it, as DistributedDataParallel's reducer, and DTensor with its local tensor
+        return _operate(func, tuple(args), dict(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return reduced(self.terrace_slot, self.terrace_store)

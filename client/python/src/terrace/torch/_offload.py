@@ -14,12 +14,15 @@ from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
 from . import _modules, _optimizers, _steps
+from ._fsdp import groups_of
 from ._gradients import Gradient
 from ._init import Building, built, client_of
 from ._lazy import OffloadedParameter
+from ._locals import is_split, local_of
 from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
 from ._refusals import check_model, check_place, eligible
+from ._shards import Shards
 from ._store import Store
 
 TENSOR_BYTES_MIN = 4096
@@ -59,7 +62,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
 
     From then on a module's parameters are leased while it runs, gradients are accumulated in leased memory, and the
     optimizer steps batch by batch: losses and weights are, bit for bit, those without Terrace. Whatever else uses a
-    parameter, a gradient or a state leases it for that operation.
+    parameter, a gradient or a state leases it for that operation. Of what fully_shard() (FSDP2) has split over ranks,
+    this rank's shards are moved, and leased while FSDP gathers them.
 
     client: the session to keep them in; None: the process's own, one for all calls that are not given one.
     place: where they are leased: "host", or an emulated device's "device:N"; not a GPU's memory.
@@ -90,16 +94,21 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     check_place(call, client, place)
     if step_in_backward and optimizer is None:
         raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
-    store = Store(client, place, seconds, 4 * sum(parameter.nbytes for parameter in names) + (1 << 20))
+    sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
+    if step_in_backward and sharded:
+        raise InvalidArgument(f"{call}: step_in_backward=True cannot be had with parameters that fully_shard() has "
+                              f"split, as '{next(iter(sharded.values()))[0]}'; offload without it")
+    store = Store(client, place, seconds, 4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20))
     store.left_alone = left
     buildings = {one: one.building for one in adopted}
     try:
         _take_over(buildings, store, names)
-        stepped = None if steps is None else ManagedOptimizer(steps, store, bytes_min, step_in_backward)
-        managed = _make(store, names, stepped)
+        shards = Shards(store, sharded, groups_of(model))
+        stepped = None if steps is None else ManagedOptimizer(steps, store, shards, bytes_min, step_in_backward)
+        managed = _make(store, {one: name for one, name in names.items() if one not in sharded}, stepped)
         _modules.attach(model, store, {id(one.parameter): one for one in managed})
-        _check_room(model, store, stepped)
-        _move(managed, stepped)
+        _check_room(model, store, shards, stepped)
+        _move(managed, shards, stepped)
     except BaseException:
         _modules.detach(model)
         for parameter in names:
@@ -109,7 +118,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         store.destroy()
         raise
     if stepped is not None:
-        stepped.attach(functools.partial(_name_replaced, weakref.ref(model), set()))
+        stepped.attach(functools.partial(_name_replaced, weakref.ref(model), shards, set()))
     _jobs[model] = Job(store, managed, stepped)
     store.plan()
     _steps.attach(model, store.steps)
@@ -117,10 +126,10 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     return model, optimizer
 
 
-def _name_replaced(model: weakref.ref[nn.Module], named: set[str]) -> None:
+def _name_replaced(model: weakref.ref[nn.Module], shards: Shards, named: set[str]) -> None:
     """Warns, once of each, of parameters that were replaced."""
     found = model()
-    for name in [] if found is None else _modules.replaced(found):
+    for name in [] if found is None else [*_modules.replaced(found), *shards.replaced()]:
         if name not in named:
             named.add(name)
             warnings.warn(f"terrace.torch: the parameter '{name}' was replaced after terrace.torch.offload(): the new "
@@ -174,7 +183,7 @@ def _make(store: Store, names: dict[nn.Parameter, tuple[str, str]],
     return managed
 
 
-def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> None:
+def _move(managed: list[ManagedParameter], shards: Shards, stepped: ManagedOptimizer | None) -> None:
     """Moves parameters and states, and back again if that fails half way."""
     moved = []
     try:
@@ -185,6 +194,7 @@ def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> 
                 one.move_in()
                 moved.append(one)
             one.watch()
+        shards.move_in()
         if stepped is not None:
             for group in stepped.optimizer.param_groups:
                 stepped.adopt(group["params"])
@@ -202,6 +212,11 @@ def _move(managed: list[ManagedParameter], stepped: ManagedOptimizer | None) -> 
                 stepped.give_back()
             except Error as error:
                 failed.add_note(f"the optimizer's states could not be brought back: {error}")
+        for shard in shards.all:
+            try:
+                shard.restore()
+            except Error as error:
+                failed.add_note(f"the parameter '{shard.slot.name}' could not be brought back: {error}")
         raise
 
 
@@ -213,9 +228,9 @@ def restore(one: ManagedParameter) -> None:
     torch.Tensor.data.__set__(found, shown.clone(memory_format=torch.preserve_format))  # type: ignore[attr-defined]
 
 
-def _check_room(model: nn.Module, store: Store, stepped: ManagedOptimizer | None) -> None:
+def _check_room(model: nn.Module, store: Store, shards: Shards, stepped: ManagedOptimizer | None) -> None:
     """Raises ResourceExhausted if what is leased at once can never be; warns, once, if it is more than guaranteed."""
-    most, what = _modules.largest(model)
+    most, what = max(_modules.largest(model), shards.largest())
     if stepped is not None:
         of_step, name = stepped.largest()
         if of_step > most:

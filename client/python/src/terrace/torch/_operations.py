@@ -17,6 +17,7 @@ from ._lazy_storage import storage_of
 from ._metadata import METADATA
 from ._parameters import ManagedParameter, entered
 
+_aten = torch.ops.aten
 _raw = torch._C.DisableTorchFunctionSubclass
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
@@ -51,6 +52,18 @@ def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     return result
 
 
+def operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator that PyTorch's own code came to with offloaded tensors."""
+    if func is _aten.detach.default:
+        return _detached(args[0])
+    if func is _aten._to_copy.default and _asked_by_module():
+        slot = args[0].terrace_slot
+        raise FailedPrecondition(
+            f"'{slot.name}' lives in Terrace as {slot.dtype}, and was to be moved or cast with its module: move or "
+            "cast the model before terrace.torch.offload(), not after it")
+    return lease_for(func, args, kwargs)
+
+
 def _asked_by_module() -> bool:
     """Whether a module is being moved or cast: what a function of this file was called for."""
     frame = sys._getframe(1)
@@ -67,7 +80,7 @@ def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """Runs it on leased memory."""
     tensors = {id(leaf): leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OffloadedTensor)}
     parameters = {id(leaf): leaf for leaf in leaves((args, kwargs)) if _is_managed(leaf)}
-    if len(tensors) + len(parameters) > 1 and func in _ONE_BY_ONE:
+    if len(tensors) + len(parameters) > 1 and _is_of_lists(func):
         return _one_by_one(func, args, kwargs)
     return _run_leased(func, args, kwargs, list(tensors.values()), [leaf.terrace for leaf in parameters.values()])
 
@@ -114,6 +127,13 @@ def _may_write_unseen(func: Callable[..., Any]) -> bool:
     return name.endswith("_") and not name.endswith("__")
 
 
+def _is_of_lists(func: Callable[..., Any]) -> bool:
+    """Whether it does the same to each element of its lists."""
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.name.startswith(("aten::_foreach_", "aten::_amp_foreach_"))
+    return func in _ONE_BY_ONE
+
+
 def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a function of lists of tensors element by element, so that a list may be larger than what can be leased."""
     lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
@@ -149,7 +169,7 @@ def _detached(self: torch.Tensor) -> Any:
         managed: ManagedParameter = self.terrace  # type: ignore[attr-defined]
         return OffloadedTensor.of(managed.slot, managed.store, managed)
     if isinstance(self, OffloadedTensor):
-        return OffloadedTensor.of(self.terrace_slot, self.terrace_store, self.terrace_parameter)
+        return self.terrace_alias()
     return NotImplemented
 
 
@@ -222,4 +242,4 @@ _CASTS = frozenset(getattr(torch.Tensor, name)
                    for name in ("to", "cpu", "cuda", "xpu", "float", "double", "half", "bfloat16", "type"))
 _ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch)
                          if name.startswith(("_foreach_", "_amp_foreach_")))
-run_with(run, lease_for)
+run_with(run, operate)

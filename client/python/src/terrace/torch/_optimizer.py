@@ -18,10 +18,13 @@ from torch import nn, optim
 from .._errors import FailedPrecondition
 from . import _optimizers
 from ._lazy import LeasedParameter, OffloadedTensor
+from ._locals import is_split
 from ._parameters import ManagedParameter, enter, leave
+from ._places import AsGradient, InDTensor, InState, Place, place_of
 from ._slot import Slot
 
 if TYPE_CHECKING:
+    from ._shards import Shards
     from ._store import Store
 
 BATCH_BYTES_MAX = 256 << 20
@@ -58,32 +61,38 @@ class _Batch:
         self._store = owner.store
         self.parameters = parameters
         self._managed = [managed for parameter in parameters if (managed := owner.managed_of(parameter)) is not None]
-        self._states: list[tuple[dict[str, Any], str, OffloadedTensor, torch.Tensor]] = []
-        self._gradients: list[tuple[nn.Parameter, OffloadedTensor, torch.Tensor]] = []
+        self._written: list[tuple[Place, OffloadedTensor, torch.Tensor]] = []  # states, and shards of parameters
+        self._gradients: list[tuple[Place, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = []
         self._entered = False
 
     def enter(self) -> None:
         """Leases all of it, and shows it where the step looks."""
-        found = [(state, key, value) for parameter in self.parameters
-                 for state in (self._owner.state_of(parameter),)
-                 for key, value in state.items() if type(value) is OffloadedTensor]
-        shown = enter(self._store, self._managed, [value.terrace_slot for _, _, value in found], "write")
+        places = [place for parameter in self.parameters for place in self._places(parameter)]
+        found = [(place, held) for place in places if isinstance(held := place.get(), OffloadedTensor)]
+        shown = enter(self._store, self._managed, [held.terrace_slot for _, held in found], "write")
         self._entered = True
-        for (state, key, value), tensor in zip(found, shown, strict=True):
-            state[key] = tensor
-            self._states.append((state, key, value, tensor))
+        for (place, held), tensor in zip(found, shown, strict=True):
+            place.put(tensor)
+            self._written.append((place, held, tensor))
         with _raw():
             for managed in self._managed:
                 managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
             self._enter_gradients()
 
+    def _places(self, parameter: nn.Parameter) -> Iterator[Place]:
+        if is_split(parameter):
+            yield InDTensor(parameter)
+        for key, value in self._owner.state_of(parameter).items():
+            yield place_of(value, InState(self._owner.state_of(parameter), key))
+
     def _enter_gradients(self) -> None:
-        gradients = [(parameter, parameter.grad) for parameter in self.parameters]
-        offloaded = [(parameter, held) for parameter, held in gradients if type(held) is OffloadedTensor]
+        places = [place_of(parameter.grad, AsGradient(parameter)) for parameter in self.parameters]
+        offloaded = [(place, held) for place in places if isinstance(held := place.get(), OffloadedTensor)]
         shown = self._store.lease([held.terrace_slot for _, held in offloaded])
-        for (parameter, held), tensor in zip(offloaded, shown, strict=True):
-            parameter.grad = tensor
-            self._gradients.append((parameter, held, tensor))
+        for (place, held), tensor in zip(offloaded, shown, strict=True):
+            place.put(tensor)
+            seen = place.whole if isinstance(place, InDTensor) else tensor  # whose version tells of writes
+            self._gradients.append((place, held, tensor, seen, seen._version))
 
     def leave(self) -> None:
         """Puts everything back, and moves to Terrace what the step has made."""
@@ -91,22 +100,22 @@ class _Batch:
             return
         writes = _optimizers.writes_gradients_unseen(self._owner.optimizer)
         with _raw():
-            for parameter, held, tensor in self._gradients:
-                if writes or tensor._version:
+            for place, held, tensor, seen, version in self._gradients:
+                if writes or seen._version != version:
                     self._store.written(held.terrace_slot)
-                if parameter.grad is tensor:
-                    parameter.grad = held
+                if place.get() is tensor:
+                    place.put(held)
         self._gradients.clear()
-        for state, key, held, tensor in self._states:
-            value = state.get(key)
+        for place, held, tensor in self._written:
+            value = place.get()
             if value is None or value is tensor or not _optimizers.state_like(tensor, value, 0):
                 pass
             elif value.stride() == tensor.stride():
                 tensor.copy_(value)
                 value = tensor
             if value is tensor:
-                state[key] = held
-        self._states.clear()
+                place.put(held)
+        self._written.clear()
         for managed in self._managed:
             managed.writes += 1
             if managed.uses > 1 and not managed.compiled:
@@ -118,10 +127,11 @@ class _Batch:
 class ManagedOptimizer:
     """An optimizer whose states live in Terrace."""
 
-    def __init__(self, optimizer: optim.Optimizer, store: Store, bytes_min: int, in_backward: bool):
+    def __init__(self, optimizer: optim.Optimizer, store: Store, shards: Shards, bytes_min: int, in_backward: bool):
         self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
         self._reference = weakref.ref(optimizer)
         self.store = store
+        self._shards = shards
         self._bytes_min = bytes_min
         self._stepped: Callable[[], None] = lambda: None
         self._stepped_now: set[int] = set()  # parameters, by id, that were stepped in backward since the last step()
@@ -142,6 +152,11 @@ class ManagedOptimizer:
         managed: ManagedParameter | None = parameter.__dict__.get("terrace")
         return managed if managed is not None and managed.store is self.store else None
 
+    def slot_of(self, parameter: nn.Parameter) -> Slot | None:
+        """Where a parameter, or this rank's shard of it, is in Terrace, if it is there."""
+        managed = self.managed_of(parameter)
+        return self._shards.slot_of(parameter) if managed is None else managed.slot
+
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         """The optimizer's state of a parameter; empty before its first step."""
         state: dict[str, Any] = self.optimizer.state.get(parameter, {})
@@ -153,20 +168,20 @@ class ManagedOptimizer:
         wanted: list[tuple[str, str, torch.Tensor]] = []
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                managed = self.managed_of(parameter)
-                if managed is None:
+                slot = self.slot_of(parameter)
+                if slot is None:
                     continue
                 for key in _optimizers.states(self.optimizer, group):
                     keys.append((id(parameter), key))
-                    wanted.append((f"{managed.name}/{key}", managed.slot.owner, managed.slot.placeholder))
+                    wanted.append((f"{slot.name}/{key}", slot.owner, slot.placeholder))
         if wanted:
             self._reserved = dict(zip(keys, self.store.create(wanted), strict=True))
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that a step must lease at once, and the parameter's name."""
-        found = [(managed.slot.nbytes * self._tensors_of(group), managed.name)
+        found = [(slot.nbytes * self._tensors_of(group), slot.name)
                  for group in self.optimizer.param_groups for parameter in group["params"]
-                 if (managed := self.managed_of(parameter)) is not None]
+                 if (slot := self.slot_of(parameter)) is not None]
         return max(found, default=(0, ""))
 
     def _tensors_of(self, group: dict[str, Any]) -> int:
@@ -185,29 +200,32 @@ class ManagedOptimizer:
     def adopt(self, parameters: Sequence[nn.Parameter]) -> None:
         """Moves to Terrace the states of parameters that are in memory."""
         for parameter in parameters:
-            managed = self.managed_of(parameter)
-            if managed is None:
+            of = self.slot_of(parameter)
+            if of is None:
                 continue
             state = self.state_of(parameter)
             for key, value in list(state.items()):
-                if type(value) is OffloadedTensor and value.terrace_store is not self.store:
-                    value = value.clone()  # of another job: from now on this one's own
-                if _optimizers.state_like(managed.slot.placeholder, value, self._bytes_min):
-                    state[key] = self._moved(managed, key, value)
+                place = place_of(value, InState(state, key))
+                held = place.get()
+                if isinstance(held, OffloadedTensor) and held.terrace_store is not self.store:
+                    held = held.clone()  # of another job: from now on this one's own
+                if _optimizers.state_like(of.placeholder, held, self._bytes_min):
+                    place.put(self._moved(of, self._reserved.get((id(parameter), key)), key, held))
 
     def give_back(self) -> None:
         """Brings the states back that were moved to Terrace."""
         for state in self.optimizer.state.values():
             for key, value in list(state.items()):
-                if type(value) is OffloadedTensor and value.terrace_store is self.store:
-                    state[key] = value.clone()
+                place = place_of(value, InState(state, key))
+                held = place.get()
+                if isinstance(held, OffloadedTensor) and held.terrace_store is self.store:
+                    place.put(held.clone())
 
-    def _moved(self, managed: ManagedParameter, key: str, value: torch.Tensor) -> OffloadedTensor:
-        slot = self._reserved.get((id(managed.parameter), key))
+    def _moved(self, of: Slot, slot: Slot | None, key: str, value: torch.Tensor) -> OffloadedTensor:
         geometry = None if slot is None else slot.placeholder
         if (slot is None or geometry is None or slot.lazies or slot.shown or geometry.stride() != value.stride()
                 or geometry.shape != value.shape or geometry.dtype != value.dtype):
-            (slot,) = self.store.create([(f"{managed.name}/{key}", managed.slot.owner, value)])
+            (slot,) = self.store.create([(f"{of.name}/{key}", of.owner, value)])
         self.store.unneeded.discard(slot)
         (shown,) = self.store.lease([slot], "overwrite")
         shown.copy_(value)
@@ -255,8 +273,8 @@ class ManagedOptimizer:
         batch: list[nn.Parameter] = []
         total = 0
         for parameter in parameters:
-            managed = self.managed_of(parameter)
-            size = 0 if managed is None else managed.slot.nbytes * factor
+            slot = self.slot_of(parameter)
+            size = 0 if slot is None else slot.nbytes * factor
             if batch and total + size > self.batch_bytes:
                 yield batch
                 batch, total = [], 0

@@ -10,10 +10,12 @@ from .. import _checks
 from .._client import Client
 from .._dtypes import number_of
 from .._errors import FailedPrecondition, InvalidArgument
+from ._fsdp import check_groups, groups_of
 from ._lazy import OffloadedParameter
+from ._locals import is_split, local_of
 from ._placeholder import elements_spanned
 
-_RANKS = "with several ranks, use DistributedDataParallel(model), and offload that on each"
+_RANKS = "with several ranks, use DistributedDataParallel(model) or fully_shard(model), and offload that on each"
 
 
 def _is_a(value: object, module: str, name: str) -> bool:
@@ -58,8 +60,13 @@ def check_model(model: object) -> None:
             raise InvalidArgument(
                 f"{call}: the module '{name}' was compiled in place by .compile(), and its compiled code would not "
                 "lease; use its place torch.compile(module) instead")
+    check_groups(model)
+    sharded = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
     for name, parameter in model.named_parameters():
-        _check_parameter(name, parameter)
+        if parameter in sharded:
+            _check_device(name, parameter)
+        else:
+            _check_parameter(name, parameter)
 
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
@@ -70,15 +77,20 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         if parameter.terrace.building is not None:
             return
         raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model")
-    if _is_a(parameter, "torch.distributed.tensor", "DTensor"):
-        raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, split over ranks (by fully_shard, or "
-                              f"distribute_tensor), which cannot be offloaded; {_RANKS}")
+    if is_split(parameter):
+        raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, and no fully_shard() of this model has "
+                              "made it (but distribute_tensor, or tensor parallelism), so that it cannot be "
+                              f"offloaded; {_RANKS}")
     if type(parameter) is not nn.Parameter:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
                               "can be offloaded")
+    _check_device(name, parameter)
+
+
+def _check_device(name: str, parameter: nn.Parameter) -> None:
     if parameter.device.type != "cpu":
-        raise InvalidArgument(f"{call}: the parameter '{name}' is on {parameter.device}; parameters on the CPU can be "
-                              "offloaded")
+        raise InvalidArgument(f"terrace.torch.offload: the parameter '{name}' is on {parameter.device}; parameters on "
+                              "the CPU can be offloaded")
 
 
 def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple[str, str]], list[tuple[str, str]]]:
@@ -90,15 +102,16 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
     parameters = list(model.named_parameters())
     for _, parameter in parameters:
         if not isinstance(parameter, OffloadedParameter):
-            address = parameter.untyped_storage().data_ptr()
+            address = local_of(parameter).untyped_storage().data_ptr()
             storages[address] = storages.get(address, 0) + 1
     for name, parameter in parameters:
         reason = ""
         if not isinstance(parameter, OffloadedParameter):  # of init(): it is in Terrace already
-            reason = alone(parameter, bytes_min)
-            if not reason and storages[parameter.untyped_storage().data_ptr()] > 1:
+            local = local_of(parameter)
+            reason = alone(local, bytes_min)
+            if not reason and storages[local.untyped_storage().data_ptr()] > 1:
                 reason = "shares its memory with another parameter"
-            elif not reason and parameter.untyped_storage().data_ptr() in buffered:
+            elif not reason and local.untyped_storage().data_ptr() in buffered:
                 reason = "shares its memory with a buffer"
         if reason:
             left.append((name, reason))
@@ -108,7 +121,7 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
     return chosen, left
 
 
-def alone(parameter: nn.Parameter, bytes_min: int) -> str:
+def alone(parameter: torch.Tensor, bytes_min: int) -> str:
     """Why a parameter stays in memory whatever else there is; empty where it need not."""
     if parameter.nbytes < bytes_min:
         return f"smaller than {bytes_min} bytes"
