@@ -49,9 +49,7 @@ struct Fault {
 struct Control {
   std::atomic<std::uint32_t> device_count;  // 0: one; kDevicesMax + 1: none
   std::atomic<std::uint32_t> absent;        // a bit a device: it fell off the bus, and those after it move up
-  std::atomic<std::uint32_t> reversed;      // not 0: the last one is the first
   std::atomic<std::uint64_t> device_bytes;  // of each; 0: kDeviceBytes
-  std::atomic<std::uint32_t> halved;        // a bit a device: it has half as much
   std::array<std::atomic<std::uint64_t>, static_cast<std::size_t>(Call::kCount)> calls;
   std::array<Fault, static_cast<std::size_t>(Call::kCount)> faults;
   Fault copies;                                             // copies that were accepted, and fail while they run
@@ -66,6 +64,8 @@ struct Control {
   std::atomic<std::uint32_t> mappings;          // now, in address ranges
   std::atomic<std::uint32_t> hold_registering;  // not 0: registrations of the host's memory stand still
   std::atomic<std::uint32_t> registering;       // now: what does
+  std::atomic<std::uint32_t> reversed;          // not 0: the last device is the first
+  std::atomic<std::uint32_t> halved;            // a bit a device: it has half of device_bytes
 };
 
 inline std::uint64_t count(const Control& control, Call call) {
