@@ -280,6 +280,22 @@ TEST_F(LostSegments, APlaceThatIsKeptThereIsWrittenByNobody) {
   EXPECT_EQ(harness_.read(*client_, first_, kHost), 2U);
 }
 
+// Its trainer may not have had the answer to an earlier try, and would not know what to unpin.
+TEST_F(LostSegments, WhoIsRefusedAPlaceThereHasNone) {
+  for (const bool whole : {false, true}) {
+    harness_.write(*client_, first_, 5, kHost);
+    ASSERT_TRUE(harness_.ask(client_->id, Move{shm::kPlaceBlock, {first_}}));
+    ASSERT_TRUE(harness_.ask(client_->id, Pin{kDevice, {first_}}));
+    if (whole)
+      harness_.engine->tier_failed(harness_.now, kDeviceTier, kWhy);
+    else
+      restart_without_first();
+    EXPECT_EQ(harness_.read(*client_, first_, kHost).error().code, ErrorCode::kFailedPrecondition) << "it is pinned";
+    EXPECT_EQ(harness_.ask(client_->id, Pin{kDevice, {first_}}).error().code, ErrorCode::kUnavailable);
+    EXPECT_EQ(harness_.read(*client_, first_, kHost), 5U);
+  }
+}
+
 // Homes in a device are moved when room is there and not side by side.
 class LostTargets : public ::testing::Test {
  protected:
