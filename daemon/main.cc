@@ -66,7 +66,7 @@ using FormerGpus = std::optional<std::vector<std::uint64_t>>;
 topology::Cuda look_for_gpus(const config::Config& config, const FormerGpus& former) {
   const auto is_wanted = [&](int ordinal, std::uint64_t identity) {
     if (!former || former->empty()) return config::asks_for_gpu(config, ordinal);
-    return std::ranges::find(*former, identity) != former->end();
+    return identity == topology::kUnknownGpu || std::ranges::find(*former, identity) != former->end();
   };
   topology::Cuda found = topology::probe_cuda(is_wanted);
   if (former) topology::go_on_with(found, *former);

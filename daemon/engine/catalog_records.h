@@ -103,7 +103,7 @@ struct SessionRecord {
 
 struct TierRecord {
   std::uint32_t kind = 0;
-  std::uint32_t lost = 0;  // 1: its memory was lost, with whatever of it has not come back since
+  std::uint32_t lost = 0;  // 1: its memory was lost, and no daemon could use it since
   std::uint64_t capacity_bytes = 0;
   std::uint64_t segment_bytes = 0;
   std::uint64_t identity = 0;  // of what it lies in: TierOptions::identity

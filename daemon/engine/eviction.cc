@@ -87,10 +87,11 @@ EngineImpl::Eviction EngineImpl::evict(Session& session, Slot slot, Level level,
     publish_best(session, slot);
     return Eviction::kDeferred;
   }
-  withdraw_clean(session, slot);
-  if (reason != EvictionReason::kHint && reason != EvictionReason::kMove) plan_return(session, slot, level);
+  const bool was_to_come = withdraw_clean(session, slot) && !tensor.is_valid(level);
+  if (!was_to_come && reason != EvictionReason::kHint && reason != EvictionReason::kMove)
+    plan_return(session, slot, level);
   if (droppable(session, slot, level)) {
-    count_eviction(tensor, level, reason);
+    if (!was_to_come) count_eviction(tensor, level, reason);
     drop_copy(session, slot, level);
     publish_best(session, slot);
     return Eviction::kDropped;

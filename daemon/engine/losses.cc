@@ -29,7 +29,8 @@ void EngineImpl::tier_failed(Time now, TierId id, const Error& why) {
 // For a successor: nothing of it is worth waiting for.
 void EngineImpl::record_loss(std::size_t tier, bool lost) {
   std::vector<TierRecord> records(catalog_->tiers().begin(), catalog_->tiers().end());
-  if (std::exchange(records[tier].lost, lost ? 1U : 0U) == records[tier].lost) return;
+  if ((records[tier].lost != 0) == lost) return;
+  records[tier].lost = lost ? 1 : 0;
   catalog_->put(records);
   commit();
 }

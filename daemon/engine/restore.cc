@@ -88,8 +88,7 @@ Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors, std::
     if (auto restored = restore_session(catalog, *session); !restored) return restored;
   if (auto agree = check_restored(); !agree) return agree;
   for (const LostSegment& segment : lost) mark_gone(segment);
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    if (std::ranges::find(lost, static_cast<TierId>(tier), &LostSegment::tier) == lost.end()) record_loss(tier, false);
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) record_loss(tier, false);  // until tier_failed() says so
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
     if (!is_in_use(record)) {
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});

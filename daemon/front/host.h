@@ -102,6 +102,7 @@ class Host final : public Gateway {
   void wind_up();
 
   // host_gpus.cc: what fails.
+  bool was_lost(std::size_t tier) const;
   void look_for_failures();
   Result<void> require_gpus(std::span<const engine::Survivor> survivors);
   std::vector<std::string> not_taken_back() const;
@@ -230,6 +231,7 @@ class Host final : public Gateway {
     bool told = false;      // that it takes long
   };
   std::optional<BlockAwaited> block_awaited_;  // while its files are not owned
+  std::vector<bool> were_lost_;                // by TierId: TierRecord::lost of what was left
   std::vector<bool> told_failed_;              // by TierId: the engine knows, and the log has it
   std::uint64_t told_refused_bytes_ = 0;
   std::atomic<bool> stopping_ = false;

@@ -31,13 +31,17 @@ bool has_ended(const Fd& process) {
 
 }  // namespace
 
+// While a former daemon had it.
+bool Host::was_lost(std::size_t tier) const { return tier < were_lost_.size() && were_lost_[tier]; }
+
 // Once each.
 void Host::look_for_failures() {
   told_failed_.resize(node_.mapped.size());
   for (std::size_t tier = 0; tier < node_.mapped.size(); ++tier) {
-    const auto failed = node_.mapped[tier] == nullptr ? std::nullopt : node_.mapped[tier]->failure();
+    auto failed = node_.mapped[tier] == nullptr ? std::nullopt : node_.mapped[tier]->failure();
     if (!failed || told_failed_[tier]) continue;
     told_failed_[tier] = true;
+    if (was_lost(tier)) failed->code = ErrorCode::kDataLoss;
     spdlog::error("{} does not serve: {}; tensors without another copy are lost, all else is served",
                   node_.options.tiers[tier].name, failed->message);
     engine_->tier_failed(now(), static_cast<TierId>(tier), *failed);

@@ -155,7 +155,7 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
       if (!installed && !kept) return installed;
       if (installed) continue;
       const engine::LostSegment lost{id, static_cast<TierId>(tier), {offset, unit}, installed.error().message};
-      const bool is_gone = installed.error().code == ErrorCode::kDataLoss || catalog_->tiers()[tier].lost != 0;
+      const bool is_gone = installed.error().code == ErrorCode::kDataLoss || was_lost(tier);
       if (!is_gone && config_.tiers[tier].take_back == config::TakeBack::kWait) not_yet_.push_back(lost);
       lose_segment(lost, std::move(kept));
     }

@@ -74,6 +74,7 @@ Result<void> Host::go_on() {
       return fail(ErrorCode::kFailedPrecondition, "the checksums of the block tier did not come back with the catalog");
     if (auto taken = node_.block->adopt_checksums(std::move(*sums)); !taken) return taken;
   }
+  for (const engine::TierRecord& tier : catalog_->tiers()) were_lost_.push_back(tier.lost != 0);
   std::vector<engine::Survivor> survivors;
   take_back_all(survivors);
   if (auto able = require_gpus(survivors); !able) return able;

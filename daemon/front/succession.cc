@@ -144,7 +144,7 @@ Result<void> check_gpus(const config::Config& config, std::span<const std::byte>
   const auto view = lived_in(catalog, shape_of(config));
   for (std::size_t tier = 0; view && tier < config.tiers.size(); ++tier) {
     const auto& failure = config.tiers[tier].failure;
-    const bool waits = failure && failure->code != ErrorCode::kDataLoss &&
+    const bool waits = failure && failure->code != ErrorCode::kDataLoss && view->tiers[tier].lost == 0 &&
                        failure->code != ErrorCode::kResourceExhausted &&
                        config.tiers[tier].take_back == config::TakeBack::kWait;
     const auto has_some = [tier](const engine::SessionRecord& session) {

@@ -188,5 +188,32 @@ TEST_F(CudaRestarts, WithoutTheGpuAllThatIsElsewhereIsThere) {
   for (const char* name : {"first", "copied", "host"}) EXPECT_EQ(trouble(name), "") << name;
 }
 
+TEST_F(CudaRestarts, AGpuThatIsLostAsItTakesBackIsWaitedForByNobody) {
+  for (const Call call : {Call::kImport, Call::kMap}) {
+    SCOPED_TRACE(static_cast<int>(call));
+    set_fault(control, call, cuda::kEccUncorrectable, 1'000);
+    restart();
+    EXPECT_TRUE(has(failure_of(daemon_, 0), "CUDA_ERROR_ECC_UNCORRECTABLE (214)")) << failure_of(daemon_, 0);
+    for (const char* name : {"copied", "host"}) EXPECT_EQ(trouble(name), "") << name;
+    EXPECT_TRUE(has(trouble("first"), "are lost with device:0")) << trouble("first");
+    set_fault(control, call, 0);
+    restart();
+    EXPECT_EQ(failure_of(daemon_, 0), "");
+    write_to("first");
+  }
+}
+
+TEST_F(CudaRestarts, WhatIsWrittenOnceItServesAgainIsWorthWaitingFor) {
+  control.lost[0] = cuda::kEccUncorrectable;
+  restart();
+  control.lost[0] = 0;
+  restart();
+  write_to("first");
+  set_fault(control, Call::kImport, cuda::kOutOfMemory, 1);  // of the next daemon alone
+  restart();
+  EXPECT_TRUE(has(daemon_.log(), "it is tried again every 10 s")) << daemon_.log();
+  EXPECT_EQ(trouble("first"), "");
+}
+
 }  // namespace
 }  // namespace terrace::e2e

@@ -97,7 +97,8 @@ int run(const char* socket, pid_t daemon) {
 }  // namespace terrace
 
 int main(int argc, char** argv) {
-  if (argc == 3) return terrace::run(argv[1], static_cast<pid_t>(std::atol(argv[2])));
+  const long daemon = argc == 3 ? std::atol(argv[2]) : 0;
+  if (daemon > 1) return terrace::run(argv[1], static_cast<pid_t>(daemon));
   std::fputs("usage: cuda_survival SOCKET PID\n", stderr);
   return 2;
 }

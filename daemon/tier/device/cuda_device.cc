@@ -112,6 +112,12 @@ Result<Fd> CudaDevice::create_segment(std::uint64_t bytes) const {
 }
 
 Result<void> CudaDevice::install(SessionId session, Extent extent, Fd segment) {
+  Result<void> added = add(session, extent, std::move(segment));
+  if (const auto cause = context_->cause(); !added && cause) return std::unexpected(*cause);
+  return added;
+}
+
+Result<void> CudaDevice::add(SessionId session, Extent extent, Fd segment) {
   TERRACE_CHECK(segment && extent.bytes > 0 && extent.offset % kSegmentUnit == 0 && extent.bytes % kSegmentUnit == 0);
   TERRACE_CHECK(extent.offset <= capacity_bytes_ && extent.bytes <= capacity_bytes_ - extent.offset);
   if (const auto lost = context_->cause()) return std::unexpected(*lost);

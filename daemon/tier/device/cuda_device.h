@@ -55,6 +55,7 @@ class CudaDevice final : public MappedTier {
   cuda::AllocationProperties properties() const;
   Result<void> map(cuda::Pointer at, std::uint64_t bytes, cuda::Allocation allocation) const;
   Result<void> zero(cuda::Allocation allocation, std::uint64_t bytes) const;
+  Result<void> add(SessionId session, Extent extent, Fd segment);
   Error with_room(Error error, std::uint64_t bytes) const;
   void give_back(Space& space) const;
 
