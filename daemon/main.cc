@@ -60,10 +60,7 @@ struct Plan {
   std::string report;
 };
 
-// Identities; none: nobody has sessions of a former daemon.
-using FormerGpus = std::optional<std::vector<std::uint64_t>>;
-
-topology::Cuda look_for_gpus(const config::Config& config, const FormerGpus& former) {
+topology::Cuda look_for_gpus(const config::Config& config, const front::FormerGpus& former) {
   const auto is_wanted = [&](int ordinal, std::uint64_t identity) {
     if (!former || former->empty()) return config::asks_for_gpu(config, ordinal);
     return identity == topology::kUnknownGpu || std::ranges::find(*former, identity) != former->end();
@@ -73,7 +70,7 @@ topology::Cuda look_for_gpus(const config::Config& config, const FormerGpus& for
   return found;
 }
 
-Result<Plan> make_plan(const Arguments& arguments, const FormerGpus& former) {
+Result<Plan> make_plan(const Arguments& arguments, const front::FormerGpus& former) {
   topology::raise_limits();
   auto machine = topology::discover();
   if (!machine) return std::unexpected(machine.error());

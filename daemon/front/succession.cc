@@ -129,7 +129,7 @@ bool was_gpu(const engine::TierRecord& before) {
   return before.kind == engine::tier_record({.name = {}, .kind = tier::Kind::kDevice}).kind && before.identity != 0;
 }
 
-std::optional<std::vector<std::uint64_t>> former_gpus(std::span<const std::byte> catalog) {
+FormerGpus former_gpus(std::span<const std::byte> catalog) {
   const auto view = lived_in(catalog, engine::CatalogMemory::shape_of(catalog));
   if (!view) return std::nullopt;
   std::vector<std::uint64_t> identities;
@@ -172,12 +172,12 @@ config::Config continued(config::Config config, std::span<const std::byte> catal
 
 }  // namespace
 
-std::optional<std::vector<std::uint64_t>> former_gpus(const service::Adopted& adopted) {
+FormerGpus former_gpus(const service::Adopted& adopted) {
   const auto catalog = adopted.find(kCatalogName);
   return catalog == adopted.end() ? std::nullopt : former_gpus(catalog->second.get());
 }
 
-std::optional<std::vector<std::uint64_t>> former_gpus(int catalog) {
+FormerGpus former_gpus(int catalog) {
   const auto mapped = map_to_look(catalog);
   return mapped ? former_gpus(bytes_of(*mapped)) : std::nullopt;
 }

@@ -23,10 +23,12 @@ inline constexpr std::string_view kGoesOn = "goes on: terraced ";
 // How the supervisor calls the catalog.
 inline constexpr const char* kCatalogName = "catalog";
 
-// The identities of the GPUs that were tiers of the daemon that left this (topology::Cuda::former); none where nobody
-// has sessions.
-std::optional<std::vector<std::uint64_t>> former_gpus(const service::Adopted& adopted);
-std::optional<std::vector<std::uint64_t>> former_gpus(int catalog);
+// The identities of the GPUs that were tiers of a former daemon, in their order (topology::go_on_with()); none: nobody
+// has sessions of it.
+using FormerGpus = std::optional<std::vector<std::uint64_t>>;
+// Of the one that left this.
+FormerGpus former_gpus(const service::Adopted& adopted);
+FormerGpus former_gpus(int catalog);
 
 // The configuration with which a daemon goes on: capacities in percent are what they came to for the sessions that
 // `adopted` has; where there are none, `config` itself.

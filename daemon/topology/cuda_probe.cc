@@ -60,6 +60,10 @@ CudaDevice probe(const cuda::Api& api, int ordinal) {
   return found;
 }
 
+constexpr const char* kCouldNotTell =
+    "a former daemon could not tell which GPU this was; it is used once its sessions have ended and the daemon is "
+    "started again";
+
 // Its memory may be there still.
 CudaDevice failing(std::uint64_t identity, const std::string& why) {
   CudaDevice device;
@@ -75,37 +79,35 @@ std::string why_missing(const Cuda& cuda) {
       there != 0 || cuda.why_not.empty() ? fmt::format("the CUDA driver gives this process {}", there) : cuda.why_not);
 }
 
+std::size_t add(Cuda& cuda, CudaDevice device) {
+  cuda.devices.push_back(std::move(device));
+  return cuda.devices.size() - 1;
+}
+
+// Which device is that one, of those that are no other tier's: one that does not say who it is, for want of a better
+// one.
+std::size_t ordinal_of(std::uint64_t identity, const std::vector<std::size_t>& taken, const std::string& missing,
+                       Cuda& cuda) {
+  if (identity == kUnknownGpu) return add(cuda, failing(identity, kCouldNotTell));
+  std::optional<std::size_t> nameless;
+  for (std::size_t at = 0; at < cuda.devices.size(); ++at) {
+    if (std::ranges::find(taken, at) != taken.end()) continue;
+    const CudaDevice& device = cuda.devices[at];
+    if (device.identity == identity) return at;
+    if (device.identity == kUnknownGpu && device.failure && !nameless) nameless = at;
+  }
+  if (!nameless) return add(cuda, failing(identity, missing));
+  cuda.devices[*nameless] = failing(identity, cuda.devices[*nameless].failure->message);
+  return *nameless;
+}
+
 }  // namespace
 
 void go_on_with(Cuda& cuda, const std::vector<std::uint64_t>& former) {
-  const std::size_t there = cuda.devices.size();
   const std::string missing = why_missing(cuda);
-  cuda.former.emplace();
-  std::vector<bool> taken(there);
-  const auto find = [&](auto is_it) {
-    std::size_t at = 0;
-    while (at < there && (taken[at] || !is_it(cuda.devices[at]))) ++at;
-    return at;
-  };
-  for (const std::uint64_t identity : former) {
-    std::size_t at = there;
-    if (identity != kUnknownGpu) at = find([&](const CudaDevice& device) { return device.identity == identity; });
-    if (at == there && identity != kUnknownGpu) {  // then one that does not say who it is, for want of a better one
-      at = find([](const CudaDevice& device) { return device.identity == kUnknownGpu && device.failure; });
-      if (at != there) cuda.devices[at] = failing(identity, cuda.devices[at].failure->message);
-    }
-    if (at == there) {
-      at = cuda.devices.size();
-      cuda.devices.push_back(failing(identity, identity != kUnknownGpu
-                                                   ? missing
-                                                   : "a former daemon could not tell which GPU this "
-                                                     "was; it is used once its sessions have "
-                                                     "ended and the daemon is started again"));
-    } else {
-      taken[at] = true;
-    }
-    cuda.former->push_back(at);
-  }
+  std::vector<std::size_t> ordinals;
+  for (const std::uint64_t identity : former) ordinals.push_back(ordinal_of(identity, ordinals, missing, cuda));
+  cuda.former = std::move(ordinals);
 }
 
 Cuda probe_cuda(const std::function<bool(int, std::uint64_t)>& wanted) {
