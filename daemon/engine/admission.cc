@@ -171,12 +171,10 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
     note_torn(session, slot);
     if (const auto good = check_content(session, admission, slot); !good) return std::unexpected(good.error());
     if (level == Level::kDevice && at_tier(tensor, admission.tier) && is_gone(session, tensor) &&
-        !leased(session, slot)) {
-      if (admission.is(Admission::Kind::kPin)) unpin(session, slot);  // of an earlier try, too
+        !leased(session, slot))
       return fail(ErrorCode::kUnavailable,
                   fmt::format("tensor '{}' keeps a place in memory of {} that is gone ({}): unpin it, or delete it",
                               name(session, slot), tiers_[admission.tier].options.name, tiers_[admission.tier].loss));
-    }
     if (former_at_work_ && needs_block(admission, tensor)) {
       ready = false;
       continue;
@@ -215,14 +213,19 @@ void EngineImpl::try_start(Session& session, Admission& admission) {
   const std::vector<Slot>& slots = admission.slots;
   if (const auto found = find_all(session, admission.tensors, admission.slots); !found)
     return fail_admission(session, admission, found.error());
-  if (tiers_[admission.tier].failed && !slots.empty()) {
-    for (const Slot slot : slots)  // of an earlier try: who is refused has none
-      if (admission.is(Admission::Kind::kPin) && pinned_by(session, slot, admission.member)) unpin(session, slot);
-    return fail_admission(session, admission, out_of_use(session, admission));
+  const bool out = tiers_[admission.tier].failed && !slots.empty();
+  if (!out && tiers_[admission.tier].mapped() && all_there(session, admission, slots)) return grant(session, admission);
+  const auto ready = out ? std::unexpected(out_of_use(session, admission)) : ready_to_start(session, admission, slots);
+  if (!ready) {
+    // A place that is gone may have been pinned by an earlier try, whose answer was lost: who is refused has none.
+    const auto is_in_vain = [&](Slot slot) {
+      const Tensor& tensor = session.at(slot);
+      return tensor.pinned == Level::kDevice && is_gone(session, tensor) && pinned_by(session, slot, admission.member);
+    };
+    for (const Slot slot : slots)
+      if (admission.is(Admission::Kind::kPin) && is_in_vain(slot)) unpin(session, slot);
+    return fail_admission(session, admission, ready.error());
   }
-  if (tiers_[admission.tier].mapped() && all_there(session, admission, slots)) return grant(session, admission);
-  const auto ready = ready_to_start(session, admission, slots);
-  if (!ready) return fail_admission(session, admission, ready.error());
   if (!*ready && session.is_share()) drop_wants(session, admission);
   if (!*ready || admission.behind) {
     admission.block = admission.awaited.empty() ? Admission::Block::kBusy : Admission::Block::kOthers;

@@ -214,12 +214,12 @@ void EngineImpl::expire_one(RequestId request, const Waiting& waiting) {
 }
 
 void EngineImpl::watch_pressure() {
-  for (std::uint8_t id = 0; Tier & tier : tiers_) {
-    const TierId tier_id{id++};
+  for (std::size_t i = 0; i < tiers_.size(); ++i) {
+    Tier& tier = tiers_[i];
     const bool above = tier.used_bytes > tier.high_mark_bytes;
     if (above == tier.above) continue;
     tier.above = above;
-    output_.pressure.push_back({tier_id, above, tier.used_bytes, tier.options.capacity_bytes});
+    output_.pressure.push_back({static_cast<TierId>(i), above, tier.used_bytes, tier.options.capacity_bytes});
   }
 }
 
