@@ -104,6 +104,7 @@ class Host final : public Gateway {
   // host_gpus.cc: what fails.
   bool was_lost(std::size_t tier) const;
   void look_for_failures();
+  std::map<SessionId, std::vector<pid_t>> living() const;
   Result<void> require_gpus(std::span<const engine::Survivor> survivors);
   std::vector<std::string> not_taken_back() const;
   void tell_of_losses(const std::vector<engine::Loss>& losses);

@@ -48,15 +48,22 @@ void Host::look_for_failures() {
   }
 }
 
-// What a GPU cannot take just now the supervisor still has: before it would be lost, nothing is served.
+// The pids of those who have not ended, by space.
+std::map<SessionId, std::vector<pid_t>> Host::living() const {
+  std::map<SessionId, std::vector<pid_t>> pids;
+  for (const auto& [id, session] : sessions_)
+    if (!session->region->closed() && !has_ended(session->process)) pids[session->space].push_back(session->peer.pid);
+  return pids;
+}
+
+// What a GPU cannot take just now the supervisor still has: before it would be lost, nothing is served. What of that a
+// trainer wrote that has ended is its siblings' in the share.
 Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
   if (not_yet_.empty()) return {};
-  std::map<SessionId, std::vector<pid_t>> living;  // by space
-  for (const auto& [id, session] : sessions_)
-    if (!session->region->closed() && !has_ended(session->process)) living[session->space].push_back(session->peer.pid);
-  const auto at_stake = [&] {  // whatever a trainer that has ended wrote is its siblings' in the share
+  const auto pids = living();
+  const auto at_stake = [&] {
     auto by_space = engine::tensors_at_stake(*catalog_, survivors, not_yet_);
-    std::erase_if(by_space, [&](const auto& entry) { return !living.contains(entry.first); });
+    std::erase_if(by_space, [&](const auto& entry) { return !pids.contains(entry.first); });
     return by_space;
   };
   auto stakes = at_stake();
@@ -65,21 +72,21 @@ Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
     stakes = at_stake();
   }
   if (stakes.empty()) return {};
+  for (const auto& [id, session] : sessions_)  // of those who have ended, so that it is in nobody's way
+    if (!pids.contains(session->space))
+      for (const std::string& name : std::exchange(space_of(session->space).kept, {})) drop_kept(name);
   std::size_t tensors = 0;
-  std::vector<pid_t> pids;
+  std::vector<pid_t> whose;
   for (const auto& [space, count] : stakes) {
     tensors += count;
-    std::ranges::copy(living.at(space), std::back_inserter(pids));
+    std::ranges::copy(pids.at(space), std::back_inserter(whose));
   }
-  for (const auto& [id, session] : sessions_)  // of those who have ended, so that it is in nobody's way
-    if (!living.contains(session->space))
-      for (const std::string& name : std::exchange(space_of(session->space).kept, {})) drop_kept(name);
   return fail(
       ErrorCode::kResourceExhausted,
       fmt::format("{}, and {} tensor{} of pid {} {} bytes nowhere else; see to that GPU (where memory is wanting, "
                   "end what else runs there), end that trainer, or have what was there lost by take_back = "
                   "\"give_up\" in its [[tier]]",
-                  fmt::join(not_taken_back(), "; "), tensors, tensors == 1 ? "" : "s", fmt::join(pids, ", "),
+                  fmt::join(not_taken_back(), "; "), tensors, tensors == 1 ? "" : "s", fmt::join(whose, ", "),
                   tensors == 1 ? "has" : "have"));
 }
 
