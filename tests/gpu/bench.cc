@@ -25,6 +25,7 @@
 #include "bench/rounds.h"
 #include "bench/table.h"
 #include "cuda/driver.h"
+#include "gpu/must.h"
 #include "terrace/client.h"
 
 namespace terrace::bench {
@@ -35,18 +36,6 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr std::uint64_t kMiB = 1ull << 20;
 constexpr std::uint64_t kGiB = 1ull << 30;
-
-template <typename T>
-T must(Result<T> result, const char* what) {
-  if (result) {
-    if constexpr (std::is_void_v<T>)
-      return;
-    else
-      return std::move(*result);
-  }
-  std::fprintf(stderr, "cuda_bench: %s: %s\n", what, result.error().message.c_str());
-  std::exit(1);
-}
 
 template <typename Work>
 double seconds(Work work) {

@@ -22,13 +22,17 @@ class CudaFailures : public CudaEnd {
   static std::string failure_of(const Terraced& daemon, std::size_t tier) {
     return daemon.status()["tiers"][tier].value("failure", "");
   }
-  // Has the next daemon give up what it cannot take back.
-  static void give_up(const Terraced& daemon) {
+  // The first `from` in the next daemon's configuration is `to`.
+  static void configure(const Terraced& daemon, const std::string& from, const std::string& to) {
     std::ifstream written(daemon.configuration_file());
     std::string text{std::istreambuf_iterator<char>(written), {}};
+    ASSERT_NE(text.find(from), std::string::npos) << text;
+    std::ofstream(daemon.configuration_file()) << text.replace(text.find(from), from.size(), to);
+  }
+  // Has the next daemon give up what it cannot take back.
+  static void give_up(const Terraced& daemon) {
     const std::string key = "write_back = \"late\"\n";
-    ASSERT_NE(text.find(key), std::string::npos) << text;
-    std::ofstream(daemon.configuration_file()) << text.insert(text.find(key), "take_back = \"give_up\"\n");
+    configure(daemon, key, key + "take_back = \"give_up\"\n");
   }
   static bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 };

@@ -6,8 +6,6 @@
 
 #include <array>
 #include <csignal>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
@@ -152,11 +150,7 @@ class CudaMissing : public CudaFailures {
     options.supervised = true;
     options.serves = false;
     daemon_.emplace(options);
-    std::ifstream written(daemon_->configuration_file());
-    std::string text{std::istreambuf_iterator<char>(written), {}};
-    const std::string size = "capacity = \"8MiB\"";
-    ASSERT_NE(text.find(size), std::string::npos) << text;
-    std::ofstream(daemon_->configuration_file()) << text.replace(text.find(size), size.size(), capacity);
+    configure(*daemon_, "capacity = \"8MiB\"", capacity);
     daemon_->start_again();
     client_.emplace(daemon_->connect());
     for (std::uint32_t gpu = 0; gpu < daemon_->status()["tiers"].size() - 2; ++gpu) write_to(Place::device(gpu));

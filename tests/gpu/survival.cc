@@ -13,10 +13,10 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "cuda/driver.h"
+#include "gpu/must.h"
 #include "terrace/client.h"
 
 namespace terrace {
@@ -25,15 +25,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::uint64_t kBytes = 2 << 20;
-
-template <typename T>
-T must(Result<T> result, const char* what) {
-  if (!result) {
-    std::fprintf(stderr, "cuda_survival: %s: %s\n", what, result.error().message.c_str());
-    std::exit(1);
-  }
-  if constexpr (!std::is_void_v<T>) return std::move(*result);
-}
 
 std::vector<std::byte> pattern() {
   std::vector<std::byte> bytes(kBytes);

@@ -44,6 +44,17 @@ class BusyLink : public ::testing::Test {
     for (const LinkStatus& link : node_.status().links) sum += link.link.kind == kind ? link.queued : 0;
     return sum;
   }
+  // Of one who asks for room that is taken: one copy leaves for it, before all that waits.
+  void expect_that_room_goes_first() {
+    const RequestId needs = node_.send(other_.id, Acquire{kDevice, shm::Mode::kOverwrite, {fresh_}});
+    EXPECT_FALSE(node_.answered(needs));
+    node_.complete_transfer(0);
+    ASSERT_EQ(node_.transfers.size(), 1U);
+    EXPECT_EQ(node_.transfers[0].urgency, mover::Class::kAwaitedWriteBack);
+    EXPECT_EQ(node_.transfers[0].from.session, other_.space);
+    node_.complete_transfer(0);
+    EXPECT_TRUE(node_.answered(needs));
+  }
   std::uint64_t device_bytes() { return node_.status().tiers[0].used_bytes; }
 
   Harness node_;
@@ -55,14 +66,7 @@ class BusyLink : public ::testing::Test {
 };
 
 TEST_F(BusyLink, WhoNeedsTheRoomOfOneGoesBeforeAllOfThem) {
-  const RequestId needs = node_.send(other_.id, Acquire{kDevice, shm::Mode::kOverwrite, {fresh_}});
-  EXPECT_FALSE(node_.answered(needs));
-  node_.complete_transfer(0);
-  ASSERT_EQ(node_.transfers.size(), 1U);
-  EXPECT_EQ(node_.transfers[0].urgency, mover::Class::kAwaitedWriteBack);
-  EXPECT_EQ(node_.transfers[0].from.session, other_.space);
-  node_.complete_transfer(0);
-  EXPECT_TRUE(node_.answered(needs));
+  expect_that_room_goes_first();
   node_.fill(other_, fresh_, 9);
   node_.release(other_, fresh_, shm::Mode::kOverwrite);
   node_.settle();
@@ -166,14 +170,7 @@ class BusyLinkOfHints : public BusyLink {
 };
 
 TEST_F(BusyLinkOfHints, WhoNeedsTheRoomOfOneGoesBeforeAllOfThem) {
-  const RequestId needs = node_.send(other_.id, Acquire{kDevice, shm::Mode::kOverwrite, {fresh_}});
-  EXPECT_FALSE(node_.answered(needs));
-  node_.complete_transfer(0);
-  ASSERT_EQ(node_.transfers.size(), 1U);
-  EXPECT_EQ(node_.transfers[0].urgency, mover::Class::kAwaitedWriteBack);
-  EXPECT_EQ(node_.transfers[0].from.session, other_.space);
-  node_.complete_transfer(0);
-  EXPECT_TRUE(node_.answered(needs));
+  expect_that_room_goes_first();
   ASSERT_EQ(node_.transfers.size(), 1U);
   EXPECT_EQ(node_.transfers[0].urgency, mover::Class::kCleaning) << "no more of them than it needs";
 }
