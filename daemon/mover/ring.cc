@@ -23,6 +23,7 @@ namespace {
 constexpr std::uint64_t kPollBit = 1;
 constexpr unsigned kCompletionsMax = 32768;  // the kernel's own bound
 constexpr int kSubmitTriesMax = 1000;
+constexpr unsigned kSubmittedEarly = 8;  // submissions that do not wait for the round's end
 
 constexpr std::uint64_t poll_name(std::uint32_t index, std::uint32_t generation) {
   return (std::uint64_t{generation} << 32) | (std::uint64_t{index} << 1) | kPollBit;
@@ -267,6 +268,8 @@ Result<std::size_t> Ring::run_once(Duration timeout) {
     const int result = completion->res;
     io_uring_cqe_seen(ring_.get(), completion);
     dispatch(user_data, result);
+    // A disk that completed all of its queue at once has nothing to do until then.
+    if (io_uring_sq_ready(ring_.get()) >= kSubmittedEarly) (void)io_uring_submit(ring_.get());
   }
   dispatching_ = false;
   return count;
