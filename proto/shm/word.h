@@ -105,8 +105,28 @@ constexpr Step with_lease(Word w, std::uint32_t incarnation, Mode mode) {
   return {Outcome::kDone, w};
 }
 
+// The short way of a hit, without taking the word apart: one lease more or less of a resident tensor of which nothing
+// else is to be said. Whatever is not plain goes the long way, by transition().
+inline constexpr std::uint64_t kDirty = Word{.dirty = true}.packed();
+inline constexpr std::uint64_t kPlain =
+    Word{.state = State{7}, .wanted = true, .lent = true, .torn = true, .incarnation = kIncarnationMask}.packed();
+inline constexpr std::uint64_t kReaders = Word{.readers = kReadersMax}.packed();
+inline constexpr std::uint64_t kWriters = Word{.writers = kWritersMax}.packed();
+constexpr bool is_plain(std::uint64_t bits, std::uint32_t incarnation) {
+  return (bits & kPlain) == Word{.state = State::kResident, .incarnation = incarnation}.packed();
+}
+constexpr std::uint64_t one_lease(Mode mode) {
+  return (mode == Mode::kRead ? Word{.readers = 1} : Word{.writers = 1}).packed();
+}
+
 // One more lease.
 inline Step acquire(AtomicWord& word, std::uint32_t incarnation, Mode mode) {
+  std::uint64_t found = word.load(std::memory_order_acquire);
+  while (is_plain(found, incarnation) && (found & kReaders) != kReaders && (found & kWriters) != kWriters) {
+    const std::uint64_t next = (mode == Mode::kRead ? found : found | kDirty) + one_lease(mode);
+    if (word.compare_exchange_weak(found, next, std::memory_order_acq_rel, std::memory_order_acquire))
+      return {Outcome::kDone, Word::unpack(next)};
+  }
   return transition(word, [=](Word w) -> Step {
     if (w.published() && w.incarnation == incarnation && (w.wanted || w.lent || w.torn))
       return {Outcome::kAskDaemon, w};
@@ -138,6 +158,12 @@ inline bool ungrant(AtomicWord& word, Mode mode, bool turn) {
 
 // One lease less. If the word afterwards is `wanted` and not leased, the caller rings the daemon's doorbell.
 inline Step release(AtomicWord& word, std::uint32_t incarnation, Mode mode) {
+  std::uint64_t found = word.load(std::memory_order_acquire);
+  while (is_plain(found, incarnation) && (found & (mode == Mode::kRead ? kReaders : kWriters)) != 0) {
+    const std::uint64_t next = found - one_lease(mode);
+    if (word.compare_exchange_weak(found, next, std::memory_order_acq_rel, std::memory_order_acquire))
+      return {Outcome::kDone, Word::unpack(next)};
+  }
   return transition(word, [=](Word w) -> Step {
     if (w.state == State::kFree || w.incarnation != incarnation) return {Outcome::kStale, w};
     std::uint32_t& count = mode == Mode::kRead ? w.readers : w.writers;

@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 #include <thread>
+#include <vector>
 
 namespace terrace::shm {
 namespace {
@@ -35,6 +37,65 @@ TEST(Word, PackingKeepsEveryField) {
                     .writers = static_cast<std::uint32_t>(bits >> 21) & kWritersMax,
                     .incarnation = static_cast<std::uint32_t>(bits >> 33) & kIncarnationMask};
     ASSERT_EQ(Word::unpack(word.packed()), word) << "seed " << seed;
+  }
+}
+
+// Every state with every flag and counts at their ends, tried by the right incarnation and by another.
+std::vector<Word> all_kinds() {
+  std::vector<Word> words;
+  for (std::uint32_t bits = 0; bits < 5u * 32 * 4 * 3 * 2; ++bits) {
+    std::uint32_t rest = bits;
+    const auto take = [&rest](std::uint32_t choices) {
+      const std::uint32_t taken = rest % choices;
+      rest /= choices;
+      return taken;
+    };
+    words.push_back({.state = static_cast<State>(take(5)),
+                     .dirty = take(2) != 0,
+                     .wanted = take(2) != 0,
+                     .lent = take(2) != 0,
+                     .turn = take(2) != 0,
+                     .torn = take(2) != 0,
+                     .readers = std::array{0u, 1u, kReadersMax - 1, kReadersMax}[take(4)],
+                     .writers = std::array{0u, 1u, kWritersMax}[take(3)],
+                     .incarnation = kLife + take(2)});
+  }
+  return words;
+}
+
+// What the laws say of one more lease.
+Step leased_once_more(Word w, Mode mode) {
+  if (w.state == State::kFree || w.incarnation != kLife) return {Outcome::kStale, w};
+  if (w.state != State::kResident && (w.state != State::kShared || mode != Mode::kRead))
+    return {Outcome::kAskDaemon, w};
+  if (w.wanted || w.lent || w.torn || w.readers == kReadersMax || w.writers == kWritersMax)
+    return {Outcome::kAskDaemon, w};
+  ++(mode == Mode::kRead ? w.readers : w.writers);
+  w.dirty |= mode != Mode::kRead;
+  return {Outcome::kDone, w};
+}
+
+// And of one less.
+Step released_once(Word w, Mode mode) {
+  if (w.state == State::kFree || w.incarnation != kLife) return {Outcome::kStale, w};
+  std::uint32_t& count = mode == Mode::kRead ? w.readers : w.writers;
+  if (count == 0) return {Outcome::kNotLeased, w};
+  --count;
+  return {Outcome::kDone, w};
+}
+
+TEST(Word, AcquireAndReleaseDoInEveryStateWhatTheLawsSay) {
+  for (const Word& before : all_kinds()) {
+    for (const Mode mode : {Mode::kRead, Mode::kWrite, Mode::kOverwrite}) {
+      for (const bool more : {true, false}) {
+        const Step right = more ? leased_once_more(before, mode) : released_once(before, mode);
+        AtomicWord word{before.packed()};
+        const Step step = more ? acquire(word, kLife, mode) : release(word, kLife, mode);
+        ASSERT_EQ(step.outcome, right.outcome) << std::hex << before.packed();
+        ASSERT_EQ(step.word, right.word) << std::hex << before.packed();
+        ASSERT_EQ(now(word), right.word) << std::hex << before.packed();
+      }
+    }
   }
 }
 
