@@ -199,6 +199,7 @@ void block_signals() {
   sigaddset(&set, SIGINT);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // where files may not grow as far, that write fails, and the daemon goes on
 }
 
 // Each line of what is wrong, by the program's name.

@@ -384,7 +384,7 @@ void Chunk::io_done() {
 void Chunk::io_failed(int error) {
   ++surroundings_.counts.io_errors;
   const auto piece = next_piece();
-  const bool full = error == ENOSPC || error == EDQUOT || error == ENOMEM;
+  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM;
   const bool lost = !writes() && work_.path != Path::kProve && is_of_the_medium(error);
   finish(fail(full   ? ErrorCode::kResourceExhausted
               : lost ? ErrorCode::kDataLoss

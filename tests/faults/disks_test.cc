@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cstring>
@@ -126,6 +127,13 @@ void expect_lost(Client& client, const Tensor& tensor) {
   EXPECT_NE(lease.error().message.find(tensor.name()), std::string::npos) << lease.error().message;
 }
 
+void expect_no_room(Client& client, const Tensor& tensor) {
+  const Result<void> out = client.swap_out({&tensor, 1});
+  ASSERT_FALSE(out.has_value()) << tensor.name();
+  EXPECT_EQ(out.error().code, ErrorCode::kResourceExhausted) << out.error().message;
+  EXPECT_NE(out.error().message.find(tensor.name()), std::string::npos) << out.error().message;
+}
+
 TEST(Disk, ThatFillsUpCostsNoBytes) {
   const LoopDisk disk;
   if (!disk.trouble().empty()) GTEST_SKIP() << disk.trouble();
@@ -138,12 +146,7 @@ TEST(Disk, ThatFillsUpCostsNoBytes) {
   ASSERT_TRUE(client.swap_out(safe).has_value());
   for (const Tensor& tensor : tensors) write(client, tensor, 1);
   ASSERT_NO_FATAL_FAILURE(disk.fill_up());
-  for (const Tensor& tensor : tensors) {
-    const Result<void> out = client.swap_out({&tensor, 1});
-    ASSERT_FALSE(out.has_value());
-    EXPECT_EQ(out.error().code, ErrorCode::kResourceExhausted) << out.error().message;
-    EXPECT_NE(out.error().message.find(tensor.name()), std::string::npos) << out.error().message;
-  }
+  for (const Tensor& tensor : tensors) expect_no_room(client, tensor);
   for (const Tensor& tensor : tensors) expect_content(client, tensor, 1);
   for (const Tensor& tensor : safe) expect_content(client, tensor, 1);  // the disk can still be read
   const nlohmann::json tier = block_tier(terraced);
@@ -178,6 +181,22 @@ TEST(Disk, ThatLosesWhatWasWrittenIsFoundOut) {
   EXPECT_TRUE(terraced.serves_on());
   figure(26, std::to_string(kTensors) + " of " + std::to_string(kTensors) +
                  " tensors that a loop device lost reported DATA_LOSS; rewritten, they were right");
+}
+
+TEST(Disk, WhereFilesMayNotGrowAsFarCostsNoBytes) {
+  const Terraced terraced({.block_mib = kTierMib});
+  const LogOfFailure log(terraced);
+  Client client = terraced.connect();
+  const std::vector<Tensor> tensors = create(client, "t", kTensors);
+  for (const Tensor& tensor : tensors) write(client, tensor, 1);
+  const rlimit none{.rlim_cur = 0, .rlim_max = RLIM_INFINITY};
+  ASSERT_EQ(::prlimit(terraced.pid(), RLIMIT_FSIZE, &none, nullptr), 0);
+  for (const Tensor& tensor : tensors) expect_no_room(client, tensor);
+  for (const Tensor& tensor : tensors) expect_content(client, tensor, 1);
+  EXPECT_GE(count_of(block_tier(terraced), "io_errors"), kTensors);
+  const rlimit lifted{.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
+  ASSERT_EQ(::prlimit(terraced.pid(), RLIMIT_FSIZE, &lifted, nullptr), 0);
+  EXPECT_TRUE(terraced.serves_on());
 }
 
 TEST(Disk, WhoseFileIsCutShortSaysSo) {
