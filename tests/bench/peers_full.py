@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each library on a file system without room: it writes 128 MiB where 70 MiB are free, and reads them back.
 
-  peers_full.py FOLDER            runs every case, prints one JSON object a line
-  peers_full.py FOLDER CASE       one case, in FOLDER, in this process, which it may end
+  peers_full.py FOLDER                      runs every case, prints one JSON object a line
+  peers_full.py FOLDER --no-mount           the same as where nothing may be mounted
+  peers_full.py FOLDER --cases A,B          these alone
 
 The file system is a small ext4 in a loop device, mounted in a mount namespace of this process alone, so that the kernel
 takes both away when the process ends, however it ends. Where that needs rights that are not there, RLIMIT_FSIZE stands in
-for it: then writes beyond it are EFBIG instead of ENOSPC.
+for it: then writes beyond it are EFBIG instead of ENOSPC. Terrace's daemon, which makes its file in full before anything is
+written, is put under that limit once it serves, so that its writes fail, too.
 """
 
+import argparse
+import atexit
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -28,33 +34,46 @@ import peers_ways
 MIB = 1 << 20
 BYTES = 128 * MIB
 ROOM = 70 * MIB
+PART = 48 * MIB  # of a tensor that a block tier made in that room takes
 IMAGE_BYTES = 96 * MIB
 NAMESPACED = "PEERS_FULL_NAMESPACED"
 LIMIT_SECONDS = 120.0
 
 
 def main() -> int:
-    if len(sys.argv) == 3:
-        return _case(pathlib.Path(sys.argv[1]), sys.argv[2])
-    folder = pathlib.Path(sys.argv[1])
-    if NAMESPACED not in os.environ:
-        return _with_own_mounts(folder)
-    how = "ext4" if _mounted(folder) else "limit"
-    for case in CASES:
-        print(json.dumps({"way": case, "room": how} | _outcome(folder, case, how)), flush=True)
+    options = _arguments()
+    if options.case:
+        return _try(CASES[options.room][options.case](options.folder))
+    if not options.no_mount and NAMESPACED not in os.environ:
+        return _with_own_mounts()
+    room = "ext4" if not options.no_mount and _mounted(options.folder) else "limit"
+    if unknown := set(options.cases or ()) - set(CASES[room]):
+        raise SystemExit(f"peers_full.py: there is no case {min(unknown)}; there are {', '.join(CASES[room])}")
+    for case in options.cases or CASES[room]:
+        print(json.dumps({"way": case, "room": room} | _outcome(options.folder, case, room)), flush=True)
     return 0
 
 
-def _with_own_mounts(folder: pathlib.Path) -> int:
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=pathlib.Path, help="an empty one, which is filled and emptied")
+    parser.add_argument("--no-mount", action="store_true", help="a limit on the size of files, also where ext4 can be had")
+    parser.add_argument("--cases", type=lambda names: names.split(","), help="some alone, with commas between")
+    parser.add_argument("--case", help=argparse.SUPPRESS)  # one, in this process, which it may end
+    parser.add_argument("--room", choices=tuple(CASES), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _with_own_mounts() -> int:
     """This script once more, where it may mount without anybody seeing it."""
-    again = [sys.executable, __file__, str(folder)]
-    own = ["unshare", "--mount", "--propagation", "private", *again]
-    can = shutil.which("unshare") and subprocess.run([*own[:-len(again)], "true"], capture_output=True).returncode == 0
-    return subprocess.run(own if can else again, env=os.environ | {NAMESPACED: "1"}).returncode
+    again = [sys.executable, *sys.argv]
+    own = ["unshare", "--mount", "--propagation", "private"]
+    can = shutil.which("unshare") and subprocess.run([*own, "true"], capture_output=True).returncode == 0
+    return subprocess.run([*own, *again] if can else again, env=os.environ | {NAMESPACED: "1"}).returncode
 
 
 def _mounted(folder: pathlib.Path) -> bool:
-    """Whether the folder now is a file system with exactly ROOM free."""
+    """Whether the folder now is a file system of its own, of little more than ROOM."""
     image = folder.with_suffix(".ext4")
     mkfs = shutil.which("mkfs.ext4", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if mkfs is None:
@@ -67,12 +86,15 @@ def _mounted(folder: pathlib.Path) -> bool:
     return done
 
 
-def _leave_room(folder: pathlib.Path) -> None:
-    """Takes what is free beyond ROOM."""
+def _empty(folder: pathlib.Path) -> None:
     for path in folder.iterdir():
         if path.name == "lost+found":
             continue
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _leave_room(folder: pathlib.Path) -> None:
+    """Takes what is free beyond ROOM."""
     os.sync()
     state = os.statvfs(folder)
     over = state.f_bavail * state.f_bsize - ROOM
@@ -80,30 +102,36 @@ def _leave_room(folder: pathlib.Path) -> None:
         os.posix_fallocate(file.fileno(), 0, over)
 
 
-def _outcome(folder: pathlib.Path, case: str, how: str) -> dict[str, Any]:
-    """What becomes of a child that tries. Its last line says how far it came."""
-    if how == "ext4":
+def _outcome(folder: pathlib.Path, case: str, room: str) -> dict[str, Any]:
+    """What becomes of a child that tries. What it says last shows how far it came."""
+    _empty(folder)
+    if room == "ext4":
         _leave_room(folder)
-    else:
-        for path in folder.iterdir():
-            path.unlink()
-    before = _limited if how == "limit" and case != "terrace" else None
-    child = subprocess.run([sys.executable, __file__, str(folder), case], capture_output=True, text=True,
-                           preexec_fn=before, timeout=LIMIT_SECONDS)
-    said = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
-    outcome = {"write": "nothing", "read": "not tried", "wrong_bytes": None}
-    for each in said:
-        outcome |= each
-    if child.returncode != 0:
-        stage = "read" if outcome["write"] == "success" else "write"
-        name = signal.Signals(-child.returncode).name if child.returncode < 0 else f"status {child.returncode}"
-        last = [line for line in child.stderr.splitlines() if line.strip()]
-        outcome[stage] = f"the process ended by {name}"
+    before = _limited if room == "limit" and case != "terrace" else None  # its daemon is, by _terrace_limited
+    command = [sys.executable, "-B", __file__, str(folder), "--room", room, "--case", case]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=before)
+    try:
+        said, last_words = child.communicate(timeout=LIMIT_SECONDS)
+        end = "" if child.returncode == 0 else f"the process ended by {_ended_by(child.returncode)}"
+    except subprocess.TimeoutExpired:
+        child.kill()
+        said, last_words = child.communicate()
+        end = f"no end within {LIMIT_SECONDS:.0f} s"
+    outcome: dict[str, Any] = {"write": "nothing", "read": "not tried", "wrong_bytes": None}
+    for line in said.splitlines():
+        outcome |= json.loads(line) if line.startswith("{") else {}
+    if end:
+        outcome["read" if outcome["write"] == "success" else "write"] = end
+        last = [line for line in last_words.splitlines() if line.strip()]
         outcome["last_words"] = last[-1][-300:] if last else ""
     # The truth is an error from the write, or else all the bytes from the read.
     refused = outcome["write"].startswith("error")
     outcome["told"] = refused or (outcome["write"] == "success" and outcome["wrong_bytes"] == 0)
     return outcome
+
+
+def _ended_by(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
 
 
 def _limited() -> None:
@@ -115,26 +143,30 @@ def _say(**what: Any) -> None:
     print(json.dumps(what), flush=True)
 
 
-def _case(folder: pathlib.Path, case: str) -> int:
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Raises what it is told."""
+    write: Callable[[torch.Tensor], Any]
+    read: Callable[[], torch.Tensor]
+    bytes: int = BYTES
+
+
+def _try(case: Case) -> int:
     """Writes and reads; a Python exception is an error that was told."""
-    tensor = torch.from_numpy(numpy.random.default_rng(1).integers(0, 256, BYTES, dtype=numpy.uint8))
-    write, read = CASES[case](folder)
+    tensor = torch.from_numpy(numpy.random.default_rng(1).integers(0, 256, case.bytes, dtype=numpy.uint8))
     try:
-        write(tensor)
+        case.write(tensor)
         _say(write="success")
     except Exception as error:
         _say(write=f"error: {type(error).__name__}: {str(error)[:300]}")
         return 0
     try:
-        back = read()
-        wrong = int(torch.count_nonzero(back != tensor)) if back.numel() == BYTES else BYTES
+        back = case.read()
+        wrong = int(torch.count_nonzero(back != tensor)) if back.numel() == case.bytes else case.bytes
         _say(read="success", wrong_bytes=wrong)
     except Exception as error:
         _say(read=f"error: {type(error).__name__}: {str(error)[:300]}")
     return 0
-
-
-Case = tuple[Callable[[torch.Tensor], Any], Callable[[], torch.Tensor]]
 
 
 def _deepspeed(folder: pathlib.Path) -> Case:
@@ -155,7 +187,7 @@ def _deepspeed(folder: pathlib.Path) -> Case:
             raise OSError(f"sync_pread returned {ended}")
         return pinned
 
-    return write, read
+    return Case(write, read)
 
 
 def _of_way(make: Callable[[pathlib.Path, peers_ways.Content], peers_ways.Way]) -> Callable[[pathlib.Path], Case]:
@@ -174,7 +206,7 @@ def _of_way(make: Callable[[pathlib.Path, peers_ways.Content], peers_ways.Way]) 
             way.bring([0])
             return content.target[0]
 
-        return write, read
+        return Case(write, read)
 
     return case
 
@@ -198,13 +230,55 @@ def _terrace(folder: pathlib.Path) -> Case:
     def read() -> torch.Tensor:
         raise OSError("nothing was written")
 
-    return write, read
+    return Case(write, read)
 
 
-CASES: dict[str, Callable[[pathlib.Path], Case]] = {
-    "terrace": _terrace, "deepspeed": _deepspeed,
-    **{way.name: _of_way(way) for way in peers_ways.PAGE_CACHE_WAYS},
-}
+def _terrace_before(folder: pathlib.Path) -> Case:
+    """A block tier that fitted, on a file system that others have filled since."""
+    def fill(_daemon: int) -> None:
+        state = os.statvfs(folder)
+        if state.f_blocks * state.f_frsize > IMAGE_BYTES:
+            raise SystemExit(f"peers_full.py: {folder} is no file system of this test's own")
+        with open(folder / "others", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(MIB)):
+                pass
+
+    return _terrace_once_it_serves(folder, "64MiB", PART, fill)
+
+
+def _terrace_limited(folder: pathlib.Path) -> Case:
+    """A block tier that may be written up to ROOM."""
+    def limit(daemon: int) -> None:
+        resource.prlimit(daemon, resource.RLIMIT_FSIZE, (ROOM, ROOM))
+
+    return _terrace_once_it_serves(folder, "160MiB", BYTES, limit)
+
+
+def _terrace_once_it_serves(folder: pathlib.Path, capacity: str, size: int, then: Callable[[int], None]) -> Case:
+    """`then` has the daemon's process, before anything is written. The daemon ends with this process."""
+    import terrace
+
+    serving = terrace.serve(memory="192MiB", block=f"{folder}:{capacity}")
+    client = serving.__enter__()
+    atexit.register(serving.__exit__, None, None, None)
+
+    def write(tensor: torch.Tensor) -> None:
+        made = client.from_array("tensor", tensor)
+        then(client.daemon_pid)
+        client.swap_out([made])
+
+    def read() -> torch.Tensor:
+        with client.tensors()["tensor"].read() as lease:
+            return torch.from_numpy(lease.numpy().copy())
+
+    return Case(write, read, size)
+
+
+PEERS: dict[str, Callable[[pathlib.Path], Case]] = {
+    "deepspeed": _deepspeed, **{way.name: _of_way(way) for way in peers_ways.PAGE_CACHE_WAYS}}
+CASES: dict[str, dict[str, Callable[[pathlib.Path], Case]]] = {
+    "ext4": {"terrace": _terrace, "terrace: 48 MiB to a file made before": _terrace_before} | PEERS,
+    "limit": {"terrace": _terrace_limited} | PEERS}
 
 
 if __name__ == "__main__":
