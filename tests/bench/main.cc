@@ -130,11 +130,12 @@ int run(Arguments arguments) {
   return drawn ? (all ? 0 : 1) : refuse({drawn.error().message});
 }
 
-// Installed beside the package's data, or in the tree.
+// Installed beside the package's data, in a bundle, or in the tree.
 std::filesystem::path examples_default(const std::filesystem::path& own_folder) {
-  std::filesystem::path installed = own_folder.parent_path() / "share" / "terrace" / "examples";
-  if (std::filesystem::exists(installed)) return installed;
-  return own_folder.parent_path().parent_path() / "client" / "python" / "examples";
+  const std::filesystem::path above = own_folder.parent_path();
+  for (const auto& examples : {above / "share" / "terrace" / "examples", above / "examples"})
+    if (std::filesystem::exists(examples)) return examples;
+  return above.parent_path() / "client" / "python" / "examples";
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {

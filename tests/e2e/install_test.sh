@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Shows that the installed client library is found by find_package(Terrace), and that a program of ten lines outside the
-# tree builds against it and works with the daemon: install_test.sh SOURCE_FOLDER BUILD_FOLDER
+# tree builds against it and works with the daemon; that what is installed measures itself; and that a package is built
+# without GoogleTest: install_test.sh SOURCE_FOLDER BUILD_FOLDER
 set -euo pipefail
 source_folder=$1
 build=$2
@@ -52,3 +53,15 @@ done
 said=$(TERRACE_SOCKET=$sockets/data.sock "$work/out/ten_lines")
 echo "$said"
 [ "$said" = "sum of 1000000 numbers: 500000.0" ]
+
+# What README.md installs on a node, by its own name and with nothing of the tree beside it.
+cmake --install "$build" --prefix "$work/node" --strip >>"$work/log"
+"$work/node/bin/terrace-bench" --version
+(cd "$work" && node/bin/terrace-bench engine copy --quick --force --dir "$work" >bench 2>error) || { cat "$work/error"; exit 1; }
+for row in engine.requests copy.up copy.down; do grep -q "^$row " "$work/bench"; done
+[ -f "$work/node/share/terrace/examples/train_gpt.py" ]
+
+cmake -S "$source_folder" -B "$work/package" -G Ninja -DTERRACE_TESTS=OFF -DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON >>"$work/log"
+ninja -C "$work/package" -t targets all >"$work/targets"
+grep -q '^terrace-bench: ' "$work/targets"
+if grep -iE 'gtest|gmock|_test: ' "$work/targets"; then exit 1; fi

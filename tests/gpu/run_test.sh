@@ -53,6 +53,8 @@ case $1 in
     unset TERRACE_BUILD
     TERRACE_CUDA_LIBRARY=$3 "$elsewhere/terrace/run-on-gpu" --small 2>&1 | tee "$said"
     grep -q '^run: ok$' "$said"
+    "$elsewhere/terrace/bin/terrace-bench" engine copy --quick --force --dir "$elsewhere" >"$said"
+    grep -q '^copy.down ' "$said"
     ;;
 esac
 was_called
