@@ -4,13 +4,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -61,6 +62,23 @@ void become_child(pid_t parent) {
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
 }
 
+Fd locked(const std::filesystem::path& folder) {
+  Fd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened && ::flock(opened.get(), LOCK_EX | LOCK_NB) != 0) opened.reset();
+  return opened;
+}
+
+// Whether a file system has no such locks: then nobody's folders are taken for left over.
+bool cannot_lock(const std::filesystem::path& folder) {
+  const Fd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return opened && ::flock(opened.get(), LOCK_EX | LOCK_NB) != 0 && errno != EWOULDBLOCK;
+}
+
+bool is_there(const Fd& folder) {
+  struct stat state{};
+  return ::fstat(folder.get(), &state) == 0 && state.st_nlink != 0;
+}
+
 int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
 
 std::vector<char*> arguments_of(const std::vector<std::string>& command) {
@@ -87,29 +105,34 @@ void remove_stale_folders(const std::filesystem::path& parent) {
   for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
-    const int pid = std::atoi(name.c_str() + kPrefix.size());
-    if (pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH) std::filesystem::remove_all(entry.path(), ignored);
+    if (const Fd lock = locked(entry.path())) std::filesystem::remove_all(entry.path(), ignored);
   }
 }
 
 Result<Folder> Folder::make(const std::filesystem::path& parent) {
   const std::lock_guard lock(made().mutex);
-  std::string name = (parent / fmt::format("{}{}-XXXXXX", kPrefix, ::getpid())).string();
-  if (::mkdtemp(name.data()) == nullptr) {
-    const int error = errno;
-    return fail(ErrorCode::kInvalidArgument,
-                fmt::format("no folder can be made in {}: {}", parent.string(), std::strerror(error)), error);
+  for (;;) {
+    std::string name = (parent / fmt::format("{}{}-XXXXXX", kPrefix, ::getpid())).string();
+    if (::mkdtemp(name.data()) == nullptr) {
+      const int error = errno;
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("no folder can be made in {}: {}", parent.string(), std::strerror(error)), error);
+    }
+    Folder folder;
+    folder.lock_ = locked(name);
+    // Before it was locked, a benchmark that starts just now may have taken it for left over: another one.
+    if (folder.lock_ ? !is_there(folder.lock_) : !cannot_lock(name)) continue;
+    folder.path_ = name;
+    made().folders.insert(folder.path_);
+    return folder;
   }
-  Folder folder;
-  folder.path_ = name;
-  made().folders.insert(folder.path_);
-  return folder;
 }
 
-Folder::Folder(Folder&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+Folder::Folder(Folder&& other) noexcept : path_(std::exchange(other.path_, {})), lock_(std::move(other.lock_)) {}
 
 Folder& Folder::operator=(Folder&& other) noexcept {
   std::swap(path_, other.path_);
+  std::swap(lock_, other.lock_);
   return *this;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a benchmark makes and has to take away again: folders and child processes. They go with their objects, and all
-// of them at SIGINT, SIGTERM and SIGHUP; the folders of a benchmark that was killed go when the next one starts.
+// of them at SIGINT, SIGTERM and SIGHUP; the folders of a benchmark that was killed go when the next one starts. A
+// folder is locked as long as its benchmark lives (flock), which is seen from other containers, too.
 #pragma once
 
 #include <sys/types.h>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "terrace/error.h"
 
 namespace terrace::bench {
@@ -18,7 +20,7 @@ namespace terrace::bench {
 // every child, removes every folder, and ends the program with 128 + the signal.
 void clean_up_at_signals();
 
-// Removes folders in `parent` that benchmarks of this user left which run no more.
+// Removes folders in `parent` that benchmarks of this user left which run no more: nobody has them locked.
 void remove_stale_folders(const std::filesystem::path& parent);
 
 // A new folder, gone with the object and all that is in it.
@@ -37,6 +39,7 @@ class Folder {
 
  private:
   std::filesystem::path path_;  // empty: none
+  Fd lock_;
 };
 
 // A child process, killed and waited for with the object, and by the kernel if this process is killed.

@@ -5,6 +5,7 @@ should, and leaves nothing behind; no figure of it is judged.
 TERRACE_BUILD names the build's folder; TERRACE_PYTHON a Python with the terrace package, PyTorch and matplotlib.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -137,13 +138,14 @@ class Quick(unittest.TestCase):
             self.assert_nothing_left()
 
     def test_folders_of_one_that_was_killed_go_at_the_next_start(self):
-        gone = subprocess.Popen(["true"])
-        gone.wait()
-        left = self.disk / f"terrace-bench-{gone.pid}-abcdef"
+        left = self.disk / f"terrace-bench-{os.getpid()}-abcdef"
         left.mkdir()
         (left / "block").write_bytes(b"x")
-        of_another = self.disk / f"terrace-bench-{os.getpid()}-abcdef"
+        of_another = self.disk / "terrace-bench-1-abcdef"
         of_another.mkdir()
+        lock = os.open(of_another, os.O_RDONLY)
+        self.addCleanup(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         ran = self.run_bench("engine", "--quick", "--force")
         self.assertEqual(0, ran.returncode, ran.stderr)
         self.assertEqual([of_another], list(self.disk.iterdir()))
