@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "bench/contents.h"
 #include "bench/counters.h"
+#include "bench/free_memory.h"
 #include "bench/memcpy_reference.h"
 
 namespace terrace::bench {
@@ -19,13 +20,6 @@ constexpr std::uint64_t kTier = 8 * kGiB;
 constexpr std::uint64_t kTierQuick = 256 * kMiB;
 constexpr std::chrono::microseconds kBetweenLooks{200};
 constexpr std::chrono::seconds kPatience{60};
-
-std::uint64_t memory_available() {
-  std::ifstream lines("/proc/meminfo");
-  for (std::string line; std::getline(lines, line);)
-    if (line.starts_with("MemAvailable:")) return std::stoull(line.substr(13)) * kKiB;
-  return 0;
-}
 
 DaemonOptions options_of(Bench& bench, bool supervised) {
   return {.memory_bytes = bench.either(kTier, kTierQuick), .supervised = supervised, .waits = false};
@@ -91,10 +85,10 @@ Result<double> restart(const PrivateDaemon& daemon) {
 }  // namespace
 
 std::vector<std::string> lacks_memory(const Settings& settings) {
-  const std::uint64_t needed = settings.quick ? 2 * kGiB : kTier + 2 * kGiB;
-  const std::uint64_t available = memory_available();
-  if (available >= needed) return {};
-  return {fmt::format("{} of memory are available, {} are needed", format_bytes(available), format_bytes(needed))};
+  std::ifstream meminfo("/proc/meminfo");
+  const std::string lack = settings.quick ? lack_of_memory(free_memory(meminfo), kTierQuick, 7 * kTierQuick)
+                                          : lack_of_memory(free_memory(meminfo), kTier, 2 * kGiB);
+  return lack.empty() ? std::vector<std::string>{} : std::vector<std::string>{lack};
 }
 
 Result<void> run_start(Bench& bench) {
