@@ -30,7 +30,7 @@ void Bench::add(Row row) {
 Result<PrivateDaemon> Bench::start_daemon(const DaemonOptions& options) const {
   if (options.block_bytes > settings_.disk_bytes_max) {
     return fail(ErrorCode::kInvalidArgument,
-                fmt::format("a block file of {} is more than the {} that --disk-max allows",
+                fmt::format("a block file of {} is more than the {} that the suite says it takes",
                             format_bytes(options.block_bytes), format_bytes(settings_.disk_bytes_max)));
   }
   return PrivateDaemon::start(settings_.terraced, settings_.disk, options);

@@ -17,7 +17,7 @@ namespace terrace::bench {
 struct Settings {
   bool quick = false;                // every row, in less time and with less data: its figures say little
   std::filesystem::path disk{};      // folder for block files, on the disk to be measured
-  std::uint64_t disk_bytes_max{};    // what all files together may take there at a time
+  std::uint64_t disk_bytes_max{};    // what all files of a suite may take there at a time
   std::string terraced{};            // the daemon's binary
   std::string python{};              // a Python with the packages that a suite needs
   std::filesystem::path examples{};  // the Python examples' folder
@@ -41,13 +41,16 @@ class Bench {
   // Rounds of a row's measurement.
   int rounds() const { return either(7, 3); }
 
+  // From now on another suite measures, whose files may take so much of the disk at a time.
+  void limit_disk(std::uint64_t bytes_max) { settings_.disk_bytes_max = bytes_max; }
+
   // A line of progress.
   void say(const std::string& what) const;
   // The row is measured; its bytes were right.
   void add(Row row);
   const std::vector<Row>& rows() const { return rows_; }
 
-  // A daemon for the suite. kInvalidArgument for a block tier of more bytes than the disk's bound.
+  // A daemon for the suite. kInvalidArgument for a block tier of more bytes than the suite's files may take.
   Result<PrivateDaemon> start_daemon(const DaemonOptions& options) const;
   // take_turns() with as many rounds as rounds() says, and a line of progress for each.
   Result<std::vector<Round>> take_turns(const std::string& what, const Measure& value, const Measure& reference) const;

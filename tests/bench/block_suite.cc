@@ -284,6 +284,7 @@ Suite block_suite() {
           .rows = {"block.in_64mib", "block.in_64mib_queue", "block.out_64mib", "block.out_64mib_queue", "block.mixed",
                    "block.cpu", "block.random_1mib", "block.random_64kib", "block.random_4kib", "block.clients_fair",
                    "block.clients_sum"},
+          .disk = {.full = 4 * (1ull << 30), .quick = 2 * (1ull << 30)},
           .lacks = lacks,
           .run = run};
 }

@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -25,6 +26,7 @@ namespace {
 
 struct Arguments {
   std::vector<std::string> suites;
+  std::vector<std::string> without;
   Settings settings{};
   std::string disk_max = "16GiB";
   bool json = false;
@@ -38,13 +40,39 @@ int refuse(const std::vector<std::string>& reasons) {
   return 1;
 }
 
-std::vector<Suite> chosen(const std::vector<std::string>& names) {
+std::vector<Suite> chosen(const Arguments& arguments) {
   std::vector<Suite> found;
   for (const Suite& suite : suites()) {
     const auto named = [&](const std::string& name) { return name == "all" || name == suite.name; };
-    if (std::ranges::any_of(names, named)) found.push_back(suite);
+    if (std::ranges::any_of(arguments.suites, named) && std::ranges::none_of(arguments.without, named))
+      found.push_back(suite);
   }
   return found;
+}
+
+std::uint64_t disk_bytes(const Suite& suite, const Settings& settings) {
+  return settings.quick ? suite.disk.quick : suite.disk.full;
+}
+
+// What the suites' files lack on the disk: leave to take so much, and room.
+std::vector<std::string> lacks_disk(const Settings& settings, const std::vector<Suite>& to_run) {
+  std::vector<std::string> missing;
+  std::error_code error;
+  const auto room = std::filesystem::space(settings.disk, error).available;
+  if (error) return {fmt::format("{} is no folder to measure in: {}", settings.disk.string(), error.message())};
+  for (const Suite& suite : to_run) {
+    const std::uint64_t takes = disk_bytes(suite, settings);
+    if (takes > settings.disk_bytes_max)
+      missing.push_back(fmt::format("{}: takes up to {} in {}, more than the {} that --disk-max allows", suite.name,
+                                    format_bytes(takes), settings.disk.string(),
+                                    format_bytes(settings.disk_bytes_max)));
+    else if (takes > room)
+      missing.push_back(
+          fmt::format("{}: takes up to {} in {}, which has room for {}: free some, or name another folder "
+                      "with --dir",
+                      suite.name, format_bytes(takes), settings.disk.string(), format_bytes(room)));
+  }
+  return missing;
 }
 
 // All that is missing, before anything is measured.
@@ -54,19 +82,13 @@ std::vector<std::string> lacks(const Arguments& arguments, const std::vector<Sui
     if (suite.lacks != nullptr)
       for (const std::string& lack : suite.lacks(arguments.settings))
         missing.push_back(fmt::format("{}: {}", suite.name, lack));
+  const std::vector<std::string> on_disk = lacks_disk(arguments.settings, to_run);
+  missing.insert(missing.end(), on_disk.begin(), on_disk.end());
+  if (!missing.empty())
+    missing.emplace_back("a suite is left out with --without, as in: terrace-bench all --without train");
   if (!arguments.picture.empty())
     if (const std::string lack = picture::cannot_draw(arguments.settings.python); !lack.empty())
       missing.push_back(lack);
-  std::error_code error;
-  const auto room = std::filesystem::space(arguments.settings.disk, error).available;
-  if (error)
-    missing.push_back(
-        fmt::format("{} is no folder to measure in: {}", arguments.settings.disk.string(), error.message()));
-  else if (room < arguments.settings.disk_bytes_max)
-    missing.push_back(fmt::format(
-        "{} has room for {}; up to {} are used there: free some, name another folder with "
-        "--dir, or use less with --disk-max",
-        arguments.settings.disk.string(), format_bytes(room), format_bytes(arguments.settings.disk_bytes_max)));
   return missing;
 }
 
@@ -89,6 +111,7 @@ bool run_suites(Bench& bench, const std::vector<Suite>& to_run) {
   bool all = true;
   for (const Suite& suite : to_run) {
     bench.say(fmt::format("suite {}", suite.name));
+    bench.limit_disk(disk_bytes(suite, bench.settings()));
     const std::size_t before = bench.rows().size();
     if (const auto ran = suite.run(bench); !ran) {
       fmt::print(stderr, "terrace-bench: {}: {}: {}\n", suite.name, name(ran.error().code), ran.error().message);
@@ -112,7 +135,8 @@ int run(Arguments arguments) {
   const auto terraced = find_terraced(arguments.settings.terraced);
   if (!terraced) return refuse({terraced.error().message});
   arguments.settings.terraced = *terraced;
-  const std::vector<Suite> to_run = chosen(arguments.suites);
+  const std::vector<Suite> to_run = chosen(arguments);
+  if (to_run.empty()) return refuse({"--without leaves nothing to measure"});
   if (const auto missing = lacks(arguments, to_run); !missing.empty()) return refuse(missing);
   if (auto seen = neighbours_at_work(); !seen.empty()) {
     if (!arguments.force) {
@@ -140,25 +164,31 @@ std::filesystem::path examples_default(const std::filesystem::path& own_folder) 
 
 void add_options(CLI::App& app, Arguments& arguments) {
   const std::filesystem::path own_folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-  std::vector<std::string> names{"all"};
+  std::vector<std::string> suite_names;
   std::string text = "What to measure: all";
   for (const Suite& suite : suites()) {
-    names.emplace_back(suite.name);
+    suite_names.emplace_back(suite.name);
     text += fmt::format("; {}: {}", suite.name, suite.what);
   }
+  std::vector<std::string> names = suite_names;
+  names.emplace_back("all");
   Settings& settings = arguments.settings;
   settings.disk = std::filesystem::current_path();
   settings.python = picture::default_python();
   settings.examples = examples_default(own_folder);
   settings.fio = "fio";
   app.add_option("suites", arguments.suites, text)->required()->check(CLI::IsMember(names));
+  app.add_option("--without", arguments.without, "A suite that is left out; may be given several times")
+      ->check(CLI::IsMember(suite_names))
+      ->expected(1);
   app.add_flag("--quick", settings.quick, "Every row in under three minutes, with figures that say little");
   auto* const json = app.add_flag("--json", arguments.json, "An array with one object a row");
   app.add_flag("--markdown", arguments.markdown, "A table as docs/performance.md has it")->excludes(json);
   app.add_option("--plot", arguments.picture, "Draw the rows into this PNG, by a Python with matplotlib");
   app.add_option("--dir", settings.disk, "Folder on the disk to be measured; what is made there is removed")
       ->capture_default_str();
-  app.add_option("--disk-max", arguments.disk_max, "The most that is taken there at a time")->capture_default_str();
+  app.add_option("--disk-max", arguments.disk_max, "The most that a suite may take there at a time")
+      ->capture_default_str();
   app.add_option("--terraced", settings.terraced, "The daemon to measure (default: the one beside this program)");
   app.add_option("--python", settings.python, "Python for --plot and for the suite train, with the terrace package")
       ->capture_default_str();

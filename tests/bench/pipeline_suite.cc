@@ -126,6 +126,7 @@ Suite pipeline_suite() {
   return {.name = "pipeline",
           .what = "a working set ten times the DRAM, from the disk to an emulated device",
           .rows = {"pipeline.block_to_device"},
+          .disk = {.full = 4 * (1ull << 30), .quick = 1ull << 30},
           .lacks = lacks,
           .run = run};
 }

@@ -170,12 +170,17 @@ class Quick(unittest.TestCase):
                 (["train", "--examples", "/no/such/folder"], "has no train_gpt.py"),
                 (["engine", "--plot", "a.png", "--python", "/no/such/python"], "--plot needs a Python with matplotlib"),
                 (["engine", "--disk-max", "much"], "--disk-max: "),
-                (["engine", "--disk-max", "1000TiB"], "use less with --disk-max"),
-                (["scale", "--quick", "--force", "--disk-max", "1MiB"], "is more than the 1 MiB that --disk-max allows"),
+                (["scale", "--dir", "/proc"], "which has room for 0 "),
+                (["scale", "--quick", "--disk-max", "1MiB"], "more than the 1 MiB that --disk-max allows"),
+                (["train", "--quick", "--disk-max", "1GiB"], "train: takes up to 2 GiB in "),
+                (["all", "--python", "/no/such/python"], "left out with --without, as in: terrace-bench all --without train"),
+                (["engine", "--without", "engine"], "--without leaves nothing to measure"),
+                (["engine", "--without", "all"], "all not in"),
                 (["nothing"], "nothing not in")):
             with self.subTest(said):
-                ran = subprocess.run([BENCH, *arguments, *(() if "--disk-max" in arguments else ("--disk-max", "3GiB")),
-                                      "--dir", self.disk], env=self.environment, text=True, capture_output=True,
+                default = {"--disk-max": "3GiB", "--dir": self.disk}
+                more = [word for option in default.items() if option[0] not in arguments for word in option]
+                ran = subprocess.run([BENCH, *arguments, *more], env=self.environment, text=True, capture_output=True,
                                      check=False)
                 self.assertNotEqual(0, ran.returncode)
                 self.assertIn(said, ran.stderr)

@@ -287,6 +287,7 @@ Suite scale_suite() {
           .what = "a million tensors, a daemon's memory, and how soon one serves",
           .rows = {"scale.create", "scale.acquire", "scale.evict", "scale.bytes_per_tensor",
                    "scale.table_bytes_per_tensor", "scale.checksum_bytes_per_mib", "scale.start", "scale.restart"},
+          .disk = {.full = 2 * kGiB, .quick = 256 * kMiB},
           .lacks = &lacks_memory,
           .run = run};
 }

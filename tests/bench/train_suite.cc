@@ -179,6 +179,7 @@ Suite train_suite() {
   return {.name = "train",
           .what = "a training through Terrace, against the same in memory",
           .rows = {"train.in_dram", "train.in_tiers"},
+          .disk = {.full = 2 * kGiB, .quick = 2 * kGiB},
           .lacks = &lacks,
           .run = run};
 }
