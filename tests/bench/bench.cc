@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 
 #include "base/bytes.h"
@@ -20,11 +21,23 @@ void Bench::say(const std::string& what) const {
 }
 
 void Bench::add(Row row) {
+  if (!std::isfinite(ratio(row))) {
+    say(fmt::format("{}: not measured: {} {} against a reference of {}", row.bench, figure(row.value), row.unit,
+                    figure(row.reference_value)));
+    ++unmeasured_;
+    return;
+  }
+  const std::lock_guard lock(mutex_);
   TERRACE_CHECK(std::ranges::none_of(rows_, [&](const Row& other) { return other.bench == row.bench; }));
   const auto by = held_by(row);
   say(fmt::format("{}: {} (bar {}), {}", row.bench, figure(ratio(row)), figure(row.bar),
                   by ? "holds by " + *by : "missed"));
   rows_.push_back(std::move(row));
+}
+
+std::vector<Row> Bench::rows() const {
+  const std::lock_guard lock(mutex_);
+  return rows_;
 }
 
 Result<PrivateDaemon> Bench::start_daemon(const DaemonOptions& options) const {

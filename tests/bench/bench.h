@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,12 @@ class Bench {
 
   // A line of progress.
   void say(const std::string& what) const;
-  // The row is measured; its bytes were right.
+  // The row is measured; its bytes were right. One without a ratio is said, counted, and left out.
   void add(Row row);
-  const std::vector<Row>& rows() const { return rows_; }
+  // So far; for any thread.
+  std::vector<Row> rows() const;
+  // How many had a reference of 0, so that there is no ratio; those are no rows.
+  int unmeasured() const { return unmeasured_; }
 
   // A daemon for the suite. kInvalidArgument for a block tier of more bytes than the suite's files may take.
   Result<PrivateDaemon> start_daemon(const DaemonOptions& options) const;
@@ -57,7 +61,9 @@ class Bench {
 
  private:
   Settings settings_;
+  mutable std::mutex mutex_;  // of the rows
   std::vector<Row> rows_;
+  int unmeasured_ = 0;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 

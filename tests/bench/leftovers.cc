@@ -44,12 +44,13 @@ sigset_t ending_signals() {
   return set;
 }
 
-[[noreturn]] void take_everything_away(int signal) {
+[[noreturn]] void take_everything_away(int signal, const std::function<void()>& last) {
   const std::lock_guard lock(made().mutex);  // never given back: nothing is made any more
   for (const pid_t child : made().children) ::kill(child, SIGKILL);
   for (const pid_t child : made().children) ::waitpid(child, nullptr, 0);
   std::error_code ignored;
   for (const auto& folder : made().folders) std::filesystem::remove_all(folder, ignored);
+  last();
   ::_exit(128 + signal);
 }
 
@@ -90,13 +91,13 @@ std::vector<char*> arguments_of(const std::vector<std::string>& command) {
 
 }  // namespace
 
-void clean_up_at_signals() {
+void clean_up_at_signals(std::function<void()> last) {
   const sigset_t set = ending_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  std::thread([set] {
+  std::thread([set, last = std::move(last)] {
     int signal = 0;
     ::sigwait(&set, &signal);
-    take_everything_away(signal);
+    take_everything_away(signal, last);
   }).detach();
 }
 

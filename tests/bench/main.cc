@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -95,34 +96,78 @@ std::vector<std::string> lacks(const Arguments& arguments, const std::vector<Sui
 void print_rows(const std::vector<Row>& rows, const Arguments& arguments) {
   if (arguments.json) {
     std::string text;
-    for (const Row& row : rows) text += (text.empty() ? "[\n" : ",\n") + to_json(row).dump();
+    for (const Row& row : rows) {
+      auto json = to_json(row);
+      json["quick"] = arguments.settings.quick;
+      text += (text.empty() ? "[\n" : ",\n") + json.dump();
+    }
     fmt::print("{}\n]\n", text.empty() ? "[" : text);
   } else if (arguments.markdown) {
     fmt::print("{}", to_markdown(rows));
   } else {
     for (const Row& row : rows) fmt::print("{}", to_text(row));
-    fmt::print("{}\n", summary(rows));
+    fmt::print("{}{}\n", summary(rows), arguments.settings.quick ? " (--quick: figures that say little)" : "");
   }
   std::fflush(stdout);
 }
 
-// Whether every suite came to its end, with the rows that it says it has.
+// The rows are printed once: at the end, or by the thread that hears a signal.
+struct Output {
+  std::mutex mutex;
+  const Bench* bench = nullptr;  // while it measures
+  const Arguments* arguments = nullptr;
+};
+
+Output& output() {
+  static auto* const output = new Output();  // NOLINT: never destroyed, since that thread outlives main()
+  return *output;
+}
+
+void begin_output(const Bench& bench, const Arguments& arguments) {
+  const std::lock_guard lock(output().mutex);
+  output().bench = &bench;
+  output().arguments = &arguments;
+}
+
+void print_at_end() {
+  const std::lock_guard lock(output().mutex);
+  print_rows(output().bench->rows(), *output().arguments);
+  output().bench = nullptr;
+}
+
+void print_at_signal() {
+  output().mutex.lock();  // never given back: the program ends
+  if (output().bench == nullptr) return;
+  const std::vector<Row> rows = output().bench->rows();
+  fmt::print(stderr, "terrace-bench: interrupted: these are the {} rows that were measured\n", rows.size());
+  print_rows(rows, *output().arguments);
+}
+
+// Whether the suite came to its end, with the rows that it says it has.
+bool run_suite(Bench& bench, const Suite& suite) {
+  bench.say(fmt::format("suite {}", suite.name));
+  bench.limit_disk(disk_bytes(suite, bench.settings()));
+  const std::size_t before = bench.rows().size();
+  const int unmeasured = bench.unmeasured();
+  if (const auto ran = suite.run(bench); !ran) {
+    fmt::print(stderr, "terrace-bench: {}: {}: {}\n", suite.name, name(ran.error().code), ran.error().message);
+    return false;
+  }
+  if (bench.unmeasured() != unmeasured) return false;
+  const std::vector<Row> rows = bench.rows();
+  TERRACE_CHECK(std::ranges::equal(rows.begin() + static_cast<std::ptrdiff_t>(before), rows.end(), suite.rows.begin(),
+                                   suite.rows.end(), {}, &Row::bench));
+  return true;
+}
+
 bool run_suites(Bench& bench, const std::vector<Suite>& to_run) {
   bool all = true;
-  for (const Suite& suite : to_run) {
-    bench.say(fmt::format("suite {}", suite.name));
-    bench.limit_disk(disk_bytes(suite, bench.settings()));
-    const std::size_t before = bench.rows().size();
-    if (const auto ran = suite.run(bench); !ran) {
-      fmt::print(stderr, "terrace-bench: {}: {}: {}\n", suite.name, name(ran.error().code), ran.error().message);
-      all = false;
-      continue;
-    }
-    std::vector<std::string_view> added;
-    for (std::size_t i = before; i < bench.rows().size(); ++i) added.emplace_back(bench.rows()[i].bench);
-    TERRACE_CHECK(added == suite.rows);
-  }
+  for (const Suite& suite : to_run) all = run_suite(bench, suite) && all;
   return all;
+}
+
+void say_neighbours(const char* when, const std::vector<std::string>& seen) {
+  for (const std::string& what : seen) fmt::print(stderr, "terrace-bench: {}: {}\n", when, what);
 }
 
 int run(Arguments arguments) {
@@ -144,11 +189,13 @@ int run(Arguments arguments) {
           "what is measured beside that says little: wait, stop it, or measure all the same with --force");
       return refuse(seen);
     }
-    for (const std::string& what : seen) fmt::print(stderr, "terrace-bench: measured all the same: {}\n", what);
+    say_neighbours("measured all the same", seen);
   }
   Bench bench(arguments.settings);
+  begin_output(bench, arguments);
   const bool all = run_suites(bench, to_run);
-  print_rows(bench.rows(), arguments);
+  say_neighbours("the figures may be its doing: at work at the end", neighbours_at_work());
+  print_at_end();
   if (arguments.picture.empty()) return all ? 0 : 1;
   const auto drawn = plot(bench.rows(), arguments.picture, arguments.settings.python);
   return drawn ? (all ? 0 : 1) : refuse({drawn.error().message});
@@ -209,6 +256,6 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", TERRACE_VERSION);
   terrace::bench::add_options(app, arguments);
   CLI11_PARSE(app, argc, argv);
-  terrace::bench::clean_up_at_signals();
+  terrace::bench::clean_up_at_signals(terrace::bench::print_at_signal);
   return terrace::bench::run(std::move(arguments));
 }

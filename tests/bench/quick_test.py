@@ -5,6 +5,7 @@ should, and leaves nothing behind; no figure of it is judged.
 TERRACE_BUILD names the build's folder; TERRACE_PYTHON a Python with the terrace package, PyTorch and matplotlib.
 """
 
+import contextlib
 import fcntl
 import json
 import math
@@ -22,7 +23,8 @@ BUILD = pathlib.Path(os.environ["TERRACE_BUILD"])
 BENCH = BUILD / "terrace-bench"
 PYTHON = os.environ["TERRACE_PYTHON"]
 LIMIT_SECONDS = 60
-FIELDS = ["bench", "value", "unit", "reference", "reference_value", "ratio", "bar", "better", "interval", "counts", "by"]
+FIELDS = ["bench", "value", "unit", "reference", "reference_value", "ratio", "bar", "better", "interval", "counts", "by",
+          "quick"]
 # Every figure of docs/performance.md, with its bar; what is a number by itself is bounded as it is.
 BARS = {
     "lease.hit": (500, "higher"), "lease.hit_p50": (100, "lower"), "lease.system_calls": (0, "lower"),
@@ -84,6 +86,7 @@ class Quick(unittest.TestCase):
         self.assertEqual(FIELDS, list(row))
         self.assertEqual(BARS[row["bench"]], (row["bar"], row["better"]))
         self.assertTrue(row["unit"])
+        self.assertIs(True, row["quick"])
         for number in ("value", "ratio"):
             self.assertTrue(math.isfinite(row[number]) and row[number] >= 0, row)
         for count in row["counts"]:
@@ -123,19 +126,66 @@ class Quick(unittest.TestCase):
             self.assertEqual(0, ran.returncode, ran.stderr)
             self.assertIn(said, ran.stdout)
 
-    def test_a_signal_takes_everything_away(self):
-        for number in (signal.SIGTERM, signal.SIGINT):
-            bench = subprocess.Popen(self.command("copy", "--quick", "--force"), env=self.environment,
-                                     stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-            self.addCleanup(bench.kill)
-            end = time.monotonic() + LIMIT_SECONDS
-            while not any(self.disk.iterdir()):
-                self.assertLess(time.monotonic(), end)
-                self.assertIsNone(bench.poll())
-                time.sleep(0.01)
-            bench.send_signal(number)
-            self.assertEqual(128 + number, bench.wait(LIMIT_SECONDS))
-            self.assert_nothing_left()
+    def eventually(self, condition):
+        end = time.monotonic() + LIMIT_SECONDS
+        while not condition():
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+
+    def begin(self, said, *arguments):
+        """A benchmark that has said so much, and has something on the disk."""
+        progress = self.temporary.with_suffix(".err")
+        self.addCleanup(progress.unlink, missing_ok=True)
+        with open(progress, "wb") as errors:
+            bench = subprocess.Popen(self.command(*arguments, "--quick", "--force", "--json"), text=True, stderr=errors,
+                                     stdout=subprocess.PIPE, env=self.environment)
+        for cleanup in (bench.stdout.close, bench.wait, bench.kill):  # from the last to the first
+            self.addCleanup(cleanup)
+        self.eventually(lambda: bench.poll() is not None or said in progress.read_text() and any(self.disk.iterdir()))
+        self.assertIsNone(bench.poll(), progress.read_text())
+        return bench
+
+    def at_work(self):
+        """Processes that were started with something in this test's folders."""
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (process / "cmdline").read_text()
+                if str(self.disk) in command or str(self.temporary) in command:
+                    yield command
+
+    def test_what_takes_nothing_on_the_disk_needs_nothing_there(self):
+        ran = subprocess.run([BENCH, "engine", "train", "--without", "train", "--quick", "--force", "--disk-max", "1KiB",
+                              "--dir", self.disk], env=self.environment, text=True, capture_output=True, check=False)
+        self.assertEqual(0, ran.returncode, ran.stderr)
+        self.assertIn("1 rows: ", ran.stdout)
+        self.assertIn("(--quick: figures that say little)", ran.stdout)
+
+    def test_a_signal_takes_everything_away_and_has_the_rows_printed(self):
+        for number, said, suites in ((signal.SIGTERM, "suite copy", ["engine", "copy"]),
+                                     (signal.SIGINT, "laying out", ["block"]),
+                                     (signal.SIGHUP, "scale.start: round 1", ["scale"]),
+                                     (signal.SIGTERM, "suite train", ["train"])):
+            with self.subTest(said):
+                bench = self.begin(said, *suites)
+                bench.send_signal(number)
+                printed, _ = bench.communicate(timeout=LIMIT_SECONDS)
+                self.assertEqual(128 + number, bench.returncode)
+                self.eventually(lambda: not any(self.at_work()))
+                self.assert_nothing_left()
+                rows = [row["bench"] for row in json.loads(printed)]
+                self.assertEqual(["engine.requests"] if "engine" in suites else rows, rows)
+                self.assertTrue(set(rows) < set(BARS))
+
+    def test_what_one_leaves_that_is_killed_goes_at_the_next_start(self):
+        for said, suite in (("suite copy", "copy"), ("laying out", "block")):
+            with self.subTest(suite):
+                bench = self.begin(said, suite)
+                bench.kill()
+                bench.communicate()
+                self.eventually(lambda: not any(self.at_work()))
+                self.assertNotEqual([], list(self.disk.iterdir()))
+                self.assertEqual(0, self.run_bench("engine", "--quick", "--force").returncode)
+                self.assert_nothing_left()
 
     def test_folders_of_one_that_was_killed_go_at_the_next_start(self):
         left = self.disk / f"terrace-bench-{os.getpid()}-abcdef"
@@ -159,7 +209,10 @@ class Quick(unittest.TestCase):
                 self.assertEqual(1, ran.returncode)
                 self.assertIn(f"another daemon is loaded: terraced (pid {neighbour.pid}", ran.stderr)
                 self.assertEqual("", ran.stdout)
-                self.assertEqual(0, self.run_bench("engine", "--quick", "--force").returncode)
+                forced = self.run_bench("engine", "--quick", "--force")
+                self.assertEqual(0, forced.returncode)
+                for when in ("measured all the same", "at work at the end"):
+                    self.assertIn(f"{when}: another daemon is loaded: terraced (pid {neighbour.pid}", forced.stderr)
             finally:
                 neighbour.kill()
 

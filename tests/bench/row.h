@@ -58,7 +58,7 @@ double ratio(const Row& row);
 std::optional<std::string> held_by(const Row& row);
 
 // The object that --json prints: bench, value, unit, reference, reference_value, ratio, bar, better, interval, counts,
-// by. What a row does not have is null.
+// by; terrace-bench adds quick. What a row does not have is null.
 nlohmann::ordered_json to_json(const Row& row);
 
 }  // namespace terrace::bench

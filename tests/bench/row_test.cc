@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "bench/bench.h"
 #include "bench/contents.h"
 #include "bench/rounds.h"
 #include "bench/table.h"
@@ -124,6 +125,19 @@ TEST(Json, HasEveryFieldAndNullForWhatARowDoesNotHave) {
   EXPECT_EQ(alone.dump(),
             R"({"bench":"a.b","value":300.0,"unit":"bytes","reference":null,"reference_value":null,"ratio":300.0,)"
             R"("bar":256.0,"better":"lower","interval":null,"counts":[],"by":null})");
+}
+
+TEST(Rows, WithoutARatioAreCountedAndLeftOut) {
+  Bench bench(Settings{});
+  Row row = row_of(9, {1, 1}, {});
+  row.reference_value = 0;
+  bench.add(row);
+  row.value = 0;
+  bench.add(row);
+  EXPECT_EQ(bench.unmeasured(), 2);
+  EXPECT_TRUE(bench.rows().empty());
+  bench.add(row_of(9, {1, 1}, {}));
+  EXPECT_EQ(bench.rows().size(), 1U);
 }
 
 TEST(Table, SaysWhatHoldsByWhatAndWhatIsMissed) {
