@@ -84,12 +84,12 @@ Result<Working> set_up(Bench& bench, Client& client, const PrivateDaemon& daemon
   return working;
 }
 
-Row row_of(const char* name, const char* path, unsigned threads, double cpu, double reference_cpu) {
+Row row_of(const char* name, const char* path, const MemcpyReference& reference, double cpu, double reference_cpu) {
   return {
       .bench = name,
       .path = path,
       .unit = "GiB/s",
-      .reference = fmt::format("memcpy by {} threads", threads),
+      .reference = reference.described(),
       .bar = kBar,
       .better = Better::kHigher,
       .counts = {{.name = "times memcpy's CPU, the daemon's a byte", .value = cpu / reference_cpu, .limit = 1 / kBar},
@@ -106,7 +106,6 @@ Result<void> run(Bench& bench) {
   if (!working) return std::unexpected(working.error());
   auto memcpy_reference = MemcpyReference::make(static_cast<std::uint64_t>(working->bytes()));
   if (!memcpy_reference) return std::unexpected(memcpy_reference.error());
-  const unsigned threads = daemon_copiers();
   const double gib = working->bytes() / static_cast<double>(kGiB);
 
   std::vector<double> down;
@@ -114,10 +113,10 @@ Result<void> run(Bench& bench) {
   std::vector<double> down_cpu;
   std::vector<double> reference_cpu;
   const Measure reference = [&]() -> Result<double> {
-    const auto copied = memcpy_reference->copy(threads);
+    const auto copied = memcpy_reference->copy();
     if (!copied) return std::unexpected(copied.error());
     reference_cpu.push_back(copied->cpu_seconds / gib);
-    return gib / copied->seconds;
+    return copied->bytes_per_second / static_cast<double>(kGiB);
   };
   const Measure both = [&]() -> Result<double> {
     const auto moved = move(*working);
@@ -129,12 +128,13 @@ Result<void> run(Bench& bench) {
   };
   auto rounds = bench.take_turns("copy", both, reference);
   if (!rounds) return std::unexpected(rounds.error());
-  bench.add(with(row_of("copy.up", "copy DRAM to (emulated) device", threads, median(up_cpu), median(reference_cpu)),
-                 *rounds));
+  bench.add(with(
+      row_of("copy.up", "copy DRAM to (emulated) device", *memcpy_reference, median(up_cpu), median(reference_cpu)),
+      *rounds));
   for (std::size_t i = 0; i < rounds->size(); ++i) (*rounds)[i].value = down[i];
-  bench.add(
-      with(row_of("copy.down", "copy (emulated) device to DRAM", threads, median(down_cpu), median(reference_cpu)),
-           *rounds));
+  bench.add(with(
+      row_of("copy.down", "copy (emulated) device to DRAM", *memcpy_reference, median(down_cpu), median(reference_cpu)),
+      *rounds));
   return {};
 }
 

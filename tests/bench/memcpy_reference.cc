@@ -2,6 +2,7 @@
 #include "bench/memcpy_reference.h"
 
 #include <fmt/format.h>
+#include <linux/mman.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -9,85 +10,129 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <span>
+#include <numeric>
 #include <thread>
+#include <vector>
 
 #include "base/bytes.h"
 #include "bench/contents.h"
 #include "bench/counters.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc's name for it came later
+#endif
+
 namespace terrace::bench {
 namespace {
 
-// Runs it on so many threads, each with its part of the bytes, in whole pages. The CPU time of all.
-double share(std::uint64_t bytes, unsigned threads,
-             const std::function<void(std::uint64_t begin, std::uint64_t end)>& part) {
+constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
+constexpr std::uint64_t kPieceBytes = 32 * kMiB;  // of one kind of pages
+
+unsigned processors() { return std::max(1U, std::thread::hardware_concurrency()); }
+// A daemon's, where its configuration says nothing of it.
+unsigned copiers() { return std::max(1U, processors() / 2); }
+
+// What threads did together.
+struct Took {
+  double seconds = 0;
+  double cpu_seconds = 0;
+};
+
+// Runs it on so many threads, each with its part of the bytes, in whole huge pages.
+Took share(std::uint64_t bytes, unsigned threads,
+           const std::function<void(std::uint64_t begin, std::uint64_t end)>& part) {
   std::vector<double> cpu_seconds(threads);
+  const auto begin = std::chrono::steady_clock::now();
   {
     std::vector<std::jthread> running;
-    const std::uint64_t each = align_up((bytes + threads - 1) / threads, kPageBytes);
+    const std::uint64_t each = align_up((bytes + threads - 1) / threads, kHugePageBytes);
     for (unsigned i = 0; i < threads; ++i)
       running.emplace_back([&, i] {
         part(std::min(bytes, i * each), std::min(bytes, (i + 1) * each));
         cpu_seconds[i] = static_cast<double>(counters_of_this_thread().cpu_ns) / 1e9;
       });
   }
-  double sum = 0;
-  for (const double seconds : cpu_seconds) sum += seconds;
-  return sum;
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  return {took.count(), std::accumulate(cpu_seconds.begin(), cpu_seconds.end(), 0.0)};
 }
 
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-std::unique_ptr<std::byte, Unmap> map(std::uint64_t bytes) {
-  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return {memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory), Unmap{bytes}};
+// Backs every page of it, as the daemon does: by one call, or page by page on a kernel before 5.14.
+Took touch(const ReferenceMemory& memory, unsigned threads) {
+  const std::span<std::byte> bytes = memory.bytes();
+  return share(bytes.size(), threads, [&](std::uint64_t at, std::uint64_t end) {
+    if (at == end || ::madvise(bytes.data() + at, end - at, MADV_POPULATE_WRITE) == 0) return;
+    for (; at < end; at += kPageBytes) static_cast<volatile std::byte*>(bytes.data())[at] = std::byte{1};
+  });
 }
 
 }  // namespace
 
-void Unmap::operator()(std::byte* memory) const { ::munmap(memory, bytes); }
+Result<ReferenceMemory> ReferenceMemory::map(std::uint64_t bytes) {
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+  auto range = AddressRange::reserve(align_up(bytes, kHugePageBytes));
+  if (!range) return std::unexpected(range.error());
+  ReferenceMemory memory;
+  memory.bytes_ = bytes;
+  for (std::uint64_t at = 0; at < range->size(); at += kPieceBytes) {
+    const std::uint64_t piece = std::min(kPieceBytes, range->size() - at);
+    const auto placed = [&](int flags) {
+      return ::mmap(range->data() + at, piece, PROT_READ | PROT_WRITE, kFlags | flags, -1, 0) != MAP_FAILED;
+    };
+    if (placed(MAP_HUGETLB | MAP_HUGE_2MB)) {
+      memory.huge_bytes_ += piece;
+    } else if (placed(0)) {
+      (void)::madvise(range->data() + at, piece, MADV_HUGEPAGE);  // a wish, and the daemon's too
+    } else {
+      return fail(ErrorCode::kResourceExhausted, fmt::format("no memory for {} of a reference", format_bytes(bytes)),
+                  errno);
+    }
+  }
+  if (::madvise(range->data(), range->size(), MADV_DONTFORK) != 0)
+    return fail(ErrorCode::kInternal, "memory that children do not inherit", errno);
+  memory.range_ = std::move(*range);
+  return memory;
+}
+
+std::string ReferenceMemory::pages() const {
+  if (huge_bytes_ == 0) return "in ordinary pages";
+  return huge_bytes_ >= bytes_ ? "in huge pages" : "in huge pages in part";
+}
 
 Result<MemcpyReference> MemcpyReference::make(std::uint64_t bytes) {
   MemcpyReference made;
-  made.bytes_ = bytes;
-  made.from_ = map(bytes);
-  made.to_ = map(bytes);
-  if (!made.from_ || !made.to_)
-    return fail(ErrorCode::kResourceExhausted, fmt::format("no memory for two buffers of {}", format_bytes(bytes)),
-                errno);
-  std::memset(made.to_.get(), 1, bytes);
+  for (ReferenceMemory* const buffer : {&made.from_, &made.to_}) {
+    auto mapped = ReferenceMemory::map(bytes);
+    if (!mapped) return std::unexpected(mapped.error());
+    *buffer = std::move(*mapped);
+    touch(*buffer, copiers());
+  }
   return made;
 }
 
-Result<MemcpyReference::Copied> MemcpyReference::copy(unsigned threads) {
-  fill({from_.get(), bytes_}, 0, ++version_);
-  const auto begin = std::chrono::steady_clock::now();
-  Copied copied;
-  copied.cpu_seconds = share(bytes_, threads, [&](std::uint64_t at, std::uint64_t end) {
+Result<MemcpyReference::Copied> MemcpyReference::copy() {
+  const std::span<std::byte> from = from_.bytes();
+  const std::span<std::byte> to = to_.bytes();
+  fill(from, 0, ++version_);
+  const Took took = share(from.size(), copiers(), [&](std::uint64_t at, std::uint64_t end) {
     for (; at < end; at += std::min(kMiB, end - at))
-      std::memcpy(to_.get() + at, from_.get() + at, std::min(kMiB, end - at));
+      std::memcpy(to.data() + at, from.data() + at, std::min(kMiB, end - at));
   });
-  copied.seconds = seconds_since(begin);
-  if (const auto right = check({to_.get(), bytes_}, 0, version_); !right) return std::unexpected(right.error());
-  return copied;
+  if (const auto right = check(to, 0, version_); !right) return std::unexpected(right.error());
+  return Copied{static_cast<double>(from.size()) / took.seconds, took.cpu_seconds};
 }
 
-Result<double> seconds_to_touch(std::uint64_t bytes, unsigned threads) {
+std::string MemcpyReference::described() const {
+  return fmt::format("memcpy by {} threads {}", copiers(), to_.pages());
+}
+
+Result<Touched> map_and_touch(std::uint64_t bytes) {
   const auto begin = std::chrono::steady_clock::now();
-  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED)
-    return fail(ErrorCode::kResourceExhausted, fmt::format("no memory to touch {}", format_bytes(bytes)), errno);
-  share(bytes, threads, [&](std::uint64_t at, std::uint64_t end) {
-    for (; at < end; at += kPageBytes) static_cast<volatile std::byte*>(memory)[at] = std::byte{1};
-  });
-  const double seconds = seconds_since(begin);
-  ::munmap(memory, bytes);
-  return seconds;
+  const auto memory = ReferenceMemory::map(bytes);
+  if (!memory) return std::unexpected(memory.error());
+  const double mapping = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const Took took = touch(*memory, processors());
+  return Touched{mapping + took.seconds, took.cpu_seconds,
+                 fmt::format("mmap and touch by {} threads {}", processors(), memory->pages())};
 }
-
-unsigned daemon_copiers() { return std::max(1U, std::thread::hardware_concurrency() / 2); }
 
 }  // namespace terrace::bench

@@ -52,8 +52,7 @@ Result<void> run(Bench& bench) {
       bench.either(3, 1));
   if (!job) return std::unexpected(job.error());
 
-  const std::uint64_t copied = bench.either<std::uint64_t>(256 * kMiB, 64 * kMiB);
-  auto copier = MemcpyReference::make(copied);
+  auto copier = MemcpyReference::make(bench.either<std::uint64_t>(256 * kMiB, 64 * kMiB));
   if (!copier) return std::unexpected(copier.error());
   std::vector<Moved> moved;
   std::vector<double> copies;
@@ -75,9 +74,9 @@ Result<void> run(Bench& bench) {
   const Measure reference = [&]() -> Result<double> {
     auto figures = rig->fio().run(*job);
     if (!figures) return std::unexpected(figures.error());
-    const auto copy = copier->copy(daemon_copiers());
+    const auto copy = copier->copy();
     if (!copy) return std::unexpected(copy.error());
-    copies.push_back(static_cast<double>(copied) / kGiB / copy->seconds);
+    copies.push_back(copy->bytes_per_second / kGiB);
     queues.push_back(std::move(figures->queue));
     return std::min(figures->gib_per_second, copies.back());
   };
@@ -101,7 +100,7 @@ Result<void> run(Bench& bench) {
        .path = fmt::format("block -> DRAM -> device (emulated), working set {} times DRAM, {} tensors ahead",
                            kWorkingSetOfMemory, kAhead),
        .unit = "GiB/s",
-       .reference = fmt::format("the slower of {}, and memcpy", rig->fio().described(*job)),
+       .reference = fmt::format("the slower of {}, and {}", rig->fio().described(*job), copier->described()),
        .bar = 0.95,
        .counts =
            {{.name = fmt::format("share of the time with the disk's queue at {}", held),

@@ -123,9 +123,9 @@ Result<void> run_in_tiers(Bench& bench) {
   if (!disk) return std::unexpected(disk.error());
   auto memory = MemcpyReference::make(bench.either(256 * kMiB, 64 * kMiB));
   if (!memory) return std::unexpected(memory.error());
-  const auto copied = memory->copy(daemon_copiers());
+  const auto copied = memory->copy();
   if (!copied) return std::unexpected(copied.error());
-  const double memory_speed = static_cast<double>(bench.either(256 * kMiB, 64 * kMiB)) / copied->seconds;
+  const double memory_speed = copied->bytes_per_second;
 
   const auto runs = train_in_turns(bench, "train.in_tiers", kDemo);
   if (!runs) return std::unexpected(runs.error());
