@@ -35,6 +35,14 @@ double median_of(const std::vector<T>& from, Figure figure) {
 
 }  // namespace
 
+Count count_of(const QueueKept& queue) {
+  return {.name = fmt::format("times fio's share of the time with the disk's queue at {}, fio's median depth (here {})",
+                              queue.reference_depth, queue.depth),
+          .value = queue.share,
+          .limit = kAtDepth,
+          .better = Better::kHigher};
+}
+
 Result<BlockRig> BlockRig::make(const Bench& bench, const DaemonOptions& options, std::uint64_t file_bytes) {
   const Settings& settings = bench.settings();
   if (options.block_bytes + file_bytes > settings.disk_bytes_max) {
@@ -116,24 +124,17 @@ Result<BlockRounds> BlockRounds::run(const Bench& bench, const std::string& what
   return result;
 }
 
-unsigned BlockRounds::depth() const {
-  return static_cast<unsigned>(
-      median_of(reference_, [](const FioFigures& figures) { return depth_held(figures.queue, kAtDepth); }));
-}
-
-double BlockRounds::queue_share() const {
-  if (depth() == 0) return 0;  // it cannot be seen
-  return median_of(moved_, [depth = depth()](const Moved& moved) { return share_at(moved.queue, depth); });
+QueueKept BlockRounds::queue() const {
+  std::vector<std::vector<unsigned>> ours;
+  std::vector<std::vector<unsigned>> fios;
+  for (const Moved& moved : moved_) ours.push_back(moved.queue);
+  for (const FioFigures& figures : reference_) fios.push_back(figures.queue);
+  return queue_kept(ours, fios);
 }
 
 Row BlockRounds::row(Row row, bool reads) const {
   row = with(std::move(row), rounds_);
-  if (const unsigned held = depth(); held > 0) {
-    row.counts.push_back({.name = fmt::format("share of the time with the disk's queue at {}", held),
-                          .value = queue_share(),
-                          .limit = kAtDepth,
-                          .better = Better::kHigher});
-  }
+  row.counts.push_back(count_of(queue()));
   if (reads) {
     row.counts.push_back({.name = "bytes read from the disk a byte",
                           .value = median_of(moved_, [](const Moved& moved) { return moved.disk_reads_per_byte; }),

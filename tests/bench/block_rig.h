@@ -23,6 +23,9 @@ struct Moved {
   std::vector<unsigned> queue;  // the device's, meanwhile
 };
 
+// How well the device's queue was kept, with the bar's limit.
+Count count_of(const QueueKept& queue);
+
 class BlockRig {
  public:
   // The daemon, and a file for fio of `file_bytes`. Both lie on the disk at once: kInvalidArgument where that passes
@@ -63,12 +66,11 @@ class BlockRounds {
   static Result<BlockRounds> run(const Bench& bench, const std::string& what, const BlockRig& rig,
                                  const Measured& measured, const FioJob& job);
 
-  // Value, reference and interval from the rounds, and the counts: the share of the time that the device's queue had
+  // Value, reference and interval from the rounds, and the counts: how well the device's queue was kept at
   // the reference's depth, CPU and waits a GiB, and, where the disk is read, that it was read in full.
   Row row(Row row, bool reads) const;
-  // The share of the time with the queue at the depth that fio's had for 0.97 of its own.
-  double queue_share() const;
-  unsigned depth() const;
+  // The device's queue beside fio's.
+  QueueKept queue() const;
 
   const std::vector<Round>& rounds() const { return rounds_; }
   const std::vector<Moved>& moved() const { return moved_; }

@@ -82,13 +82,13 @@ class BlockSuite {
   Result<FioJob> best(Pattern pattern) const { return best(pattern, kMiB, bytes()); }
 
   void add_queue(const char* bench, const char* path, const BlockRounds& rounds) {
+    const Count queue = count_of(rounds.queue());
     bench_.add({.bench = bench,
-                .path = fmt::format("{}: share of the time with the disk's queue at {}, which fio's had for 0.97", path,
-                                    rounds.depth()),
-                .value = rounds.queue_share(),
-                .unit = "share",
+                .path = fmt::format("{}: {}", path, queue.name),
+                .value = queue.value,
+                .unit = "times",
                 .ratio_of = RatioOf::kValue,
-                .bar = 0.97});
+                .bar = *queue.limit});
   }
 
   Result<void> large_in() {

@@ -84,14 +84,11 @@ Result<void> run(Bench& bench) {
   moved.clear();
   const auto rounds = bench.take_turns("block to device", value, reference);
   if (!rounds) return std::unexpected(rounds.error());
-  std::vector<double> depths;
-  for (const auto& queue : queues) depths.push_back(depth_held(queue, 0.97));
-  const auto held = static_cast<unsigned>(median(depths));
-  std::vector<double> shares;
+  std::vector<std::vector<unsigned>> our_queues;
   std::vector<double> reads;
   std::vector<double> cpu;
   for (const Moved& each : moved) {
-    shares.push_back(held == 0 ? 0 : share_at(each.queue, held));  // 0: it cannot be seen
+    our_queues.push_back(each.queue);
     reads.push_back(each.disk_reads_per_byte);
     cpu.push_back(each.cpu_seconds_per_gib);
   }
@@ -103,10 +100,7 @@ Result<void> run(Bench& bench) {
        .reference = fmt::format("the slower of {}, and {}", rig->fio().described(*job), copier->described()),
        .bar = 0.95,
        .counts =
-           {{.name = fmt::format("share of the time with the disk's queue at {}", held),
-             .value = median(shares),
-             .limit = 0.97,
-             .better = Better::kHigher},
+           {count_of(queue_kept(our_queues, queues)),
             {.name = "bytes read from the disk a byte", .value = median(reads), .limit = 1, .better = Better::kHigher},
             {.name = "memcpy, GiB/s", .value = median(copies)},
             {.name = "daemon's CPU seconds a GiB", .value = median(cpu)}}},

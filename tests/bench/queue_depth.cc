@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 
 #include "base/fd.h"
 
@@ -28,6 +29,24 @@ Fd open_statistics(const std::filesystem::path& folder) {
   if (stat(folder.c_str(), &state) != 0) return Fd();
   const std::string path = fmt::format("/sys/dev/block/{}:{}/stat", major(state.st_dev), minor(state.st_dev));
   return Fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+}
+
+// Of all runs, each without its idle ends.
+std::vector<unsigned> sorted_looks(const std::vector<std::vector<unsigned>>& runs) {
+  const auto busy = [](unsigned depth) { return depth > 0; };
+  std::vector<unsigned> looks;
+  for (const std::vector<unsigned>& run : runs) {
+    const auto first = std::ranges::find_if(run, busy);
+    const auto last = std::find_if(run.rbegin(), std::make_reverse_iterator(first), busy).base();
+    looks.insert(looks.end(), first, last);
+  }
+  std::ranges::sort(looks);
+  return looks;
+}
+
+double share_at(const std::vector<unsigned>& sorted, unsigned depth) {
+  return static_cast<double>(sorted.end() - std::ranges::lower_bound(sorted, depth)) /
+         static_cast<double>(sorted.size());
 }
 
 }  // namespace
@@ -53,20 +72,15 @@ std::vector<unsigned> QueueSampler::stop() {
   return std::move(seen_);
 }
 
-unsigned depth_held(std::vector<unsigned> seen, double share) {
-  const auto idle = [](unsigned depth) { return depth == 0; };
-  seen.erase(std::find_if_not(seen.rbegin(), seen.rend(), idle).base(), seen.end());
-  seen.erase(seen.begin(), std::ranges::find_if_not(seen, idle));
-  if (seen.empty()) return 0;
-  std::ranges::sort(seen);
-  const auto rest = static_cast<std::size_t>((1 - share) * static_cast<double>(seen.size()) + 1e-9);
-  return std::max(seen[std::min(rest, seen.size() - 1)], 1U);
-}
-
-double share_at(const std::vector<unsigned>& seen, unsigned depth) {
-  if (seen.empty()) return 0;
-  const auto deep = std::ranges::count_if(seen, [&](unsigned each) { return each >= depth; });
-  return static_cast<double>(deep) / static_cast<double>(seen.size());
+QueueKept queue_kept(const std::vector<std::vector<unsigned>>& runs,
+                     const std::vector<std::vector<unsigned>>& reference_runs) {
+  const std::vector<unsigned> ours = sorted_looks(runs);
+  const std::vector<unsigned> references = sorted_looks(reference_runs);
+  if (ours.empty() || references.empty()) return {};
+  const unsigned depth = std::max(1U, references[references.size() / 2]);
+  return {.reference_depth = depth,
+          .depth = ours[ours.size() / 2],
+          .share = std::min(1.0, share_at(ours, depth) / share_at(references, depth))};
 }
 
 }  // namespace terrace::bench

@@ -23,11 +23,15 @@ class QueueSampler {
   std::jthread thread_;  // first to go
 };
 
-// The depth that the queue had for at least `share` of the looks, those before the first request and after the last
-// aside, and 1 at least: a queue that runs empty now and then is to be kept from it. 0 where nothing was seen.
-unsigned depth_held(std::vector<unsigned> seen, double share);
-
-// The share of the looks at which the queue had at least `depth`; 0 where there were none.
-double share_at(const std::vector<unsigned>& seen, unsigned depth);
+// A disk's queue beside a reference's: the looks of all runs together, those before a run's first request and after its
+// last aside.
+struct QueueKept {
+  unsigned reference_depth = 0;  // the reference's median, 1 at least; 0: nothing was seen
+  unsigned depth = 0;            // ours
+  // How often ours had the reference's median depth or more, of how often the reference had it; 1 at most.
+  double share = 0;
+};
+QueueKept queue_kept(const std::vector<std::vector<unsigned>>& runs,
+                     const std::vector<std::vector<unsigned>>& reference_runs);
 
 }  // namespace terrace::bench

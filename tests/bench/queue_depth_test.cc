@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows what is made of a disk's queue that was looked at: the depth that it held, and how often it had one.
+// Shows what is made of a disk's queue that was looked at: how it compares to a reference's.
 #include "bench/queue_depth.h"
 
 #include <gtest/gtest.h>
@@ -7,27 +7,43 @@
 namespace terrace::bench {
 namespace {
 
-TEST(DepthHeld, LeavesOutTheTimeBeforeTheFirstRequestAndAfterTheLast) {
-  std::vector<unsigned> seen(100, 16);
-  seen.insert(seen.begin(), 50, 0);
-  seen.insert(seen.end(), 50, 0);
-  EXPECT_EQ(depth_held(seen, 0.97), 16u);
+TEST(QueueKept, LeavesOutTheTimeBeforeTheFirstRequestAndAfterTheLastOnBothSides) {
+  std::vector<unsigned> late(100, 16);
+  late.insert(late.begin(), 50, 0);
+  late.insert(late.end(), 150, 0);
+  const std::vector<unsigned> steady(100, 16);
+  for (const auto& [ours, reference] : {std::pair(late, steady), {steady, late}}) {
+    const QueueKept kept = queue_kept({ours, ours}, {reference, steady});
+    EXPECT_EQ(kept.reference_depth, 16U);
+    EXPECT_EQ(kept.depth, 16U);
+    EXPECT_DOUBLE_EQ(kept.share, 1);
+  }
 }
 
-TEST(DepthHeld, IsWhatAllButTheRestOfTheLooksHad) {
-  std::vector<unsigned> seen(97, 16);
-  seen.insert(seen.begin() + 10, 3, 2);
-  EXPECT_EQ(depth_held(seen, 0.97), 16u);
-  seen.insert(seen.begin() + 10, 2);
-  EXPECT_EQ(depth_held(seen, 0.97), 2u) << "of 101 looks three may be less";
-  EXPECT_EQ(depth_held({4, 0, 4}, 0.97), 1u);
-  EXPECT_EQ(depth_held({}, 0.97), 0u);
-  EXPECT_EQ(depth_held({0, 0}, 0.97), 0u);
+TEST(QueueKept, CountsIdleTimeBetweenRequests) {
+  const QueueKept kept = queue_kept({{4, 0, 4, 0, 4, 0, 4}}, {{4, 4, 4}});
+  EXPECT_DOUBLE_EQ(kept.share, 4.0 / 7);
 }
 
-TEST(ShareAt, CountsEveryLook) {
-  EXPECT_DOUBLE_EQ(share_at({0, 16, 17, 15}, 16), 0.5);
-  EXPECT_DOUBLE_EQ(share_at({}, 1), 0);
+TEST(QueueKept, AsksForTheReferencesMedianDepthAsOftenAsTheReferenceHadIt) {
+  const std::vector<std::vector<unsigned>> reference{{1, 8, 8}, {8, 9}};
+  EXPECT_EQ(queue_kept({{8}}, reference).reference_depth, 8U);
+  EXPECT_DOUBLE_EQ(queue_kept({{8, 8, 8, 8, 7}}, reference).share, 1) << "four of five, as the reference";
+  EXPECT_DOUBLE_EQ(queue_kept({{64, 64, 64}}, reference).share, 1) << "no more than the reference";
+  EXPECT_DOUBLE_EQ(queue_kept({{8, 8, 7, 7, 7}}, reference).share, 0.5);
+  EXPECT_EQ(queue_kept({{8, 8, 7, 7, 7}}, reference).depth, 7U);
+  EXPECT_DOUBLE_EQ(queue_kept({{7, 7}}, reference).share, 0);
+}
+
+TEST(QueueKept, AsksForOneRequestOfAReferenceThatIsMostlyIdle) {
+  EXPECT_EQ(queue_kept({{1}}, {{3, 0, 0, 0, 3}}).reference_depth, 1U);
+}
+
+TEST(QueueKept, IsNothingWhereNothingWasSeen) {
+  for (const QueueKept& kept : {queue_kept({}, {{1}}), queue_kept({{1}}, {{}}), queue_kept({{0, 0}}, {{1}})}) {
+    EXPECT_EQ(kept.reference_depth, 0U);
+    EXPECT_DOUBLE_EQ(kept.share, 0);
+  }
 }
 
 TEST(QueueSampler, ComesToAnEndWhereThereIsNothingToSee) {
