@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "base/fd.h"
+#include "bench/leftovers.h"
+#include "bench/memcpy_reference.h"
 #include "terrace/error.h"
 
 namespace terrace::bench {
@@ -15,8 +18,24 @@ struct DiskSpeed {
   double write = 0;
 };
 
-// Writes a file of so many bytes in `folder` and reads it back, by eight threads in pieces of 1 MiB with O_DIRECT, and
-// removes it. kDataLoss where other bytes come back.
-Result<DiskSpeed> measure_disk(const std::filesystem::path& folder, std::uint64_t bytes);
+// A file that is written and read by eight threads in pieces of 1 MiB with O_DIRECT, from memory and to memory that
+// was touched before. It goes with the object.
+class DiskReference {
+ public:
+  // A file of `bytes` in `folder`, written once.
+  static Result<DiskReference> make(const std::filesystem::path& folder, std::uint64_t bytes);
+  // Writes all of it, and reads it back. Content is made and checked while no clock runs: kDataLoss where other bytes
+  // come back.
+  Result<DiskSpeed> measure();
+
+ private:
+  DiskReference(Folder folder, Fd file, ReferenceMemory memory)
+      : folder_(std::move(folder)), file_(std::move(file)), memory_(std::move(memory)) {}
+
+  Folder folder_;
+  Fd file_;
+  ReferenceMemory memory_;  // as much as the file has
+  std::uint64_t version_ = 0;
+};
 
 }  // namespace terrace::bench

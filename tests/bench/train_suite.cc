@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 
 #include "base/bytes.h"
 #include "bench/disk_speed.h"
@@ -18,7 +19,10 @@ namespace {
 struct Trained {
   double step_seconds = 0;       // through Terrace
   double reference_seconds = 0;  // in memory
-  double h2d_bytes = 0;          // all of the run's, creation included
+  double cpu_seconds = 0;        // the trainer's own, through Terrace
+  double reference_cpu_seconds = 0;
+  double daemon_cpu_seconds = 0;  // all of the run's, as what follows: creation included
+  double h2d_bytes = 0;
   double d2h_bytes = 0;
   double block_read_bytes = 0;
   double block_write_bytes = 0;
@@ -51,42 +55,83 @@ Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps) {
   if (!said.value("losses_equal", false)) return fail(ErrorCode::kDataLoss, "the losses of train_gpt.py differ");
   return Trained{.step_seconds = said.at("step_seconds"),
                  .reference_seconds = said.at("reference_step_seconds"),
+                 .cpu_seconds = said.at("step_cpu_seconds"),
+                 .reference_cpu_seconds = said.at("reference_step_cpu_seconds"),
+                 .daemon_cpu_seconds = said.at("daemon_cpu_seconds"),
                  .h2d_bytes = said.at("h2d_bytes"),
                  .d2h_bytes = said.at("d2h_bytes"),
                  .block_read_bytes = said.at("block_read_bytes"),
                  .block_write_bytes = said.at("block_write_bytes")};
 }
 
+// What a step moves and the daemon computes: what a run of more steps took more than one of a single step, which has
+// creating the tensors in it as well. Bytes are those of the daemon's links (terrace_transfer_bytes_total).
+Trained a_step(const Trained& one, Trained many, int steps) {
+  for (const auto sum : {&Trained::daemon_cpu_seconds, &Trained::h2d_bytes, &Trained::d2h_bytes,
+                         &Trained::block_read_bytes, &Trained::block_write_bytes})
+    many.*sum = std::max(0.0, many.*sum - one.*sum) / (steps - 1);
+  return many;
+}
+
 // The example trains through Terrace and then in memory, so that runs one after another take turns: a round's reference
-// is that of the run before.
-Result<std::vector<Trained>> train_in_turns(Bench& bench, const char* what, const Tiers& tiers) {
-  const int runs = bench.either(4, 2);
+// is that of the run before. `after` is called behind each run, with what a step of it took.
+Result<std::vector<Trained>> train_in_turns(
+    Bench& bench, const char* what, const Tiers& tiers,
+    const std::function<Result<void>(const Trained&)>& after = [](const Trained&) { return Result<void>(); }) {
+  const int steps = bench.either(6, 2);
+  const int runs = bench.either(6, 2);
+  const auto one = train(bench.settings(), tiers, 1);
+  if (!one) return std::unexpected(one.error());
   std::vector<Trained> all;
   for (int run = 0; run < runs; ++run) {
-    // The first has one step, which tells apart what creating the tensors moves.
-    const auto trained = train(bench.settings(), tiers, run == 0 ? 1 : bench.either(6, 2));
+    const auto trained = train(bench.settings(), tiers, steps);
     if (!trained) return std::unexpected(trained.error());
     bench.say(fmt::format("{}: run {} of {}", what, run + 1, runs));
-    all.push_back(*trained);
+    all.push_back(a_step(*one, *trained, steps));
+    if (const auto done = after(all.back()); !done) return std::unexpected(done.error());
   }
   return all;
 }
 
+// Rounds of what follows the first run, with the reference of the run before and of the run itself.
+std::vector<Round> rounds_of(const std::vector<Trained>& runs, const std::vector<double>& references) {
+  std::vector<Round> rounds;
+  for (std::size_t i = 1; i < runs.size(); ++i)
+    rounds.push_back({references[i - 1], runs[i].step_seconds, references[i]});
+  return rounds;
+}
+
+template <typename Figure>
+double median_of(const std::vector<Trained>& runs, Figure figure) {
+  std::vector<double> figures;
+  for (const Trained& run : runs) figures.push_back(std::invoke(figure, run));
+  return median(std::move(figures));
+}
+
 Result<void> run_in_dram(Bench& bench) {
+  constexpr double kBar = 1.03;
   const auto runs = train_in_turns(bench, "train.in_dram", kInDram);
   if (!runs) return std::unexpected(runs.error());
-  std::vector<Round> rounds;
-  for (std::size_t i = 1; i < runs->size(); ++i)
-    rounds.push_back({(*runs)[i - 1].reference_seconds, (*runs)[i].step_seconds, (*runs)[i].reference_seconds});
-  const double block = (runs->back().block_read_bytes - runs->front().block_read_bytes) / static_cast<double>(kMiB);
-  bench.add(with({.bench = "train.in_dram",
-                  .path = "train_gpt, all in DRAM, step time",
-                  .unit = "s",
-                  .reference = "in memory without Terrace",
-                  .bar = 1.03,
-                  .better = Better::kLower,
-                  .counts = {{.name = "MiB read from block in the steps", .value = block, .limit = 0}}},
-                 rounds));
+  std::vector<double> references;
+  for (const Trained& run : *runs) references.push_back(run.reference_seconds);
+  const auto cpu = [](const Trained& step) {
+    return (step.cpu_seconds + step.daemon_cpu_seconds) / step.reference_cpu_seconds;
+  };
+  bench.add(with(
+      {.bench = "train.in_dram",
+       .path = "train_gpt, all in DRAM, step time",
+       .unit = "s",
+       .reference = "in memory without Terrace",
+       .bar = kBar,
+       .better = Better::kLower,
+       .counts = {{.name = "times the CPU of a step in memory, the trainer's and the daemon's",
+                   .value = median_of(*runs, cpu),
+                   .limit = kBar},
+                  {.name = "s of the daemon's CPU a step", .value = median_of(*runs, &Trained::daemon_cpu_seconds)},
+                  {.name = "MiB a step read from block",
+                   .value = median_of(*runs, &Trained::block_read_bytes) / static_cast<double>(kMiB),
+                   .limit = 0}}},
+      rounds_of(*runs, references)));
   return {};
 }
 
@@ -96,8 +141,8 @@ struct Floor {
   const char* by = "";
 };
 
-Floor floor_of(double compute_seconds, const Trained& step, const DiskSpeed& disk, double memory_speed) {
-  Floor floor{compute_seconds, "compute"};
+Floor floor_of(const Trained& step, const DiskSpeed& disk, double memory_speed) {
+  Floor floor{step.reference_seconds, "compute"};
   for (const auto& [seconds, by] :
        {Floor{step.block_read_bytes / disk.read, "reads from the disk"},
         Floor{step.block_write_bytes / disk.write, "writes to the disk"},
@@ -106,52 +151,41 @@ Floor floor_of(double compute_seconds, const Trained& step, const DiskSpeed& dis
   return floor;
 }
 
-// What a step moves: what more steps moved more.
-Trained a_step(const Trained& one, const Trained& many, int steps) {
-  const auto each = [&](double Trained::* bytes) { return (many.*bytes - one.*bytes) / (steps - 1); };
-  return {.step_seconds = many.step_seconds,
-          .reference_seconds = many.reference_seconds,
-          .h2d_bytes = each(&Trained::h2d_bytes),
-          .d2h_bytes = each(&Trained::d2h_bytes),
-          .block_read_bytes = each(&Trained::block_read_bytes),
-          .block_write_bytes = each(&Trained::block_write_bytes)};
-}
-
 Result<void> run_in_tiers(Bench& bench) {
-  const std::uint64_t file = bench.either(512 * kMiB, 64 * kMiB);
-  const auto disk = measure_disk(bench.settings().disk, file);
+  auto disk = DiskReference::make(bench.settings().disk, bench.either(512 * kMiB, 64 * kMiB));
   if (!disk) return std::unexpected(disk.error());
   auto memory = MemcpyReference::make(bench.either(256 * kMiB, 64 * kMiB));
   if (!memory) return std::unexpected(memory.error());
-  const auto copied = memory->copy();
-  if (!copied) return std::unexpected(copied.error());
-  const double memory_speed = copied->bytes_per_second;
-
-  const auto runs = train_in_turns(bench, "train.in_tiers", kDemo);
-  if (!runs) return std::unexpected(runs.error());
-  const Trained& one = runs->front();
-  std::vector<Round> rounds;
+  std::vector<double> floors;
+  std::vector<double> reads;
+  std::vector<double> writes;
   Floor last;
-  for (std::size_t i = 1; i < runs->size(); ++i) {
-    const Trained step = a_step(one, (*runs)[i], bench.either(6, 2));
-    const Floor before = floor_of((*runs)[i - 1].reference_seconds, step, *disk, memory_speed);
-    last = floor_of(step.reference_seconds, step, *disk, memory_speed);
-    rounds.push_back({before.seconds, step.step_seconds, last.seconds});
-  }
-  const Trained step = a_step(one, runs->back(), bench.either(6, 2));
-  const auto mib = [](double bytes) { return bytes / static_cast<double>(kMiB); };
+  const auto measure_links = [&](const Trained& step) -> Result<void> {
+    const auto speed = disk->measure();
+    if (!speed) return std::unexpected(speed.error());
+    const auto copied = memory->copy();
+    if (!copied) return std::unexpected(copied.error());
+    last = floor_of(step, *speed, copied->bytes_per_second);
+    floors.push_back(last.seconds);
+    reads.push_back(speed->read / static_cast<double>(kMiB));
+    writes.push_back(speed->write / static_cast<double>(kMiB));
+    return {};
+  };
+  const auto runs = train_in_turns(bench, "train.in_tiers", kDemo, measure_links);
+  if (!runs) return std::unexpected(runs.error());
+  const auto mib = [&](double Trained::* bytes) { return median_of(*runs, bytes) / static_cast<double>(kMiB); };
   bench.add(with({.bench = "train.in_tiers",
                   .path = "train_gpt, tiers as in the demo, step time",
                   .unit = "s",
                   .reference = fmt::format("the larger of compute and bytes / measured link speed ({})", last.by),
                   .bar = 1.15,
                   .better = Better::kLower,
-                  .counts = {{.name = "MiB a step read from block", .value = mib(step.block_read_bytes)},
-                             {.name = "MiB a step written to block", .value = mib(step.block_write_bytes)},
-                             {.name = "MiB/s the disk reads", .value = mib(disk->read)},
-                             {.name = "MiB/s the disk writes", .value = mib(disk->write)},
-                             {.name = "s a step in memory", .value = step.reference_seconds}}},
-                 rounds));
+                  .counts = {{.name = "MiB a step read from block", .value = mib(&Trained::block_read_bytes)},
+                             {.name = "MiB a step written to block", .value = mib(&Trained::block_write_bytes)},
+                             {.name = "MiB/s the disk reads", .value = median(reads)},
+                             {.name = "MiB/s the disk writes", .value = median(writes)},
+                             {.name = "s a step in memory", .value = median_of(*runs, &Trained::reference_seconds)}}},
+                 rounds_of(*runs, floors)));
   return {};
 }
 

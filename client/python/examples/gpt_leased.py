@@ -169,8 +169,8 @@ class LeasedModel:
 def train_leased(model: LeasedModel, client: terrace.Client, text: Text, steps: int) -> Iterator[Step]:
     """As gpt_model.train_in_memory, through Terrace."""
     for number in range(steps):
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         client.mark_step()
         source, target = (part.to(model.device) for part in text.batch(model.shape, model.recipe.seed, number))
         loss = model.step(number, source, target)
-        yield Step(number, loss, time.perf_counter() - begin)
+        yield Step(number, loss, time.perf_counter() - begin, time.process_time() - cpu_begin)

@@ -164,6 +164,7 @@ class Step:
     number: int
     loss: float
     seconds: float
+    cpu_seconds: float  # of this process
 
 
 def build(shape: Shape, recipe: Recipe, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -176,13 +177,13 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, shape: Shape, reci
           device: torch.device) -> Iterator[Step]:
     """The ordinary way: autograd over the whole model, and PyTorch's AdamW."""
     for number in range(steps):
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.process_time()
         source, target = (part.to(device) for part in text.batch(shape, recipe.seed, number))
         loss = loss_of(model(source), target)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        yield Step(number, loss.item(), time.perf_counter() - begin)
+        yield Step(number, loss.item(), time.perf_counter() - begin, time.process_time() - cpu_begin)
 
 
 def train_in_memory(shape: Shape, recipe: Recipe, text: Text, steps: int, device: torch.device) -> Iterator[Step]:

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import resource
 import signal
 import statistics
 import struct
@@ -108,6 +109,7 @@ class LeasedRun:
     way: str
     losses: list[float]
     step_seconds: float
+    step_cpu_seconds: float
     traffic: Traffic
     occupancy: Occupancy
     leased_bytes_max: int
@@ -133,17 +135,20 @@ def run_leased(arguments: argparse.Namespace, client: terrace.ServedClient, shap
                 corrupt(client)
     upper = sum(size for tier, size in occupancy.capacity.items() if tier != "block")
     return LeasedRun(model, way, [step.loss for step in steps], statistics.median(step.seconds for step in steps),
+                     statistics.median(step.cpu_seconds for step in steps),
                      Traffic.between(before, Metrics(client.metrics_url)), occupancy, client.leased_bytes_max, int(upper))
 
 
 def run_in_memory(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, text: Text,
-                  device: torch.device) -> tuple[list[float], float]:
+                  device: torch.device) -> tuple[list[float], float, float]:
+    """The losses, and seconds and CPU seconds of a step."""
     progress = Progress("in memory      ", arguments.steps)
     steps = []
     for step in train_in_memory(shape, recipe, text, arguments.steps, device):
         progress.show(step)
         steps.append(step)
-    return [step.loss for step in steps], statistics.median(step.seconds for step in steps)
+    return ([step.loss for step in steps], statistics.median(step.seconds for step in steps),
+            statistics.median(step.cpu_seconds for step in steps))
 
 
 def bits(losses: list[float]) -> bytes:
@@ -151,8 +156,9 @@ def bits(losses: list[float]) -> bytes:
 
 
 def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float],
-              step_seconds: float, parameters: int) -> dict[str, object]:
+              step_seconds: float, step_cpu_seconds: float, parameters: int) -> dict[str, object]:
     """The numbers of --json."""
+    daemon = resource.getrusage(resource.RUSAGE_CHILDREN)  # once it has ended
     return {
         "steps": arguments.steps,
         "way": run.way,
@@ -164,6 +170,9 @@ def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float]
         "overhead": run.step_seconds / step_seconds,
         "step_seconds": run.step_seconds,
         "reference_step_seconds": step_seconds,
+        "step_cpu_seconds": run.step_cpu_seconds,
+        "reference_step_cpu_seconds": step_cpu_seconds,
+        "daemon_cpu_seconds": daemon.ru_utime + daemon.ru_stime,
         "leased_bytes_max": run.leased_bytes_max,
         "upper_tiers_bytes": run.upper_bytes,
         "parameters": parameters,
@@ -222,8 +231,8 @@ def main() -> int:
         run = run_leased(arguments, client, shape, recipe, text, device)
         if not arguments.keep:
             kept.close()
-        losses, step_seconds = run_in_memory(arguments, shape, recipe, text, device)
-        result = result_of(arguments, run, losses, step_seconds, shape.parameters)
+        losses, step_seconds, cpu_seconds = run_in_memory(arguments, shape, recipe, text, device)
+        result = result_of(arguments, run, losses, step_seconds, cpu_seconds, shape.parameters)
         if arguments.png:
             draw(str(arguments.png), run.losses, losses, run.occupancy)
         if arguments.json:
