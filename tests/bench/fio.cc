@@ -14,7 +14,6 @@ namespace terrace::bench {
 namespace {
 
 constexpr double kGiB = 1ull << 30;
-constexpr double kAsGood = 0.98;
 
 struct Load {
   unsigned depth;
@@ -63,7 +62,7 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
 }
 
 Result<std::string> Fio::output_of_run(const FioJob& job) const {
-  const std::uint64_t part_bytes = file_bytes_ / job.threads / job.block_bytes * job.block_bytes;
+  const std::uint64_t part_bytes = std::min(file_bytes_, job.bytes) / job.threads / job.block_bytes * job.block_bytes;
   return output_of({program_,
                     "--name=reference",
                     fmt::format("--filename={}", (folder_.path() / "file").string()),
@@ -137,9 +136,7 @@ Result<FioJob> Fio::at_its_best(const FioJob& job, int rounds) const {
   }
   std::vector<double> medians;
   for (const auto& of_job : speeds) medians.push_back(median(of_job));
-  const double enough = kAsGood * std::ranges::max(medians);
-  return jobs[static_cast<std::size_t>(std::ranges::find_if(medians, [&](double speed) { return speed >= enough; }) -
-                                       medians.begin())];
+  return jobs[static_cast<std::size_t>(std::ranges::max_element(medians) - medians.begin())];
 }
 
 std::string Fio::described(const FioJob& job) const {

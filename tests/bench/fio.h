@@ -19,7 +19,7 @@ enum class Pattern { kRead, kWrite, kRandomRead, kMixed };  // kMixed: half of e
 struct FioJob {
   Pattern pattern{};
   std::uint64_t block_bytes = 0;
-  std::uint64_t bytes = 0;  // moved, of both kinds together; more than the file has: it begins again
+  std::uint64_t bytes = 0;  // moved, of both kinds together, in so much of the file; more than it has: it begins again
   unsigned depth = 0;       // of each thread
   unsigned threads = 1;     // each on its part of the file
 };
@@ -38,9 +38,8 @@ class Fio {
   static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
 
   Result<FioFigures> run(const FioJob& job) const;
-  // The job at the least load that gives 0.98 of the most that any of kLoads gives, by the medians of `rounds`; `job`
-  // has all but depth and threads. More threads than one, since on many machines one cannot ask for all that a disk
-  // gives.
+  // The job at the load of kLoads that gives the most, by the medians of `rounds`; `job` has all but depth and threads.
+  // More threads than one, since on many machines one cannot ask for all that a disk gives.
   Result<FioJob> at_its_best(const FioJob& job, int rounds) const;
 
   // What a row says of its reference: the job, and what this machine denies it.
