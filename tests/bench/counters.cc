@@ -50,6 +50,12 @@ Counters counters_of_task(const std::string& task) {
   return counters;
 }
 
+std::uint64_t ns_of_clock(clockid_t clock) {
+  timespec used{};
+  if (::clock_gettime(clock, &used) != 0) return 0;
+  return static_cast<std::uint64_t>(used.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(used.tv_nsec);
+}
+
 // In a child that is traced: stops where the counting begins and where it ends.
 [[noreturn]] void run_traced(const std::function<int()>& prepare, const std::function<int()>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -79,11 +85,12 @@ Counters counters_of_process(pid_t pid) {
   std::error_code gone;
   for (const auto& task : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid), gone)) {
     const Counters counters = counters_of_task(task.path().string());
-    sum.cpu_ns += counters.cpu_ns;
     sum.user_ns += counters.user_ns;
     sum.waits += counters.waits;
     sum.preempted += counters.preempted;
   }
+  clockid_t clock{};
+  if (pid > 0 && ::clock_getcpuclockid(pid, &clock) == 0) sum.cpu_ns = ns_of_clock(clock);
   return sum;
 }
 
@@ -94,10 +101,7 @@ Counters counters_of_thread(pid_t pid, pid_t thread) {
 // schedstat of a thread that runs is as old as its last tick: a short one has used nothing by it.
 Counters counters_of_this_thread() {
   Counters counters = counters_of_task("/proc/thread-self");
-  timespec used{};
-  if (::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) == 0)
-    counters.cpu_ns =
-        static_cast<std::uint64_t>(used.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(used.tv_nsec);
+  counters.cpu_ns = ns_of_clock(CLOCK_THREAD_CPUTIME_ID);
   return counters;
 }
 

@@ -21,8 +21,8 @@ struct Counters {
   Counters operator-(const Counters& earlier) const;
 };
 
-// All threads that the process has now (what ended ones took is not in it), or the thread alone. Zeros where it is
-// gone.
+// All threads that the process has now, and the CPU of those that have ended as well; or the thread alone. Zeros where
+// it is gone.
 Counters counters_of_process(pid_t pid);
 Counters counters_of_thread(pid_t pid, pid_t thread);
 // The calling thread.

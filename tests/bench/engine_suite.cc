@@ -177,17 +177,14 @@ Result<void> run(Bench& bench) {
   const auto steps = bench.either<std::uint64_t>(400'000, 60'000);
   for (std::uint64_t i = 0; i < steps; ++i) node.step();  // every tensor has been written, and the tiers are full
   std::vector<double> rates;
-  std::vector<double> wall_rates;
   std::uint64_t requests = 0;
   const std::uint64_t transfers_before = node.transfers();
   const Instructions instructions;
   for (int round = 0; round < bench.rounds(); ++round) {
     const std::uint64_t before = node.requests();
     const Counters counted = counters_of_this_thread();
-    const auto begin = std::chrono::steady_clock::now();
     for (std::uint64_t i = 0; i < steps; ++i) node.step();
     const auto done = static_cast<double>(node.requests() - before);
-    wall_rates.push_back(done / seconds_since(begin));
     rates.push_back(done * 1e9 / static_cast<double>((counters_of_this_thread() - counted).cpu_ns));
     requests += node.requests() - before;
     bench.say(fmt::format("engine: round {} of {}", round + 1, bench.rounds()));
@@ -202,7 +199,6 @@ Result<void> run(Bench& bench) {
           .bar = 1e6,
           .better = Better::kHigher};
   const auto per_request = [&](std::uint64_t sum) { return static_cast<double>(sum) / static_cast<double>(requests); };
-  row.counts.push_back({.name = "requests/s by the clock", .value = median(wall_rates)});
   row.counts.push_back({.name = "ns of CPU a request", .value = 1e9 / row.value});
   row.counts.push_back({.name = "transfers a request", .value = per_request(node.transfers() - transfers_before)});
   if (const auto count = instructions.count())

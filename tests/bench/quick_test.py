@@ -46,6 +46,8 @@ BARS = {
 }
 ALONE = {"block.in_64mib_queue", "block.out_64mib_queue", "block.clients_fair", "lease.hit_p50", "lease.system_calls",
          "miss.wake_ups", "scale.bytes_per_tensor", "scale.table_bytes_per_tensor", "scale.checksum_bytes_per_mib", "engine.requests"}
+# Rows that lean on a clock and have no count with a limit: they hold by the ratio alone.
+WITHOUT_LIMIT = {"block.cpu", "train.in_tiers"}
 
 
 def reaches(value, limit, better):
@@ -101,6 +103,8 @@ class Quick(unittest.TestCase):
             self.assertAlmostEqual(1, row["ratio"] / (1 / over if row["bench"] == "lease.hit" else over))
             low, high = row["interval"]
             self.assertTrue(0 < low <= 1 <= high < math.inf, row["interval"])
+            limited = any(count["limit"] is not None for count in row["counts"])
+            self.assertEqual(row["bench"] not in WITHOUT_LIMIT, limited)
         self.assertEqual(held_by(row), row["by"])
 
     def test_every_row_is_measured_and_drawn(self):
