@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <linux/mman.h>
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -17,6 +18,8 @@
 #include "base/bytes.h"
 #include "bench/contents.h"
 #include "bench/counters.h"
+#include "mover/workers.h"
+#include "topology/machine.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc's name for it came later
@@ -30,7 +33,28 @@ constexpr std::uint64_t kPieceBytes = 32 * kMiB;  // of one kind of pages
 
 unsigned processors() { return std::max(1U, std::thread::hardware_concurrency()); }
 // A daemon's, where its configuration says nothing of it.
-unsigned copiers() { return std::max(1U, processors() / 2); }
+unsigned copiers() { return std::clamp(processors() / 2, 1U, mover::Workers::kCopiersMax); }
+
+// Processors of each NUMA node that has any.
+std::vector<std::vector<unsigned>> find_nodes() {
+  std::vector<std::vector<unsigned>> nodes;
+  if (const auto machine = topology::discover())
+    for (const topology::NumaNode& node : machine->numa_nodes)
+      if (!node.cpu_less()) nodes.push_back(node.cpus);
+  return nodes;
+}
+
+// Where there are several nodes, they have the threads in turn, as the daemon's copiers. What a thread touches first
+// is then on its own node.
+void bind_to_node(unsigned thread) {
+  static const std::vector<std::vector<unsigned>> nodes = find_nodes();
+  if (nodes.size() < 2) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const unsigned processor : nodes[thread % nodes.size()])
+    if (processor < CPU_SETSIZE) CPU_SET(processor, &set);
+  ::sched_setaffinity(0, sizeof(set), &set);  // a wish
+}
 
 // What threads did together.
 struct Took {
@@ -48,6 +72,7 @@ Took share(std::uint64_t bytes, unsigned threads,
     const std::uint64_t each = align_up((bytes + threads - 1) / threads, kHugePageBytes);
     for (unsigned i = 0; i < threads; ++i)
       running.emplace_back([&, i] {
+        bind_to_node(i);
         part(std::min(bytes, i * each), std::min(bytes, (i + 1) * each));
         cpu_seconds[i] = static_cast<double>(counters_of_this_thread().cpu_ns) / 1e9;
       });

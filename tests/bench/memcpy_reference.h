@@ -29,7 +29,8 @@ class ReferenceMemory {
   std::uint64_t huge_bytes_ = 0;
 };
 
-// Copies between two buffers that were touched before, by as many threads as a daemon copies with.
+// Copies between two buffers that were touched before, by as many threads as a daemon copies with, on the NUMA nodes
+// where a daemon has them. Each thread's part of both buffers is on its own node: memcpy at its best.
 class MemcpyReference {
  public:
   static Result<MemcpyReference> make(std::uint64_t bytes);
