@@ -117,6 +117,8 @@ class Quick(unittest.TestCase):
         for row in rows:
             with self.subTest(row["bench"]):
                 self.check_row(row)
+        counts = next(row["counts"] for row in rows if row["bench"] == "lease.all_cores")
+        self.assertIn(("leases that no access log has", 0), [(count["name"], count["value"]) for count in counts])
         calls = next(row for row in rows if row["bench"] == "lease.system_calls")
         self.assertEqual(("ratio", 0), (calls["by"], calls["value"]))
         self.assertEqual(b"\x89PNG", picture.read_bytes()[:4])
