@@ -14,8 +14,9 @@ import pytest
 import terrace.torch
 import torch
 import transformers
-from python_fixtures import ROOT, disk  # noqa: F401 (a fixture)
+from python_fixtures import MIB, ROOT, disk  # noqa: F401 (a fixture)
 from python_torch_models import assert_same, nothing_stays_leased, restless, roomy, weights  # noqa: F401 (fixtures)
+from python_training_fixtures import LiveBytes
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 VOCABULARY = 96
@@ -144,6 +145,38 @@ def test_saving_and_resuming(restless, tmp_path):
     for resumed in (crossed, back):
         assert resumed.said == plain.said[2:]
         assert_same(weights(resumed.model), weights(plain.model))
+
+
+def large_llama():
+    torch.manual_seed(1)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True))
+
+
+def test_a_model_above_the_guarantee_is_saved_a_tensor_at_a_time(disk):
+    """A Trainer's default checkpoint, one file, of 5 MiB through 2; then save_pretrained() with room for two tensors,
+    the tied one among them: the same files."""
+    options = {"save_strategy": "steps", "save_steps": 4}
+    plain = trainer("llama", disk / "plain", model=large_llama(), **options)
+    plain.train()
+    wanted = (disk / "plain/checkpoint-4/model.safetensors").read_bytes()
+    with terrace.serve("2MiB", block=f"{disk}:64MiB", metrics=False) as client:
+        callback = terrace.torch.TerraceCallback(client=client, timeout=1, **OPTIONS)
+        ours = trainer("llama", disk / "ours", callback, large_llama(), **options)
+        ours.train()
+        assert ours.said == plain.said
+        assert (disk / "ours/checkpoint-4/model.safetensors").read_bytes() == wanted
+        sizes = sorted(parameter.nbytes for parameter in ours.model.parameters())
+        assert sum(sizes) > 2 * client.places()[0].guarantee_bytes
+        room = 3 * sizes[-1]
+        with client.create("in the way", 2 * MIB - room, "uint8").overwrite(), LiveBytes() as live:
+            ours.model.save_pretrained(disk / "again")
+            accelerate.Accelerator(cpu=True).save_model(ours.model, disk / "accelerated")
+        assert (disk / "again/model.safetensors").read_bytes() == wanted
+        assert live.most <= 2 * sizes[-1]
+        accelerate.Accelerator(cpu=True).save_model(plain.model, disk / "plain")
+        assert (disk / "accelerated/model.safetensors").read_bytes() == (disk / "plain/model.safetensors").read_bytes()
 
 
 def test_what_a_trainer_cannot_do(restless, tmp_path):

@@ -9,6 +9,7 @@ import pickle
 import struct
 
 import pytest
+import safetensors.torch
 import terrace.torch
 import torch
 import torch.distributed.checkpoint as dcp
@@ -27,6 +28,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     train,
     weights,
 )
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
@@ -141,6 +143,57 @@ def test_types_and_strides(roomy, tmp_path):
     terrace.torch.load(tmp_path / "model.safetensors", model)
     assert_same(weights(model), dict(plain.state_dict()))
     assert model.transposed.stride() == (1, 32)
+
+
+def test_tied_weights_by_the_package_safetensors(roomy, tmp_path):
+    """Its save_model() finds which of them to write by their addresses."""
+    plain, _ = build(RECIPE)
+    safetensors.torch.save_model(plain, tmp_path / "plain")
+    model, _ = terrace.torch.offload(*build(RECIPE), client=roomy, tensor_bytes_min=1)
+    safetensors.torch.save_model(model, tmp_path / "ours")
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "plain").read_bytes()
+    assert safetensors.torch.load_model(build(RECIPE)[0], tmp_path / "ours") == (set(), [])
+
+
+class EveryType(nn.Module):
+    """A parameter of each element type that a file can name, empty and scalar ones, and names that JSON escapes."""
+
+    TYPES = (torch.bool, torch.uint8, torch.int8, torch.float8_e5m2, torch.float8_e4m3fn, torch.int16, torch.uint16,
+             torch.float16, torch.bfloat16, torch.int32, torch.uint32, torch.float32, torch.complex64, torch.float64,
+             torch.int64, torch.uint64)
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        for number, dtype in enumerate(self.TYPES):
+            content = torch.randint(0, 2, (3 + number, 8 * dtype.itemsize), dtype=torch.uint8).view(dtype)
+            self.register_parameter(f"é{number}", nn.Parameter(content, requires_grad=False))
+            self.register_parameter(f"a\n{number}", nn.Parameter(content[0, 0].clone(), requires_grad=False))
+        self.register_buffer("empty", torch.zeros(0, 4))
+
+
+@pytest.mark.parametrize("metadata", [None, {"of": "\"é\""}])
+def test_the_package_safetensors_streams_the_same_bytes(roomy, tmp_path, metadata):
+    """Its save_file() given what a state_dict() has, or the parameters themselves; what it refuses it still refuses."""
+    plain, model = EveryType(), EveryType()
+    save_file(dict(plain.state_dict()), tmp_path / "plain", metadata)
+    terrace.torch.offload(model, client=roomy, tensor_bytes_min=8)
+    ours = safetensors.torch.save_file
+    assert globals()["save_file"] is ours and ours.__name__ == "save_file"  # that name was imported before offload()
+    ours(dict(model.state_dict()), tmp_path / "ours", metadata)
+    parameters = dict(model.named_parameters()) | dict(model.named_buffers())
+    ours({name: parameters[name] for name in model.state_dict()}, tmp_path / "parameters", metadata)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "parameters").read_bytes() == (
+        tmp_path / "plain").read_bytes()
+    whole, other = model.state_dict()["é11"], torch.ones(4, 4)
+    for wrong, said in (({"a": whole, "b": whole}, "share memory"), ({"a": whole, "b": other.t()[1:]}, "contiguous"),
+                        ({"a": whole, "b": 1}, "expected torch.Tensor"), ({"a": whole, "b": other.to_sparse()}, "sparse"),
+                        ({"a": whole, "b": other, "c": other[1:]}, "share memory")):
+        with pytest.raises((RuntimeError, ValueError), match=said):
+            ours(wrong, tmp_path / "wrong", metadata)
+    ours({"a": whole, "b": other[:2], "c": other[2:]}, tmp_path / "parts", metadata)
+    found = safetensors.torch.load_file(tmp_path / "parts")
+    assert_same(found, {"a": plain.state_dict()["é11"], "b": other[:2], "c": other[2:]})
 
 
 def test_foreign_and_damaged_files_change_nothing(roomy, tmp_path):

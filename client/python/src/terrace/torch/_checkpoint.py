@@ -34,14 +34,14 @@ def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
     One tensor is leased at a time. Any reader of safetensors reads the files. Works for models that are not offloaded,
     too. A tied weight is written under each of its names. The file appears when it is whole.
     """
-    _safetensors.write(path, [_item(name, tensor) for name, tensor in _tensors(model).items()], {"format": "pt"})
+    _safetensors.write(path, [item_of(name, tensor) for name, tensor in _tensors(model).items()], {"format": "pt"})
     if optimizer is not None:
         state = optimizer.state_dict()
         items, plain = [], {}
         for index, of in state["state"].items():
             for key, value in of.items():
                 if isinstance(value, torch.Tensor):
-                    items.append(_item(f"{index}.{key}", value))
+                    items.append(item_of(f"{index}.{key}", value))
                 else:
                     plain[f"{index}.{key}"] = value
         rest = {"param_groups": [{key: _plain(value) for key, value in group.items()}
@@ -61,7 +61,8 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return dict(state)
 
 
-def _item(name: str, tensor: torch.Tensor) -> Item:
+def item_of(name: str, tensor: torch.Tensor) -> Item:
+    """A tensor to be written, which is leased when it is its turn."""
     return Item(name, tensor.dtype, tuple(tensor.shape), functools.partial(_shown, tensor))
 
 

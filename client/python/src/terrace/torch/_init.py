@@ -21,6 +21,7 @@ from ._lazy import OffloadedParameter, tell_of_copies
 from ._parameters import ManagedParameter
 from ._refusals import alone, check_place
 from ._store import Store
+from ._streamed import stream_saves
 
 WAITING_BYTES_MAX = 64 << 20
 _CALL = "terrace.torch.init"
@@ -180,6 +181,7 @@ def init(*, client: Client | None = None, place: str = "host", tensor_bytes_min:
     seconds = _checks.seconds(_CALL, "timeout", timeout)
     client = client_for(_CALL, client)
     check_place(_CALL, client, place)
+    stream_saves()
     building = Building(Store(client, place, seconds, 1), bytes_min)
     with _noticed():
         _thread.buildings.append(building)

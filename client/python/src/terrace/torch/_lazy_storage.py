@@ -38,8 +38,9 @@ class LazyStorage(torch.UntypedStorage):
         return int(self.terrace_slot.tensor.nbytes)
 
     def data_ptr(self) -> int:
-        """The placeholder's address, which tells it from others."""
-        return self.terrace_slot.placeholder.data_ptr()
+        """What tells it from others: the placeholder's address; or its own, while a tensor was asked for that."""
+        kept = self.terrace_slot.addressed()
+        return int((self.terrace_slot.placeholder if kept is None else kept).data_ptr())
 
     def cpu(self) -> torch.UntypedStorage:
         """The leased storage itself."""

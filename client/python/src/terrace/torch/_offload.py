@@ -24,6 +24,7 @@ from ._parameters import ManagedParameter
 from ._refusals import check_model, check_place, eligible
 from ._shards import Shards
 from ._store import Store
+from ._streamed import stream_saves
 
 TENSOR_BYTES_MIN = 4096
 Module = TypeVar("Module", bound=nn.Module)
@@ -77,6 +78,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     more than the place holds. Then the model is as it was.
     """
     call = "terrace.torch.offload"
+    stream_saves()
     if isinstance(model, nn.Module) and model in _jobs:
         raise FailedPrecondition(f"{call}: this model is offloaded already")
     check_model(model)

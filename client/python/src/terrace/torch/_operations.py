@@ -5,6 +5,7 @@ What a function writes to is written in Terrace, and what it returns as an alias
 """
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -201,6 +202,7 @@ def _address(self: torch.Tensor) -> Any:
         (shown,) = self.terrace_store.lease([self.terrace_slot])
         self.terrace_store.written(self.terrace_slot)
         self.terrace_kept = shown
+        self.terrace_slot.addressed = weakref.ref(shown)
         return shown.data_ptr()
     return NotImplemented
 
@@ -214,6 +216,13 @@ def _storage(self: torch.Tensor) -> Any:
 
 def _detached_in_place(self: torch.Tensor) -> Any:
     return self if isinstance(self, OffloadedTensor) else NotImplemented
+
+
+def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Any:
+    """`tensor.contiguous()` of what is so already; who saves asks it of each tensor before the first is written."""
+    if isinstance(self, OffloadedTensor) and self.terrace_slot.placeholder.is_contiguous(memory_format=memory_format):
+        return self
+    return NotImplemented
 
 
 def _zeroed(self: torch.Tensor) -> Any:
@@ -235,6 +244,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.requires_grad.__set__: _set_requires,  # type: ignore[attr-defined]
     torch.Tensor.data_ptr: _address,
     torch.Tensor.untyped_storage: _storage,
+    torch.Tensor.contiguous: _contiguous,
     torch.Tensor.zero_: _zeroed,
 }
 

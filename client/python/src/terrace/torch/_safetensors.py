@@ -17,12 +17,14 @@ import torch
 
 from .._errors import InvalidArgument
 
+# In the order in which the package `safetensors` writes them: those that need the most alignment first.
 _DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-    torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64", torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2", torch.complex64: "C64",
+    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64", torch.float32: "F32",
+    torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint16: "U16",
+    torch.int16: "I16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
 }
+_RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
 _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 _HEADER_BYTES_MAX = 100 << 20
 _ALIGNMENT = 8
@@ -50,14 +52,24 @@ class Item(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def can_name(dtype: torch.dtype) -> bool:
+    """Whether the format, as it is written here, has a name for an element type."""
+    return dtype in _DTYPES
+
+
+def in_file_order(items: Iterable[Item]) -> list[Item]:
+    """As the package `safetensors` orders them."""
+    return sorted(items, key=lambda item: (_RANKS[item.dtype], item.name))
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    content: Any = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+    content: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return memoryview(content)
 
 
-def write(path: str | os.PathLike[str], items: Iterable[Item], metadata: Mapping[str, str]) -> None:
+def write(path: str | os.PathLike[str], items: Iterable[Item], metadata: Mapping[str, str] | None) -> None:
     """Writes a file; it appears under its name once it is whole and on the disk."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     listed = list(items)
     offset = 0
     for item in listed:
@@ -66,7 +78,7 @@ def write(path: str | os.PathLike[str], items: Iterable[Item], metadata: Mapping
         header[item.name] = {"dtype": _DTYPES[item.dtype], "shape": list(item.shape),
                              "data_offsets": [offset, offset + item.nbytes]}
         offset += item.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     target = pathlib.Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")

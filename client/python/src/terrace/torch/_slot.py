@@ -26,14 +26,15 @@ def _nobody() -> None:
 class Slot:
     """A place for one tensor of a fixed geometry: that of its placeholder."""
 
-    __slots__ = ("__weakref__", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain", "reference",
-                 "tensor", "uses", "wait_seconds", "writing")
+    __slots__ = ("__weakref__", "addressed", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
+                 "reference", "tensor", "uses", "wait_seconds", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
         self.name = name
         self.owner = owner  # the module, for people
         self.tensor = tensor
         self.reference: Callable[[], Any] = _nobody  # to the ManagedParameter whose bytes these are
+        self.addressed: Callable[[], Any] = _nobody  # to what shows it where its address was asked for
         self.placeholder = placeholder
         self.dtype = placeholder.dtype
         self.plain = placeholder.stride() == plain_strides(placeholder.shape)

@@ -130,9 +130,8 @@ class Store:
                            f"{self.client.leased_bytes} bytes are leased already, and the session is guaranteed "
                            f"{self.guarantee_bytes} of {self.place}")
             if isinstance(error, ResourceExhausted):
-                error.add_note("what holds many tensors at once holds them leased: terrace.torch.save() and "
-                               "torch.save() write a model of any size, save_pretrained() one whose max_shard_size is "
-                               "below the guarantee")
+                error.add_note("what holds many tensors at once holds them leased: terrace.torch.save(), torch.save(), "
+                               "torch.distributed.checkpoint and save_pretrained() write a model of any size")
             raise
         waited = (time.perf_counter() - begin) / len(slots)
         for slot in slots:
