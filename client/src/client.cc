@@ -149,6 +149,11 @@ Pending<std::vector<Lease>> Client::acquire_async(std::span<const Tensor> tensor
   return !session ? closed_pending<std::vector<Lease>>() : session->acquire_async(tensors, options);
 }
 
+Result<bool> Client::resident(const Tensor& tensor, Place place) const {
+  const Use session = use();
+  return !session ? client_closed() : session->resident(tensor, place);
+}
+
 Result<void> Client::ask(Operation operation, std::span<const Tensor> tensors, std::uint32_t place,
                          std::chrono::nanoseconds timeout) {
   const Use session = use();

@@ -77,6 +77,23 @@ Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options
   return std::move(leases->front());
 }
 
+// A lease for a moment: without one the copy's place is not to be read.
+Result<bool> Session::resident(const Tensor& tensor, Place place) {
+  const std::span<const Tensor> set(&tensor, 1);
+  Result<void> checked = check_place(place);
+  if (!checked) return std::unexpected(checked.error());
+  if (const auto handles = handles_of(set); !handles) return std::unexpected(handles.error());
+  switch (try_fast(tensor.handle(), {.place = place, .mode = Mode::kRead})) {
+    case shm::Outcome::kDone:
+      give_back(tensor.handle(), shm::Mode::kRead);
+      return true;
+    case shm::Outcome::kStale:
+      return destroyed(tensor);
+    default:
+      return false;
+  }
+}
+
 Result<std::vector<Lease>> Session::acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
   const Result<bool> fast = try_fast_set(tensors, options);
   if (!fast) return std::unexpected(fast.error());

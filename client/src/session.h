@@ -76,6 +76,7 @@ class Session {
   Result<Lease> acquire(const Tensor& tensor, const LeaseOptions& options);
   Result<std::vector<Lease>> acquire(std::span<const Tensor> tensors, const LeaseOptions& options);
   Pending<std::vector<Lease>> acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options);
+  Result<bool> resident(const Tensor& tensor, Place place);
   // Any request about tensors whose answer is a plain yes.
   struct Order {
     shm::Operation operation{};

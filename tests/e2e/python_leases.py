@@ -56,6 +56,20 @@ def sweep_through_the_tiers(client):
     assert 2 * MIB <= client.leased_bytes_max <= 4 * MIB
 
 
+def test_whether_a_tensor_is_at_hand(client):
+    tensor = client.from_array("t", numpy.arange(1024))
+    assert client._resident(tensor, "host") and not client._resident(tensor, "device:0")
+    client.swap_out([tensor])
+    assert not client._resident(tensor, "host") and client.held == 0
+    client.swap_in([tensor], place="device:0")
+    assert client._resident(tensor, "device:0") and not client._resident(tensor, "host") and client.held == 0
+    with pytest.raises(terrace.NotFound, match="device:3"):
+        client._resident(tensor, "device:3")
+    client.delete([tensor])
+    with pytest.raises(terrace.Aborted, match="was destroyed"):
+        client._resident(tensor, "host")
+
+
 @pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
                                   "float64", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"])
 def test_every_element_type(client, name):

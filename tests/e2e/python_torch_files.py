@@ -5,7 +5,9 @@ documentation says, and that damaged and foreign files change nothing; and that 
 import copy
 import io
 import json
+import os
 import pickle
+import shutil
 import struct
 
 import pytest
@@ -93,6 +95,32 @@ def test_a_file_is_written_a_tensor_at_a_time(disk):
         for number, state in plain_optimizer.state_dict()["state"].items():
             assert_same(job["optimizer"]["state"][number], state)
         assert train(model, optimizer, recipe, begin=3) == train(plain, plain_optimizer, recipe, begin=3)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_saving_leaves_in_memory_what_others_use(disk):
+    """Half of 4 MiB of memory is in use; a model of 16 MiB that lives below is saved, in each way that streams."""
+    with terrace.serve("4MiB", block=f"{disk}:128MiB") as client:
+        model, _ = terrace.torch.offload(nn.Sequential(*(nn.Linear(256, 256) for _ in range(64))), client=client)
+        hot = [client.from_array(f"hot {number}", torch.full((256, 256), float(number))) for number in range(8)]
+
+        def fetched():
+            before = metric(client, "terrace_transfer_bytes_total", link="block_read")
+            for number, tensor in enumerate(hot):
+                with tensor.read() as lease:
+                    assert (lease.numpy() == number).all()
+            return metric(client, "terrace_transfer_bytes_total", link="block_read") - before
+
+        fetched()
+        whole = sum(parameter.nbytes for parameter in model.parameters())
+        for save in (terrace.torch.save, lambda path, model: safetensors.torch.save_file(dict(model.state_dict()), path),
+                     lambda path, model: torch.save(model.state_dict(), path),
+                     lambda path, model: dcp.save({"model": model.state_dict()}, checkpoint_id=path)):
+            before = metric(client, "terrace_transfer_bytes_total", link="block_read")
+            save(disk / "model", model)
+            assert metric(client, "terrace_transfer_bytes_total", link="block_read") - before > whole / 2
+            assert fetched() == 0
+            (shutil.rmtree if (disk / "model").is_dir() else os.unlink)(disk / "model")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -139,6 +139,10 @@ class Client {
   // The same without waiting here.
   Pending<std::vector<Lease>> acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options = {});
 
+  // Whether a read lease there would have been had at once, without the daemon. Nothing is leased, nothing is noted as
+  // used, and it may change at any time.
+  Result<bool> resident(const Tensor& tensor, Place place = Place::host()) const;
+
   // Brings the set to a place and leases nothing: where it is may change at any time afterwards.
   Result<void> swap_in(std::span<const Tensor> tensors, Place place,
                        std::chrono::nanoseconds timeout = kTimeoutDefault);

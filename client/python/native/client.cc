@@ -278,6 +278,12 @@ void bind_client(nb::module_& module) {
               },
               "tensors"_a, "mode"_a, "place"_a, "timeout"_a, "writable_view"_a)
           .def(
+              "_resident",
+              [](const Session& self, const BoundTensor& tensor, const std::string& place) {
+                return value_or_raise(self.here().client.resident(tensor.tensor, place_of(place)));
+              },
+              "tensor"_a, "place"_a)
+          .def(
               "_delete",
               [](Session& self, const Tensors& tensors, double timeout) {
                 await(self.connection->client.destroy_async(plain(tensors), duration(timeout)));

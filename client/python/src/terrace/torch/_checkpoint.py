@@ -63,13 +63,11 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def item_of(name: str, tensor: torch.Tensor) -> Item:
     """A tensor to be written, which is leased when it is its turn."""
-    return Item(name, tensor.dtype, tuple(tensor.shape), functools.partial(_shown, tensor))
-
-
-def _shown(tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, OffloadedTensor):
-        return tensor
-    return tensor.terrace_store.lease([tensor.terrace_slot])[0]
+        return Item(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
+    store, slot = tensor.terrace_store, tensor.terrace_slot
+    return Item(name, tensor.dtype, tuple(tensor.shape), functools.partial(store.read_once, slot),
+                functools.partial(store.passing.expect, slot), store.passing.leave)
 
 
 def _plain(value: Any) -> Any:

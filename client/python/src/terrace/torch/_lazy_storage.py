@@ -43,8 +43,8 @@ class LazyStorage(torch.UntypedStorage):
         return int((self.terrace_slot.placeholder if kept is None else kept).data_ptr())
 
     def cpu(self) -> torch.UntypedStorage:
-        """The leased storage itself."""
-        return self.terrace_store.lease([self.terrace_slot])[0].untyped_storage()
+        """The leased storage itself, to be read once."""
+        return self.terrace_store.read_once(self.terrace_slot).untyped_storage()
 
     size = __len__ = nbytes
 
@@ -53,7 +53,8 @@ def _leasing(name: str) -> Callable[..., Any]:
     def call(self: LazyStorage, *arguments: Any, **options: Any) -> Any:
         if name in _WRITING:
             self.terrace_store.written(self.terrace_slot)
-        return getattr(self.cpu(), name)(*arguments, **options)
+        (shown,) = self.terrace_store.lease([self.terrace_slot])
+        return getattr(shown.untyped_storage(), name)(*arguments, **options)
 
     call.__name__ = name
     return call

@@ -57,6 +57,8 @@ def operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """Runs an operator that PyTorch's own code came to with offloaded tensors."""
     if func is _aten.detach.default:
         return _detached(args[0])
+    if func is _aten.is_pinned.default:
+        return False
     if func is _aten._to_copy.default and _asked_by_module():
         slot = args[0].terrace_slot
         raise FailedPrecondition(
@@ -225,6 +227,11 @@ def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.c
     return NotImplemented
 
 
+def _on_cpu(self: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Any:
+    """`tensor.cpu()`, where it is as far as anybody can see."""
+    return self if isinstance(self, OffloadedTensor) and memory_format is torch.preserve_format else NotImplemented
+
+
 def _zeroed(self: torch.Tensor) -> Any:
     """`tensor.zero_()`: what was there is not needed."""
     if not isinstance(self, OffloadedTensor) or self.terrace_parameter is not None or self.terrace_slot.shown:
@@ -245,6 +252,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.data_ptr: _address,
     torch.Tensor.untyped_storage: _storage,
     torch.Tensor.contiguous: _contiguous,
+    torch.Tensor.cpu: _on_cpu,
     torch.Tensor.zero_: _zeroed,
 }
 

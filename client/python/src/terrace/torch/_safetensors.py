@@ -6,6 +6,7 @@ JSON object of each tensor's element type, shape and place in what follows, and 
 padded with spaces; the tensors' bytes, without gaps.
 """
 
+import itertools
 import json
 import math
 import os
@@ -39,13 +40,20 @@ class Entry(NamedTuple):
     nbytes: int
 
 
+def _nothing() -> None:
+    return None
+
+
 class Item(NamedTuple):
-    """One tensor to be written; `get` is called when it is its turn."""
+    """One tensor to be written; `get` is called when it is its turn, `expect` while the one before it is written, and
+    `leave` when all are."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     get: Callable[[], torch.Tensor]
+    expect: Callable[[], None] = _nothing
+    leave: Callable[[], None] = _nothing
 
     @property
     def nbytes(self) -> int:
@@ -85,13 +93,20 @@ def write(path: str | os.PathLike[str], items: Iterable[Item], metadata: Mapping
     try:
         with open(partial, "wb", buffering=0) as file:
             file.write(len(text).to_bytes(8, "little") + text)
-            for item in listed:
-                _write_all(file, _bytes_of(item.get()))
+            for item, after in itertools.zip_longest(listed, listed[1:]):
+                content = _bytes_of(item.get())
+                if after is not None:
+                    after.expect()
+                _write_all(file, content)
+                del content
             os.fsync(file.fileno())
         os.replace(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    finally:
+        for item in listed:
+            item.leave()
 
 
 def _write_all(file: Any, content: memoryview) -> None:

@@ -16,6 +16,7 @@ from .._terrace import Lease, Tensor
 from ._heap import give_back_freed_memory
 from ._modes import ordinary
 from ._order import Order
+from ._passing import Passing
 from ._placeholder import PlaceholderSpace
 from ._slot import Slot, shape_in_terrace
 from ._steps import Steps
@@ -40,6 +41,7 @@ class Store:
         self.unneeded: set[Slot] = set()
         self.order = Order(client, place)
         self.steps = Steps(client)
+        self.passing = Passing(client, place)
         offer = next(offer for offer in client.places() if offer.name == place)
         self.capacity_bytes = offer.capacity_bytes
         self.guarantee_bytes = offer.guarantee_bytes
@@ -98,10 +100,11 @@ class Store:
         self.bytes = 0
         _delete(self.client, self._tensors)
 
-    def lease(self, slots: Iterable[Slot], mode: str = "read") -> list[torch.Tensor]:
+    def lease(self, slots: Iterable[Slot], mode: str = "read", *, noted: bool = True) -> list[torch.Tensor]:
         """Leases slots as one set; tensors that show them, in order. Each ends its lease with its memory's last user.
 
         mode: "read", "write", or "overwrite" (of slots that nothing shows: what they hold is lost).
+        noted: as a use of this step, which the next one is expected to repeat.
         """
         slots = list(slots)
         shown: dict[Slot, torch.Tensor] = {}
@@ -113,14 +116,19 @@ class Store:
                 elif slot not in shown:
                     absent[slot] = None
         if absent:
-            leases = self._acquire(list(absent), mode)
+            leases = self._acquire(list(absent), mode, noted)
             with self._lock, ordinary():
                 for slot, lease in zip(absent, leases, strict=True):
                     slot.take(lease, mode != "read")
                     shown[slot] = slot.show()
         return [shown[slot] for slot in slots]
 
-    def _acquire(self, slots: list[Slot], mode: str) -> list[Lease]:
+    def read_once(self, slot: Slot) -> torch.Tensor:
+        """Leases a slot for whoever reads it and does not come back; to be dropped before the next one is."""
+        self.passing.turn_to(slot)
+        return self.lease([slot], noted=False)[0]
+
+    def _acquire(self, slots: list[Slot], mode: str, noted: bool) -> list[Lease]:
         begin = time.perf_counter()
         try:
             leases = self.client._acquire([slot.tensor for slot in slots], mode, self.place, self.timeout, True)
@@ -137,7 +145,7 @@ class Store:
         for slot in slots:
             slot.uses += 1
             slot.wait_seconds += waited
-        if mode != "overwrite":
+        if noted and mode != "overwrite":
             self.order.used(slots)
         return leases
 
