@@ -4,6 +4,8 @@ that buffers of scratch() stay where they are."""
 
 import collections
 import gc
+import importlib.util
+import re
 import subprocess
 import sys
 import threading
@@ -191,10 +193,24 @@ def test_errors_say_what_to_do(roomy):
         scratch(3, client=roomy)
 
 
+def example(name, *options):
+    return subprocess.run([sys.executable, "-B", ROOT / "client/python/examples" / name, *options], capture_output=True,
+                          text=True, timeout=LIMIT_SECONDS, check=False)
+
+
+def test_the_example_for_jax():
+    ended = example("jax_dlpack.py")
+    if importlib.util.find_spec("jax") is None:
+        assert ended.returncode == 1 and "needs JAX, which is not installed: pip install jax" in ended.stderr
+        pytest.skip("JAX is not installed: the example was not run")
+    assert ended.returncode == 0, ended.stderr
+    losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+)$", ended.stdout, re.MULTILINE)]
+    assert len(losses) == 3 and losses == sorted(losses, reverse=True)
+    assert ended.stdout.endswith("\n0 bytes leased at the end\n")
+
+
 def test_the_example_for_numpy(disk):
-    ended = subprocess.run([sys.executable, "-B", ROOT / "client/python/examples/numpy_out_of_core.py", "--block", disk,
-                            "--rows", "8192", "--rounds", "2"], capture_output=True, text=True, timeout=LIMIT_SECONDS,
-                           check=False)
+    ended = example("numpy_out_of_core.py", "--block", disk, "--rows", "8192", "--rounds", "2")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("largest singular value of 8192 x 1024: 1")
     assert not list(disk.iterdir())

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""JAX on tensors in Terrace, through DLPack: each layer's weights are leased while they are used, and gradients come back
-by an overwrite. Needs `pip install jax`.
+"""JAX on tensors in Terrace, through DLPack: each layer's weights are leased to be written while its gradient is computed,
+read where they lie, and stepped in place. Needs `pip install jax`.
 
     python3 client/python/examples/jax_dlpack.py
 

@@ -35,7 +35,7 @@ def main() -> int:
             for at, tile in enumerate(tiles):
                 client.prefetch(tiles[at + 1:at + 3])  # the disk reads while we multiply
                 with tile.read() as lease:
-                    rows = lease.numpy()  # the leased memory itself, read-only
+                    rows = numpy.from_dlpack(lease)  # the leased memory itself, read-only, as lease.numpy() is
                     product += rows.T @ (rows @ direction)
                     del rows  # an array that is left would keep the lease
             direction = product
