@@ -154,7 +154,7 @@ def large_llama():
         num_key_value_heads=2, tie_word_embeddings=True))
 
 
-def test_a_model_above_the_guarantee_is_saved_a_tensor_at_a_time(disk):
+def test_a_model_above_the_guarantee_is_saved_a_tensor_at_a_time(disk, monkeypatch):
     """A Trainer's default checkpoint, one file, of 5 MiB through 2; then save_pretrained() with room for two tensors,
     the tied one among them: the same files."""
     options = {"save_strategy": "steps", "save_steps": 4}
@@ -175,6 +175,13 @@ def test_a_model_above_the_guarantee_is_saved_a_tensor_at_a_time(disk):
             accelerate.Accelerator(cpu=True).save_model(ours.model, disk / "accelerated")
         assert (disk / "again/model.safetensors").read_bytes() == wanted
         assert live.most <= 2 * sizes[-1]
+        monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # what other threads make is not seen
+        with LiveBytes() as live, terrace.torch.init(client=client, timeout=1, **OPTIONS):
+            read = transformers.LlamaForCausalLM.from_pretrained(disk / "again")
+        waiting = client.places()[0].guarantee_bytes // 4
+        assert live.most <= len(wanted) + waiting + 3 * sizes[-1] < 1.3 * len(wanted)  # of which the file is mapped
+        assert_same(weights(read), weights(plain.model))
+        del read
         accelerate.Accelerator(cpu=True).save_model(plain.model, disk / "plain")
         assert (disk / "accelerated/model.safetensors").read_bytes() == (disk / "plain/model.safetensors").read_bytes()
 

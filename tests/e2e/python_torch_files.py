@@ -87,6 +87,11 @@ def test_a_file_is_written_a_tensor_at_a_time(disk):
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, disk / "job.pt")
             terrace.torch.save(disk / "model.safetensors", model, optimizer)
             terrace.torch.load(disk / "model.safetensors", model, optimizer)
+            with pytest.raises(terrace.ResourceExhausted) as refused:  # it has no file to write to
+                state = model.state_dict()
+                safetensors.torch.save({name: state[name] for name in state if name != "head.weight"})
+            assert any("terrace.torch.save(), torch.save()" in note for note in refused.value.__notes__)
+            refused = None
         found, _ = parse(disk / "model.safetensors")
         assert_same(found, weights(plain))
         job = torch.load(disk / "job.pt")
