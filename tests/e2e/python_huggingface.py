@@ -234,6 +234,34 @@ def test_accelerate(restless, order):
     assert_same(weights(ours), weights(plain))
 
 
+def test_generating_between_steps(restless):
+    """By sampling, by the largest, and by beams; with a cache and without."""
+    ways = [{"do_sample": True}, {}, {"num_beams": 2}, {"use_cache": False}]
+
+    def run(client):
+        model = made("llama")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if client is not None:
+            terrace.torch.offload(model, optimizer, client=client, **OPTIONS)
+        said = []
+        torch.manual_seed(3)
+        for row, way in zip(data("llama"), ways, strict=False):
+            loss = model(input_ids=row["input_ids"][None], labels=row["labels"][None]).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tokens = model.eval().generate(row["input_ids"][None], max_new_tokens=6, eos_token_id=None, pad_token_id=0,
+                                           **way)
+            model.train()
+            said.append((loss.item(), tokens.tolist()))
+        return said, model
+
+    wanted, plain = run(None)
+    said, ours = run(restless)
+    assert said == wanted and len(said) == len(ways) and len(said[0][1][0]) == 22
+    assert_same(weights(ours), weights(plain))
+
+
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_pretrained_weights_go_straight_to_terrace(restless, tmp_path, name):
     """from_pretrained() within init(), save_pretrained() of what is in Terrace: the same files and values."""

@@ -29,6 +29,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     train,
     weights,
 )
+from python_training_fixtures import model_of
 from terrace.torch._parameters import enter, leave
 from torch import nn
 
@@ -196,6 +197,29 @@ def test_modules_of_other_kinds(restless, name):
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
+def test_selective_checkpointing(restless, autocast):
+    """Matrix products are kept, all else is computed again."""
+    def make(recipe):
+        model = model_of(3, checkpointing="selective")
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def run(model, optimizer):
+        said = []
+        for number in range(4):
+            torch.manual_seed(number)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = model(torch.randn(2, 128, 32)).square().mean()
+            loss.backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            said.append(loss.item())
+        return said
+
+    same_for_both(restless, run, make)
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 def test_compiled_blocks(restless, autocast):
     """Compiled before; inner blocks, each leased as a whole; they are compiled once."""
     torch._dynamo.reset()
@@ -214,6 +238,31 @@ def test_compiled_blocks(restless, autocast):
     graphs.clear()
     same_for_both(restless, run, make)
     assert graphs["unique_graphs"] == 1, "the code for the plain model serves the other"
+
+
+def test_a_block_compiled_by_inductor(restless, tmp_path, monkeypatch):
+    """PyTorch's default: code in C++ of this machine's own."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+
+    def make(recipe):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(48, 96), torch.compile(nn.Sequential(nn.GELU(), nn.Linear(96, 48))))
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def run(model, optimizer):
+        said = []
+        for number in range(3):
+            torch.manual_seed(number)
+            loss = model(torch.randn(4, 48)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            said.append(loss.item())
+        return said
+
+    with torch._inductor.config.patch(compile_threads=1):
+        same_for_both(restless, run, make)
 
 
 def test_what_is_compiled_afterwards_is_refused(restless):
