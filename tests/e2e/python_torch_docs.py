@@ -3,10 +3,12 @@
 that it has without Terrace."""
 
 import os
+import pathlib
 import re
 import subprocess
 import sys
 
+import pytest
 import terrace.torch
 import torch
 from python_fixtures import LIMIT_SECONDS, ROOT, disk  # noqa: F401 (a fixture)
@@ -54,14 +56,36 @@ def test_the_example(disk):
     assert "guaranteed 2 MiB" in offloaded
 
 
+BIG = ROOT / "client/python/examples/train_big.py"
+SMALL = ["--steps", "2", "--blocks", "3", "--width", "128", "--context", "32"]
+
+
+def big_losses(said):
+    found = re.findall(r"loss ([\d.]+)", said)
+    assert len(found) == 2
+    return found
+
+
 def test_the_big_example_on_a_small_scale(disk):
     """Its losses are those without Terrace; and it says what it lacks where it cannot run."""
-    big = ROOT / "client/python/examples/train_big.py"
-    small = ["--steps", "2", "--blocks", "3", "--width", "128", "--context", "32", "--limit", "0"]
-    losses = re.compile(r"loss ([\d.]+)")
-    plain = losses.findall(run(big, "--plain", *small, "--block", disk, folder=disk).stdout)
-    assert len(plain) == 2
-    assert losses.findall(run(big, *small, "--memory", "16", "--block", disk, folder=disk).stdout) == plain
-    ended = subprocess.run([sys.executable, "-B", big, "--blocks", "10000000", "--block", disk], capture_output=True,
+    options = [*SMALL, "--limit", "0", "--block", disk]
+    plain = run(BIG, "--plain", *options, folder=disk).stdout
+    assert big_losses(run(BIG, "--memory", "16", *options, folder=disk).stdout) == big_losses(plain)
+    ended = subprocess.run([sys.executable, "-B", BIG, "--blocks", "10000000", "--block", disk], capture_output=True,
                            text=True, timeout=LIMIT_SECONDS, check=False)
     assert ended.returncode == 3 and "train_big: no room: the block tier takes" in ended.stdout
+
+
+def test_the_big_example_under_a_limit(disk):
+    """In a cgroup with its daemon, where one can be made: it ends well, and has left the cgroup and removed it."""
+    options = [*SMALL, "--block", disk]
+    with subprocess.Popen([sys.executable, "-B", BIG, "--memory", "16", "--limit", "768", *options], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as started:
+        said, _ = started.communicate(timeout=2 * LIMIT_SECONDS)
+    if started.returncode == 3:
+        assert "train_big: no cgroup can be made here" in said
+        pytest.skip(said.strip())
+    assert started.returncode == 0, said
+    (most,) = re.findall(r"^memory of everything, at most: (\d+) of 768 MiB$", said, re.MULTILINE)
+    assert int(most) <= 768 and not list(pathlib.Path("/sys/fs/cgroup").glob(f"**/train_big-{started.pid}"))
+    assert big_losses(said) == big_losses(run(BIG, "--plain", *options, "--limit", "0", folder=disk).stdout)
