@@ -105,6 +105,16 @@ def test_trainer(request, tmp_path, name):
         assert len(terrace.torch.summary(ours.model).modules) > 4
 
 
+def test_a_trainer_in_an_emulated_devices_tier(tmp_path):
+    plain = trainer("llama", tmp_path)
+    plain.train()
+    with terrace.serve("16MiB", device="8MiB", metrics=False) as client:
+        ours = trainer("llama", tmp_path, terrace.torch.TerraceCallback(client=client, place="device:0", **OPTIONS))
+        ours.train()
+        compare(ours, plain)
+        assert sum(client._resident(tensor, "device:0") for tensor in client.tensors().values()) > 4
+
+
 def test_built_by_init_and_trained_on(restless, tmp_path):
     def run(callback, model=None):
         made_trainer = trainer("llama", tmp_path, callback, model)
@@ -195,6 +205,10 @@ def test_what_a_trainer_cannot_do(restless, tmp_path):
                                 model=torch.nn.Linear(2, 2), optimizer=torch.optim.SGD([torch.zeros(1)]))
     with pytest.raises(TypeError, match="timeout is None"):
         terrace.torch.TerraceCallback(timeout=None)
+    with pytest.raises(TypeError, match="place is 0"):
+        terrace.torch.TerraceCallback(place=0)
+    with pytest.raises(terrace.InvalidArgument, match="place is 'device:5'; this session can lease in host"):
+        trainer("gpt2", tmp_path, terrace.torch.TerraceCallback(client=restless, place="device:5")).train()
     with pytest.raises(AttributeError, match="no attribute 'Callback'"):
         terrace.torch.Callback  # noqa: B018
 

@@ -2,14 +2,16 @@
 """Shows tensors that several processes have in common, from Python: found by name, held once, read side by side, written
 by one alone, and torn when their writer is killed."""
 
+import re
 import signal
 import subprocess
 import sys
+import types
 
 import numpy
 import pytest
 import torch
-from python_fixtures import LIMIT_SECONDS, MIB, client, disk, run_program  # noqa: F401 (fixtures)
+from python_fixtures import LIMIT_SECONDS, MIB, ROOT, client, disk, run_program  # noqa: F401 (fixtures)
 
 import terrace
 
@@ -38,10 +40,34 @@ time.sleep(600)
 """
 
 
+OTHER_RANK = """
+import os, sys, types, torch as real
+os.environ["TERRACE_SOCKET"] = sys.argv[1]
+torch = types.SimpleNamespace(distributed=types.SimpleNamespace(barrier=lambda: print("met")),
+                              from_dlpack=lambda lease: print(real.from_dlpack(lease).tolist()))
+"""
+
+
 @pytest.fixture
 def share(client):  # noqa: F811
     with client.create_share("weights", guarantees={"host": 4 * MIB, "device:0": 2 * MIB}) as made:
         yield made
+
+
+def test_the_pages_snippets_run(client, monkeypatch):  # noqa: F811
+    """Rank 0's, and at its barrier, which stands for those of both, the other rank's."""
+    page = (ROOT / "docs/python.md").read_text()
+    first, other = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    said = []
+
+    def barrier():
+        said.append(run_program("import terrace\n" + OTHER_RANK + other, client.socket))
+
+    monkeypatch.setenv("TERRACE_SOCKET", client.socket)
+    exec(first.replace("1 << 30", "4 << 20"), {
+        "terrace": terrace, "embedding": torch.arange(4.0),
+        "torch": types.SimpleNamespace(distributed=types.SimpleNamespace(barrier=barrier))})
+    assert [(one.returncode, one.stdout) for one in said] == [(0, "met\n[0.0, 1.0, 2.0, 3.0]\n")], said[0].stderr
 
 
 def test_is_read_by_another_process(share):

@@ -26,9 +26,10 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
     the norm that it logs. InvalidArgument for what offload() refuses, and for torch_compile=True.
     """
 
-    def __init__(self, *, client: Client | None = None, tensor_bytes_min: int = TENSOR_BYTES_MIN,
+    def __init__(self, *, client: Client | None = None, place: str = "host", tensor_bytes_min: int = TENSOR_BYTES_MIN,
                  timeout: float = TIMEOUT_SECONDS):
         self.client = client
+        self.place = _checks.text(_CALL, "place", place)
         self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
         self.timeout = _checks.seconds(_CALL, "timeout", timeout)
 
@@ -43,4 +44,5 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
         if args.torch_compile:
             raise InvalidArgument(f"{_CALL}: torch_compile=True compiles the whole model; leave it out, and give the "
                                   "Trainer a model whose blocks are compiled by torch.compile(block)")
-        offload(model, optimizer, client=self.client, tensor_bytes_min=self.tensor_bytes_min, timeout=self.timeout)
+        offload(model, optimizer, client=self.client, place=self.place, tensor_bytes_min=self.tensor_bytes_min,
+                timeout=self.timeout)
