@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that losses are those of plain PyTorch, bit for bit, in every combination of what is offloaded (parameters with
 their gradients, optimizer states, activations; each alone and all), bf16 autocast, checkpointing and accumulation: the
-matrix that tests/bench/train_peers runs over 50 steps, over fewer."""
+matrix of tests/bench/train_peers --quick."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "tests/bench/train"), str(ROOT / "client/python/examp
 from sizes import QUICK
 from worker_matrix import Matrix, combinations
 
-STEPS = 8
+STEPS = QUICK.matrix_steps
 
 
 @pytest.fixture(scope="module")
