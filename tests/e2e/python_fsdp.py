@@ -5,16 +5,14 @@ what is refused by name. Run with arguments, this file is one rank of a test."""
 
 import contextlib
 import copy
-import os
-import pathlib
-import subprocess
 import sys
 
 import pytest
 import terrace.torch
 import torch
-from python_fixtures import LIMIT_SECONDS, disk  # noqa: F401 (a fixture)
-from python_torch_models import Gpt, Restless, batch, loss_of, roomy  # noqa: F401 (a fixture)
+from python_fixtures import disk  # noqa: F401 (a fixture)
+from python_rank_fixtures import Checks, run_ranks
+from python_torch_models import Gpt, batch, loss_of, roomy  # noqa: F401 (a fixture)
 from terrace.torch._lazy import OffloadedTensor
 from torch import distributed, nn
 from torch.distributed import checkpoint
@@ -23,16 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-RANKS = 2
 WIDTH = 33  # an odd one: of most parameters the second rank has less than the first
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-CHECKS = {}
-
-
-def check(function):
-    """What each rank does in the test of this name."""
-    CHECKS[function.__name__] = function
-    return function
+CHECKS = Checks()
 
 
 def build(*, width=WIDTH, checkpointing=None, frozen=False, prefetch=False, built_in=contextlib.nullcontext,
@@ -140,7 +131,7 @@ def _last_extent(parameter):
     return Shard(parameter.dim() - 1)
 
 
-@check
+@CHECKS.check
 def ways_to_split(client, _folder):
     whole, halves = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "parts")), init_device_mesh("cpu", (2,))
     compare(client, {}, lambda: {"steps": 8})
@@ -152,7 +143,7 @@ def ways_to_split(client, _folder):
         compare(client, {"mp_policy": policy}, dict, bytes_min=4096)  # some shards of each group stay in memory
 
 
-@check
+@CHECKS.check
 def ways_to_train(client, _folder):
     ours = {"activations": lambda: terrace.torch.activations(client, min_bytes=64)}
     for made, run in (({}, {"parts": 3}), ({}, {"parts": 3, "sync": False}), ({}, {"set_to_none": False}),
@@ -162,7 +153,7 @@ def ways_to_train(client, _folder):
     compare(client, {}, lambda: {"scaler": torch.amp.GradScaler("cpu", init_scale=16.0)})
 
 
-@check
+@CHECKS.check
 def optimizers(client, _folder):
     for kind, *options in ((torch.optim.AdamW, ("lr", 1e-3), ("foreach", True), ("amsgrad", True)),
                            (torch.optim.AdamW, ("lr", 1e-3), ("fused", True), ("maximize", True)),
@@ -172,7 +163,7 @@ def optimizers(client, _folder):
     compare(client, {}, dict, with_optimizer=False)
 
 
-@check
+@CHECKS.check
 def states(client, folder):
     plain, ours = build(), build()
     train(*plain, steps=1)
@@ -196,7 +187,7 @@ def states(client, folder):
         terrace.torch.save(folder / "model.safetensors", model)
 
 
-@check
+@CHECKS.check
 def checkpoints(client, folder):
     plain, ours = build(), offload(client, *build())
     assert train(*ours) == train(*plain)
@@ -220,7 +211,7 @@ def checkpoints(client, folder):
         assert client.leased_bytes == 0
 
 
-@check
+@CHECKS.check
 def between_steps(client, _folder):
     plain, ours = build(frozen=True), offload(client, *build(frozen=True))
     said = []
@@ -258,7 +249,7 @@ def _fails(*_):
     raise ValueError("on purpose")
 
 
-@check
+@CHECKS.check
 def refused_later(client, _folder):
     plain, (model, optimizer) = build(), build()
     train(model, optimizer)
@@ -302,18 +293,7 @@ class _Limited(contextlib.AbstractContextManager):
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_two_ranks(disk, name):
-    with terrace.serve("32MiB", block=f"{disk}:256MiB", metrics=False, guarantees={"host": 0}) as served:
-        ranks = [subprocess.Popen([sys.executable, "-B", __file__, name, str(rank), str(disk), served.socket],
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
-                 for rank in range(RANKS)]
-        try:
-            said = [rank.communicate(timeout=2 * LIMIT_SECONDS)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(said)
+    run_ranks(__file__, name, disk)
 
 
 @pytest.fixture
@@ -345,14 +325,5 @@ def test_what_is_refused_by_name(roomy, four_ranks):
     assert roomy.leased_bytes == 0 and not roomy.tensors()
 
 
-def be_a_rank(name, rank, folder, socket):
-    """Joins the other, and checks."""
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank), world_size=RANKS)
-    with Restless(socket, guarantees={"host": 8 << 20}) as client:
-        CHECKS[name](client, pathlib.Path(folder))
-        distributed.barrier()
-    distributed.destroy_process_group()
-
-
 if __name__ == "__main__":
-    be_a_rank(*sys.argv[1:])
+    CHECKS.be_a_rank(*sys.argv[1:])

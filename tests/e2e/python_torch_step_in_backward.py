@@ -8,6 +8,7 @@ import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
 from python_torch_models import (  # noqa: F401 (fixtures)
     Recipe,
+    assert_same,
     build,
     compare,
     loss_of,
@@ -15,6 +16,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     nothing_stays_leased,
     roomy,
     train,
+    weights,
 )
 from torch import nn
 
@@ -79,9 +81,17 @@ def test_accumulation_is_refused(roomy):
 
 
 def test_a_gradient_scaler_is_refused(roomy):
+    """Before anything is stepped; and where what it scales does not tell, before anything else is."""
     model, optimizer = offloaded(roomy)
+    before = weights(model)
     scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(loss_of(model, 0)).backward()
+    for scale in (scaler.scale, lambda loss: scaler.scale([loss])[0]):
+        with pytest.raises(terrace.FailedPrecondition, match="a GradScaler scaled .* nothing was stepped"):
+            scale(loss_of(model, 0)).backward()
+    assert_same(weights(model), before)
+    other = nn.Linear(64, 64)
+    scaler.scale(other(torch.randn(2, 64)).sum()).backward()  # another model's
+    torch.amp.GradScaler("cpu", enabled=False).scale(loss_of(model, 0)).backward()
     with pytest.raises(terrace.FailedPrecondition, match="a GradScaler has stepped with what it scaled"):
         scaler.step(optimizer)
 

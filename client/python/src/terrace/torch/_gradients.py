@@ -77,6 +77,11 @@ class Gradient:
         self._zeroed = False  # it was used up, and then set to zero
 
     @property
+    def in_backward(self) -> bool:
+        """Whether the parameter is stepped as its gradient comes."""
+        return self._step is not None
+
+    @property
     def _managed(self) -> ManagedParameter:
         found = self._reference()
         assert found is not None  # the parameter, which called us, has it

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .._errors import FailedPrecondition
+from ._ddp import check_running
 from ._parameters import ManagedParameter, enter, leave
 from ._saved import pop, push
 from ._store import Store
@@ -57,6 +58,7 @@ def _before(module: nn.Module, _inputs: Any) -> None:
     if torch.jit.is_tracing():
         raise FailedPrecondition("a module was traced after terrace.torch.offload(), and the trace would not lease: "
                                  "trace a copy.deepcopy() of the model")
+    check_running(uses.parameters)
     uses.store.drop_unneeded()
     enter(uses.store, uses.parameters)
     uses.runs().append(push())

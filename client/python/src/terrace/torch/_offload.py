@@ -70,7 +70,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     place: where they are leased: "host", or an emulated device's "device:N"; not a GPU's memory.
     step_in_backward: steps each parameter as its gradient comes, so that gradients need no room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
-        gradients first (accumulation, clipping, a GradScaler) raises FailedPrecondition.
+        gradients first (accumulation, clipping, a GradScaler, DistributedDataParallel) raises FailedPrecondition, or
+        InvalidArgument where it is seen here.
     tensor_bytes_min: smaller tensors stay in the process's memory.
     timeout: seconds that a lease may take.
 
@@ -81,7 +82,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     stream_saves()
     if isinstance(model, nn.Module) and model in _jobs:
         raise FailedPrecondition(f"{call}: this model is offloaded already")
-    check_model(model)
+    check_model(model, step_in_backward)
     steps = None if optimizer is None else unwrapped(optimizer)
     if steps is not None:
         _optimizers.check(steps)

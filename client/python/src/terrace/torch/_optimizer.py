@@ -16,7 +16,7 @@ import torch
 from torch import nn, optim
 
 from .._errors import FailedPrecondition
-from . import _optimizers
+from . import _optimizers, _scaling
 from ._lazy import LeasedParameter, OffloadedTensor
 from ._locals import is_split
 from ._parameters import ManagedParameter, enter, leave
@@ -196,6 +196,8 @@ class ManagedOptimizer:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_load_state_dict_post_hook(self._after_load)
+        if self.in_backward:
+            _scaling.refuse_for(self)
 
     def adopt(self, parameters: Sequence[nn.Parameter]) -> None:
         """Moves to Terrace the states of parameters that are in memory."""

@@ -10,6 +10,7 @@ from .. import _checks
 from .._client import Client
 from .._dtypes import number_of
 from .._errors import FailedPrecondition, InvalidArgument
+from ._ddp import wrong_with
 from ._fsdp import check_groups, groups_of
 from ._lazy import OffloadedParameter
 from ._locals import is_split, local_of
@@ -38,8 +39,8 @@ def check_place(call: str, client: Client, place: str) -> None:
             "'host'. Lease GPU memory tensor by tensor, with terrace.Client.acquire()")
 
 
-def check_model(model: object) -> None:
-    """Raises InvalidArgument for a model that cannot be offloaded."""
+def check_model(model: object, in_backward: bool) -> None:
+    """Raises InvalidArgument for a model that cannot be offloaded. in_backward: and be stepped in the backward pass."""
     call = "terrace.torch.offload"
     if not isinstance(model, nn.Module):
         raise TypeError(f"{call}: model is {type(model).__name__}; it is a torch.nn.Module")
@@ -48,10 +49,8 @@ def check_model(model: object) -> None:
             raise InvalidArgument(
                 f"{call}: the module '{name}' is a {type(part).__name__} of torch.jit, whose code would not lease; "
                 "offload the module that it was made from")
-        if isinstance(part, nn.parallel.DistributedDataParallel) and part.gradient_as_bucket_view:
-            raise InvalidArgument(
-                f"{call}: DistributedDataParallel with gradient_as_bucket_view=True makes every gradient a view of its "
-                "own buffers; build it without")
+        if isinstance(part, nn.parallel.DistributedDataParallel) and (wrong := wrong_with(part, in_backward)):
+            raise InvalidArgument(f"{call}: {wrong}")
         if _is_a(part, "torch.distributed.fsdp", "FullyShardedDataParallel"):
             raise InvalidArgument(
                 f"{call}: FullyShardedDataParallel keeps parameters in flat pieces of its own, which cannot be "

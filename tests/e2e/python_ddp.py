@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that two ranks of one daemon train under DistributedDataParallel, inside of what is offloaded or around it, to
+the losses and weights that they have without Terrace, bit for bit; and that what would be silently wrong is refused.
+Run with arguments, this file is one rank of a test."""
+
+import contextlib
+import sys
+
+import pytest
+import terrace.torch
+import torch
+from python_fixtures import disk  # noqa: F401 (a fixture)
+from python_rank_fixtures import Checks, run_ranks
+from python_torch_models import Gpt, assert_same, loss_of, weights
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+CHECKS = Checks()
+
+
+class Sparing(Gpt):
+    """Leaves out a block for half of the texts."""
+
+    def forward(self, text):
+        x = self.embedding(text) + self.positions * self.scale
+        for number, block in enumerate(self.blocks):
+            if number != 1 or int(text[0, 0]) % 2:
+                x = block(x)
+        return self.head(self.norm(x))
+
+
+def build(kind=Gpt):
+    """The model and its optimizer; the same ones each time, and on each rank."""
+    torch.manual_seed(1)
+    model = kind(32, 3)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def plain(client, made, **wrapped):
+    """Without Terrace."""
+    model, optimizer = build(made)
+    return DistributedDataParallel(model, **wrapped), model, optimizer
+
+
+def inside(client, made, **wrapped):
+    """What the wrapper gave is offloaded."""
+    model, optimizer = build(made)
+    wrapper = DistributedDataParallel(model, **wrapped)
+    terrace.torch.offload(wrapper, optimizer, client=client, tensor_bytes_min=1)
+    return wrapper, model, optimizer
+
+
+def around(client, made, *, step_in_backward=False, **wrapped):
+    """What is offloaded is wrapped."""
+    model, optimizer = build(made)
+    terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1, step_in_backward=step_in_backward)
+    return DistributedDataParallel(model, **wrapped), model, optimizer
+
+
+def train(wrapper, optimizer, *, parts=1, unsynchronised=False, steps=4):
+    """The losses of a run, in which each rank has batches of its own."""
+    said = []
+    torch.manual_seed(7)
+    for step in range(steps):
+        for part in range(parts):
+            last = part == parts - 1
+            with contextlib.nullcontext() if last or not unsynchronised else wrapper.no_sync():
+                loss = loss_of(wrapper, 1000 * distributed.get_rank() + step * parts + part)
+                loss.backward()
+            said.append(loss.item())
+        said.append(nn.utils.clip_grad_norm_(wrapper.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return said
+
+
+def compare(client, made=Gpt, run=None, **wrapped):
+    """Trains without Terrace, and in both orders with it."""
+    run = run or {}
+    wrapper, wanted, optimizer = plain(client, made, **wrapped)
+    said = train(wrapper, optimizer, **run)
+    for order in (inside, around):
+        wrapper, model, optimizer = order(client, made, **wrapped)
+        assert train(wrapper, optimizer, **run) == said, order.__name__
+        assert_same(weights(model), weights(wanted))
+        assert client.leased_bytes == 0 and client.held == 0
+    averaged = [torch.empty_like(wanted.positions.detach()) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(averaged, wanted.positions.detach())
+    assert torch.equal(*averaged), "the ranks have stepped alike"
+
+
+@CHECKS.check
+def ways_to_train(client, _folder):
+    compare(client)
+    compare(client, run={"parts": 3})
+    compare(client, run={"parts": 3, "unsynchronised": True})
+
+
+@CHECKS.check
+def ways_to_wrap(client, _folder):
+    compare(client, static_graph=True)
+    compare(client, find_unused_parameters=True)
+    compare(client, Sparing, find_unused_parameters=True)
+    compare(client, Sparing, run={"parts": 2, "unsynchronised": True}, find_unused_parameters=True)
+    compare(client, bucket_cap_mb=1, broadcast_buffers=False)
+
+
+@CHECKS.check
+def refused(client, _folder):
+    model, optimizer = build()
+    wrapper = DistributedDataParallel(model)
+    with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True .* averages a gradient over the ranks"):
+        terrace.torch.offload(nn.Sequential(wrapper), optimizer, client=client, step_in_backward=True)
+    terrace.torch.offload(wrapper, optimizer, client=client, tensor_bytes_min=1)
+    train(wrapper, optimizer, steps=1)
+    for said, options in (("step_in_backward=True cannot be had", {"step_in_backward": True}),
+                          ("gradient_as_bucket_view=True makes every", {"gradient_as_bucket_view": True})):
+        wrapper, model, optimizer = around(client, Gpt, **options)
+        before = weights(model)
+        for _ in range(2):
+            with pytest.raises(terrace.FailedPrecondition, match=f"parameter '.*' is in Terrace, and .*{said}"):
+                loss_of(wrapper, 1)
+        assert client.leased_bytes == 0 and client.held == 0
+        loss_of(model, 1).backward()  # by itself it is as ever
+        optimizer.step()
+        assert list(before) == list(weights(model))
+        assert client.leased_bytes == 0
+
+
+class Taught(nn.Module):
+    """Learns from what a frozen one says."""
+
+    def __init__(self, teacher):
+        super().__init__()
+        self.teacher = teacher
+        self.own = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return (self.own(x) - self.teacher(x)).square().mean()
+
+
+@CHECKS.check
+def what_is_frozen_is_not_refused(client, _folder):
+    teacher = nn.Linear(64, 64).requires_grad_(False)
+    terrace.torch.offload(teacher, client=client, tensor_bytes_min=1)
+    wrapper = DistributedDataParallel(Taught(teacher), gradient_as_bucket_view=True)
+    wrapper(torch.randn(4, 64)).backward()
+    assert wrapper.module.own.weight.grad is not None
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_two_ranks(disk, name):
+    run_ranks(__file__, name, disk)
+
+
+if __name__ == "__main__":
+    CHECKS.be_a_rank(*sys.argv[1:])

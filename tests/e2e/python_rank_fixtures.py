@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests with several ranks share: two processes over gloo, each a client of one daemon, that run the same
+check of a test's file."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import terrace
+from python_fixtures import LIMIT_SECONDS
+from python_torch_models import Restless
+from torch import distributed
+
+RANKS = 2
+
+
+class Checks(dict):
+    """What each rank of a test does, by name."""
+
+    def check(self, function):
+        """Adds a function."""
+        self[function.__name__] = function
+        return function
+
+    def be_a_rank(self, name, rank, folder, socket):
+        """Joins the other, and checks."""
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank),
+                                       world_size=RANKS)
+        with Restless(socket, guarantees={"host": 8 << 20}) as client:
+            self[name](client, pathlib.Path(folder))
+            distributed.barrier()
+        distributed.destroy_process_group()
+
+
+def run_ranks(file, name, disk):
+    """Runs a file as both ranks, with arguments for be_a_rank()."""
+    with terrace.serve("32MiB", block=f"{disk}:256MiB", metrics=False, guarantees={"host": 0}) as served:
+        ranks = [subprocess.Popen([sys.executable, "-B", file, name, str(rank), str(disk), served.socket],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
+                 for rank in range(RANKS)]
+        try:
+            said = [rank.communicate(timeout=2 * LIMIT_SECONDS)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(said)
