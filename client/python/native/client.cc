@@ -103,9 +103,10 @@ std::vector<HeldLease> lease(const std::shared_ptr<Connection>& connection, cons
     const nb::gil_scoped_release without;
     return connection->client.acquire_async(tensors, options);
   }();
+  const bool waited = !pending.ready();
   std::vector<HeldLease> held;
   for (Lease& granted : await(std::move(pending)))
-    held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection->leased));
+    held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection->leased), waited);
   return held;
 }
 

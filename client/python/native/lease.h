@@ -74,11 +74,12 @@ class Hold {
 // The Python object `terrace.Lease`.
 class HeldLease {
  public:
-  explicit HeldLease(std::shared_ptr<const Hold> hold)
-      : tensor_(hold->tensor()), hold_(std::move(hold)), shown_(hold_) {}
+  HeldLease(std::shared_ptr<const Hold> hold, bool waited)
+      : tensor_(hold->tensor()), hold_(std::move(hold)), shown_(hold_), waited_(waited) {}
 
   const Tensor& tensor() const { return tensor_; }
   bool released() const { return hold_ == nullptr; }
+  bool waited() const { return waited_; }
   // The lease; raises FailedPrecondition once it was released.
   const std::shared_ptr<const Hold>& hold() const;
   // Gives up this object's part: the lease ends with the last export.
@@ -98,6 +99,7 @@ class HeldLease {
   Tensor tensor_;
   std::shared_ptr<const Hold> hold_;
   std::weak_ptr<const Hold> shown_;
+  bool waited_;
 };
 
 // As numpy and PyTorch spell it.

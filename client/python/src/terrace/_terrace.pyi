@@ -56,6 +56,9 @@ class Lease:
     @property
     def released(self) -> bool: ...
     @property
+    def waited(self) -> bool:
+        """Whether the daemon was waited for when it was taken: the tensor, or another of the set, was not there."""
+    @property
     def address(self) -> int:
         """Where the bytes are in this process: of a GPU's memory, the GPU's address."""
     @property

@@ -309,7 +309,6 @@ class ManagedOptimizer:
         if hasattr(type(optimizer), "terrace_proxy"):
             return
         self._stepped_now.clear()
-        self.store.order.step()
         self.store.steps.stepped()
         self._stepped()
 

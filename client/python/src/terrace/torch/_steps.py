@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells Terrace where steps begin, and of what kind each is: training, accumulating gradients, or evaluating.
+"""Tells where steps begin, and of what kind each is: training, accumulating gradients, or evaluating.
 
 A step of training ends with the optimizer's step. A forward pass of the whole model after a backward pass, without the
 optimizer's step between them, begins another part of an accumulation: which of its parts is the last one is known from
@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from .._client import Client
+from ._order import Order
 
 
 class Steps:
     """Marks the steps of one job."""
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Client, order: Order):
         self._client = client
+        self._order = order
         self._kind = ""  # of the step that goes on
         self._forwards = 0  # of it
         self._recorded = False  # the last of them recorded a graph
@@ -64,6 +66,7 @@ class Steps:
 
     def _mark(self, kind: str) -> None:
         self._client.mark_step(kind)
+        self._order.begin(kind)
         self._kind = kind
         self._forwards = 0
 

@@ -40,7 +40,7 @@ class Store:
         self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
         self.unneeded: set[Slot] = set()
         self.order = Order(client, place)
-        self.steps = Steps(client)
+        self.steps = Steps(client, self.order)
         self.passing = Passing(client, place)
         offer = next(offer for offer in client.places() if offer.name == place)
         self.capacity_bytes = offer.capacity_bytes
@@ -93,6 +93,8 @@ class Store:
     def plan(self) -> None:
         """Fetches ahead from now on, if not everything fits."""
         self.order.ahead_bytes = self.guarantee_bytes // 4 if self.bytes > self.guarantee_bytes else 0
+        # Unless a session asks for more it is guaranteed half of its part.
+        self.order.room_bytes = min(self.capacity_bytes, 2 * self.guarantee_bytes)
 
     def destroy(self) -> None:
         """Deletes all tensors; what still shows one keeps its bytes."""
@@ -146,6 +148,8 @@ class Store:
             slot.uses += 1
             slot.wait_seconds += waited
         if noted and mode != "overwrite":
+            if leases[0].waited:
+                self.order.missed()
             self.order.used(slots)
         return leases
 
