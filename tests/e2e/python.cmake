@@ -5,7 +5,7 @@ set(python_suites leases lifetime fork serve shares)
 if(NOT TERRACE_SANITIZE)
   list(APPEND python_suites activations demo stage typing torch torch_scripts torch_states torch_files torch_docs
                             torch_step_in_backward torch_refused torch_aliases torch_heap torch_init torch_matrix
-                            torch_steps torch_order torch_places huggingface ranks ddp fsdp)
+                            torch_steps torch_order torch_progress torch_places huggingface ranks ddp fsdp)
 endif()
 foreach(suite ${python_suites})
   add_test(NAME e2e.python_${suite}

@@ -115,6 +115,17 @@ def test_a_trainer_in_an_emulated_devices_tier(tmp_path):
         assert sum(client._resident(tensor, "device:0") for tensor in client.tensors().values()) > 4
 
 
+def test_what_it_logs(roomy, tmp_path):
+    """Beside each loss, and in the history; all hit where everything is in memory."""
+    ours = trainer("llama", tmp_path, terrace.torch.TerraceCallback(client=roomy, **OPTIONS))
+    ours.train()
+    logged = [entry for entry in ours.state.log_history if "loss" in entry]
+    assert len(logged) == 4
+    for entry in logged:
+        assert entry["terrace_hit_ratio"] == 1.0 and 0 <= entry["terrace_wait_share"] <= 1
+    assert not any("terrace_hit_ratio" in entry for entry in ours.state.log_history if "loss" not in entry)
+
+
 def test_built_by_init_and_trained_on(restless, tmp_path):
     def run(callback, model=None):
         made_trainer = trainer("llama", tmp_path, callback, model)

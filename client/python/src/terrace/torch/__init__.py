@@ -15,6 +15,7 @@ from ._checkpoint import load, save
 from ._init import init
 from ._managed import is_managed
 from ._offload import offload
+from ._progress import progress
 from ._scratch import scratch
 from ._stage import Stage, StagedBatches, stage
 from ._summary import ModuleSummary, Summary, summary
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ._trainer import TerraceCallback as TerraceCallback
 
 __all__ = ["Activations", "ModuleSummary", "Stage", "StagedBatches", "Summary", "activations", "init", "is_managed",
-           "load", "offload", "save", "scratch", "stage", "summary"]
+           "load", "offload", "progress", "save", "scratch", "stage", "summary"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ the one before it. A forward pass that records no graph, or of a model in evalua
 """
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Steps:
         self._part = 0  # of the accumulation: which one this is
         self._parts = 1  # that the last one had
         self._trains_in_evaluation_mode = False
+        self.ended: Callable[[], None] | None = None  # is told of each step that ends, with all parts of it
 
     def begin(self) -> None:
         """The job begins."""
@@ -59,12 +61,14 @@ class Steps:
         self._parts = self._part + 1
         self._part = 0
         self._gradients = False
-        self._mark(self._kind_of_part())
+        self._mark(self._kind_of_part(), True)
 
     def _kind_of_part(self) -> str:
         return "accumulate" if self._part + 1 < self._parts else "train"
 
-    def _mark(self, kind: str) -> None:
+    def _mark(self, kind: str, ends: bool = False) -> None:
+        if self.ended is not None and (ends or self._kind != "accumulate"):
+            self.ended()
         self._client.mark_step(kind)
         self._order.begin(kind)
         self._kind = kind

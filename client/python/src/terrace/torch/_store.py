@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -23,6 +24,15 @@ from ._steps import Steps
 
 NAME_BYTES_MAX = 175
 _numbers = itertools.count()
+
+
+class Leased(NamedTuple):
+    """What a job has leased so far, beside what was leased already."""
+
+    sets: int = 0  # to be read or written
+    hits: int = 0  # of them, those whose tensors were all there
+    wait_seconds: float = 0.0
+    nbytes: int = 0
 
 
 class Store:
@@ -46,6 +56,7 @@ class Store:
         self.capacity_bytes = offer.capacity_bytes
         self.guarantee_bytes = offer.guarantee_bytes
         self.bytes = 0
+        self.leased = Leased()
         self._tensors: list[Tensor] = []
         weakref.finalize(self, _delete, client, self._tensors).atexit = False
         self.left_alone: list[tuple[str, str]] = []  # parameters that stay in memory, and why
@@ -143,15 +154,23 @@ class Store:
                 error.add_note("what holds many tensors at once holds them leased: terrace.torch.save(), torch.save(), "
                                "torch.distributed.checkpoint and save_pretrained() write a model of any size")
             raise
-        waited = (time.perf_counter() - begin) / len(slots)
+        seconds = time.perf_counter() - begin
         for slot in slots:
             slot.uses += 1
-            slot.wait_seconds += waited
+            slot.wait_seconds += seconds / len(slots)
+        self._note(leases, mode, seconds)
         if noted and mode != "overwrite":
             if leases[0].waited:
                 self.order.missed()
             self.order.used(slots)
         return leases
+
+    def _note(self, leases: list[Lease], mode: str, seconds: float) -> None:
+        looked_for = mode != "overwrite"
+        with self._lock:
+            so_far = self.leased
+            self.leased = Leased(so_far.sets + looked_for, so_far.hits + (looked_for and not leases[0].waited),
+                                 so_far.wait_seconds + seconds, so_far.nbytes + sum(lease.nbytes for lease in leases))
 
     def written(self, slot: Slot) -> None:
         """Says that what is shown was, or may be, written: it counts as written until nothing shows it."""

@@ -10,8 +10,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import InvalidArgument
-from ._offload import TENSOR_BYTES_MIN, is_offloaded, offload
+from ._offload import TENSOR_BYTES_MIN, is_offloaded, job_of, offload
 from ._optimizer import managed_optimizer
+from ._progress import Meter
 
 _CALL = "terrace.torch.TerraceCallback"
 
@@ -20,6 +21,9 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
     """Moves what a Trainer trains to Terrace when the training begins, as offload() does.
 
         Trainer(model, arguments, train_dataset=data, callbacks=[terrace.torch.TerraceCallback()]).train()
+
+    What the Trainer logs with a loss has two figures more, since the log before: `terrace_hit_ratio`, of the leases
+    those that found all in place, and `terrace_wait_share`, of the time what leasing took.
 
     Losses, weights and checkpoints are those without it. The model stays in Terrace afterwards: it is evaluated, saved
     and trained on as ever. Arguments are offload()'s, but for step_in_backward: a Trainer looks at all gradients for
@@ -32,6 +36,7 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
         self.place = _checks.text(_CALL, "place", place)
         self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
         self.timeout = _checks.seconds(_CALL, "timeout", timeout)
+        self._meter: Meter | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                        model: nn.Module | None = None, optimizer: optim.Optimizer | None = None,
@@ -46,3 +51,22 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
                                   "Trainer a model whose blocks are compiled by torch.compile(block)")
         offload(model, optimizer, client=self.client, place=self.place, tensor_bytes_min=self.tensor_bytes_min,
                 timeout=self.timeout)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+                      model: nn.Module | None = None, **kwargs: Any) -> None:
+        """The Trainer is about to take a step."""
+        if model is not None and is_offloaded(model):
+            store = job_of(model).store
+            if self._meter is None or self._meter.store is not store:
+                self._meter = Meter(store)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+               logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """The Trainer has put what it logs into its history, and is about to show it."""
+        if self._meter is None or logs is None or "loss" not in logs:
+            return
+        past = self._meter.take()
+        figures = {"terrace_hit_ratio": round(past.hit_ratio, 4), "terrace_wait_share": round(past.wait_share, 4)}
+        logs.update(figures)
+        if state.log_history:
+            state.log_history[-1].update(figures)
