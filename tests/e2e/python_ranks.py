@@ -68,11 +68,12 @@ def has_localhost():
 
 
 @pytest.mark.skipif(not has_localhost(), reason="`localhost` is no name on this machine, which torchrun needs")
-def test_two_ranks_and_a_rank_that_is_killed(disk):
-    with Run(disk, "plain", "--plain") as run:
+@pytest.mark.parametrize("how", [(), ("--fsdp",)], ids=["copied to each", "split over both"])
+def test_two_ranks_and_a_rank_that_is_killed(disk, how):
+    with Run(disk, "plain", "--plain", *how) as run:
         _, plain = run.losses()
     assert [int(step) for step, _ in plain] == list(range(1, STEPS + 1)) and len({loss for _, loss in plain}) == STEPS
-    with Run(disk, "killed") as run:
+    with Run(disk, "killed", *how) as run:
         processes = dict(run.until(BEGINS).group(1, 2) for _ in range(2))
         while int(run.until(SAYS).group(1)) < 2:
             pass

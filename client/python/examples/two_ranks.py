@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data-parallel training of a byte-level GPT on two ranks, whose parameters, gradients and optimizer states live in one
 daemon. Started as it is, it starts a daemon and torchrun; within torchrun (TERRACE_SOCKET names the daemon) it is a
-rank. It saves what torchrun's next attempt goes on from when a rank has died. `--plain` leaves Terrace out; the losses
-are the same."""
+rank. It saves what torchrun's next attempt goes on from when a rank has died. `--fsdp` splits the model over the ranks
+(fully_shard) instead of copying it to each. `--plain` leaves Terrace out; the losses are the same."""
 
 import argparse
 import contextlib
@@ -12,6 +12,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from typing import Any
 
 # Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -19,6 +20,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 from gpt_model import Recipe, Shape, Text, loss_of, make_layer
 from torch import distributed, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import terrace.torch
 
@@ -26,6 +31,7 @@ import terrace.torch
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plain", action="store_true", help="without Terrace")
+    parser.add_argument("--fsdp", action="store_true", help="each rank has its part of the model")
     parser.add_argument("--steps", type=int, default=10, help="steps of training (%(default)s)")
     parser.add_argument("--blocks", type=int, default=4, help="the model's depth (%(default)s)")
     parser.add_argument("--width", type=int, default=192, help="the model's width (%(default)s)")
@@ -62,11 +68,12 @@ def train(arguments: argparse.Namespace) -> None:
     recipe = Recipe()
     text = Text()
     model = nn.Sequential(*(make_layer(shape, index, recipe.seed) for index in range(shape.layers)))
+    wrapped = split(model) if arguments.fsdp else nn.parallel.DistributedDataParallel(model)
     optimizer = recipe.optimizer(list(model.parameters()))
-    wrapped = nn.parallel.DistributedDataParallel(model)
     if not arguments.plain:
         wrapped, optimizer = terrace.torch.offload(wrapped, optimizer)  # the line
-    begin = resume(arguments.checkpoint, model, optimizer)
+    saved = Parts(model, optimizer) if arguments.fsdp else Whole(model, optimizer)
+    begin = resume(arguments.checkpoint, saved)
     print(f"rank {rank} is process {os.getpid()} and begins with step {begin + 1}", flush=True)
     for step in range(begin, arguments.steps):
         source, target = text.batch(shape, recipe.seed, step * ranks + rank)
@@ -77,31 +84,68 @@ def train(arguments: argparse.Namespace) -> None:
         optimizer.zero_grad()
         mean = loss.detach()
         distributed.all_reduce(mean)
+        saved.save(arguments.checkpoint / f"step-{step + 1}")
         if rank == 0:
-            save(arguments.checkpoint, step + 1, model, optimizer)
+            finish(arguments.checkpoint, step + 1)
             print(f"step {step + 1:3}  loss {mean.item() / ranks!r}", flush=True)
         distributed.barrier()
     distributed.destroy_process_group()
 
 
-def save(folder: pathlib.Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Writes a checkpoint, a tensor at a time; it counts once `latest` names it."""
-    path = folder / f"step-{step}"
-    path.mkdir(parents=True, exist_ok=True)
-    terrace.torch.save(path / "model.safetensors", model, optimizer)
+def split(model: nn.Sequential) -> nn.Module:
+    """Leaves of each layer its part to this rank."""
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class Whole:
+    """A checkpoint that the first rank writes, a tensor at a time, and each rank reads."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def save(self, path: pathlib.Path) -> None:
+        if distributed.get_rank() == 0:
+            path.mkdir(parents=True, exist_ok=True)
+            terrace.torch.save(path / "model.safetensors", self.model, self.optimizer)
+
+    def load(self, path: pathlib.Path) -> None:
+        terrace.torch.load(path / "model.safetensors", self.model, self.optimizer)
+
+
+class Parts(Whole):
+    """One to which each rank writes its parts, a tensor at a time."""
+
+    def _state(self) -> dict[str, Any]:
+        return dict(zip(("model", "optimizer"), get_state_dict(self.model, self.optimizer), strict=True))
+
+    def save(self, path: pathlib.Path) -> None:
+        checkpoint.save(self._state(), checkpoint_id=path)
+
+    def load(self, path: pathlib.Path) -> None:
+        state = self._state()
+        checkpoint.load(state, checkpoint_id=path)
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"],
+                       optim_state_dict=state["optimizer"])
+
+
+def finish(folder: pathlib.Path, step: int) -> None:
+    """Makes a checkpoint, which is whole now, the one that counts: `latest` names it."""
     (folder / "latest.partial").write_text(str(step))
     os.replace(folder / "latest.partial", folder / "latest")
     for older in folder.glob("step-*"):
-        if older != path:
+        if older.name != f"step-{step}":
             shutil.rmtree(older)
 
 
-def resume(folder: pathlib.Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+def resume(folder: pathlib.Path, saved: Whole) -> int:
     """Reads the last checkpoint, if there is one; how many steps it has behind it."""
     if not (folder / "latest").exists():
         return 0
     step = int((folder / "latest").read_text())
-    terrace.torch.load(folder / f"step-{step}" / "model.safetensors", model, optimizer)
+    saved.load(folder / f"step-{step}")
     return step
 
 
