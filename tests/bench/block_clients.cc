@@ -177,7 +177,7 @@ Result<void> measure_clients(Bench& bench) {
   };
   const Measure reference = [&] { return counted(alone_cpu, [&] { return alone(*single, *set); }); };
   if (const auto warm = value(); !warm) return std::unexpected(warm.error());
-  fairness.clear();
+  for (std::vector<double>* warmed : {&fairness, &fairness_from_start, &cpu}) warmed->clear();
   const auto rounds = bench.take_turns("eight clients", value, reference);
   if (!rounds) return std::unexpected(rounds.error());
   bench.add({.bench = "block.clients_fair",
