@@ -25,6 +25,7 @@ namespace terrace::bench {
 namespace {
 
 constexpr std::string_view kPrefix = "terrace-bench-";
+constexpr int kTriesMax = 16;
 
 struct Made {
   std::mutex mutex;
@@ -112,7 +113,7 @@ void remove_stale_folders(const std::filesystem::path& parent) {
 
 Result<Folder> Folder::make(const std::filesystem::path& parent) {
   const std::lock_guard lock(made().mutex);
-  for (;;) {
+  for (int tries = 0; tries < kTriesMax; ++tries) {
     std::string name = (parent / fmt::format("{}{}-XXXXXX", kPrefix, ::getpid())).string();
     if (::mkdtemp(name.data()) == nullptr) {
       const int error = errno;
@@ -122,11 +123,16 @@ Result<Folder> Folder::make(const std::filesystem::path& parent) {
     Folder folder;
     folder.lock_ = locked(name);
     // Before it was locked, a benchmark that starts just now may have taken it for left over: another one.
-    if (folder.lock_ ? !is_there(folder.lock_) : !cannot_lock(name)) continue;
+    if (folder.lock_ ? !is_there(folder.lock_) : !cannot_lock(name)) {
+      ::rmdir(name.c_str());
+      continue;
+    }
     folder.path_ = name;
     made().folders.insert(folder.path_);
     return folder;
   }
+  return fail(ErrorCode::kResourceExhausted,
+              fmt::format("no folder in {} can be locked: is a limit on open files reached?", parent.string()));
 }
 
 Folder::Folder(Folder&& other) noexcept : path_(std::exchange(other.path_, {})), lock_(std::move(other.lock_)) {}

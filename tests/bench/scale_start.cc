@@ -27,6 +27,7 @@ constexpr double kRestartBar = 1.2;
 double cpu_seconds_of(const PrivateDaemon& daemon) {
   return static_cast<double>(counters_of_process(daemon.pid()).cpu_ns) / 1e9;
 }
+
 DaemonOptions options_of(Bench& bench, bool supervised) {
   return {.memory_bytes = bench.either(kTier, kTierQuick), .supervised = supervised, .waits = false};
 }
