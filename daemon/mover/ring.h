@@ -29,8 +29,8 @@ class Completion {
 enum class PollId : std::uint64_t { kNone = 0 };
 
 // One ring. Create it anywhere; all other calls come from the thread that made the first run_once() (the reactor), or
-// before it. What waits for submission goes to the kernel with the next run_once(), at the latest when the queue is
-// full. Nothing is allocated after creation.
+// before it. What waits for submission goes to the kernel with the next run_once(), or before: within one, a few at a
+// time, and when the queue is full. Nothing is allocated after creation.
 class Ring {
  public:
   struct Options {
