@@ -20,10 +20,9 @@ class Scheduler {
  public:
   // What a link has under way is bounded by number and by bytes: small transfers by `in_flight_max`, which a device's
   // queue takes to be full; large ones by kInFlightBytes, since what was handed down goes before whatever comes later
-  // and is more urgent: as much as the mover begins at a time, so that a disk which returns its queue all at once finds
-  // the next one full. Two are under way whatever their size.
+  // and is more urgent. Two are under way whatever their size.
   Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max);
-  static constexpr std::uint64_t kInFlightBytes = 128ull << 20;
+  static constexpr std::uint64_t kInFlightBytes = 64ull << 20;
 
   // Queues a transfer of one of the links that the scheduler was made with.
   void push(const Tenant& tenant, SessionId session, const mover::Transfer& transfer);
