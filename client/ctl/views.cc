@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 
 #include "base/bytes.h"
 #include "ctl/json.h"
@@ -83,6 +84,23 @@ std::string places_text(const v1::NodeStatus& status) {
   return table.text();
 }
 
+// How sure the daemon is of what a session does.
+std::string foresight_text(const v1::SessionStatus& session) {
+  constexpr std::array kKinds = {"train", "accumulate", "eval"};
+  const auto& foresight = session.foresight();
+  const std::uint64_t expected = foresight.matched_uses() + foresight.missed_uses() + foresight.added_uses();
+  const std::string template_text =
+      foresight.template_() == 0
+          ? "follows no template"
+          : fmt::format("follows template {} of its {} steps, {} uses, of which the last one matched {}",
+                        foresight.template_(), kKinds.at(std::min<std::size_t>(foresight.step_kind(), 2)),
+                        foresight.template_uses(), percent(foresight.matched_uses(), expected));
+  return fmt::format("session {} {}; foreseen: {} of its uses, {} of the bytes brought for it\n", session.session(),
+                     template_text,
+                     percent(foresight.foreseen_uses(), foresight.foreseen_uses() + foresight.stray_uses()),
+                     percent(foresight.planned_bytes(), foresight.planned_bytes() + foresight.demanded_bytes()));
+}
+
 std::string shape_text(const v1::TensorSpec& spec) { return fmt::format("[{}]", fmt::join(spec.shape(), ", ")); }
 
 std::string dtype_text(v1::DataType dtype) {
@@ -123,6 +141,8 @@ std::string status_text(const v1::NodeStatus& status) {
                     places_text(status) + '\n' +
                     fmt::format("prefetches: {} used, {} late, {} wasted, {} refused\n", prefetches.used(),
                                 prefetches.late(), prefetches.wasted(), prefetches.refused());
+  for (const auto& session : status.sessions())
+    if (session.has_foresight()) out += foresight_text(session);
   for (const std::string& lack : status.lacks()) out += "lacks " + lack + '\n';
   return out;
 }

@@ -105,6 +105,7 @@ Result<std::shared_ptr<Call>> Session::submit_order(std::span<const Tensor> tens
   if (!handles) return std::unexpected(handles.error());
   if (Result<void> live = check_lives(tensors); !live) return std::unexpected(live.error());
   return submit({.operation = order.operation,
+                 .mode = order.mode,
                  .place = order.place,
                  .value = order.value,
                  .timeout = order.timeout,

@@ -7,6 +7,7 @@
 #include "answers.h"
 #include "holders.h"
 #include "session.h"
+#include "shm/layout.h"
 
 namespace terrace {
 
@@ -209,6 +210,24 @@ Result<void> Client::mark_step(StepKind kind) {
   const Use session = use();
   return !session ? client_closed()
                   : session->ask({}, {.operation = Operation::kMarkStep, .value = static_cast<std::uint64_t>(kind)});
+}
+
+Result<void> Client::declare_step(std::span<const DeclaredSet> sets, StepKind kind) {
+  const Use session = use();
+  if (!session) return client_closed();
+  if (sets.size() > shm::DeclaredValue::kPositionMax)
+    return fail(ErrorCode::kInvalidArgument, "a step of more than 16777215 sets: declare a part of it");
+  for (std::size_t at = 0; at < sets.size(); ++at) {
+    const std::int64_t compute_us = std::clamp<std::int64_t>(sets[at].compute.count(), 0, UINT32_MAX);
+    const shm::DeclaredValue value{static_cast<std::uint8_t>(kind), static_cast<std::uint32_t>(at),
+                                   static_cast<std::uint32_t>(compute_us)};
+    const auto heard = session->ask(sets[at].tensors, {.operation = Operation::kDeclareStep,
+                                                       .mode = static_cast<shm::Mode>(sets[at].mode),
+                                                       .place = sets[at].place.number(),
+                                                       .value = value.packed()});
+    if (!heard) return heard;
+  }
+  return {};
 }
 
 std::uint32_t Client::session() const {

@@ -80,6 +80,7 @@ class Session {
   // Any request about tensors whose answer is a plain yes.
   struct Order {
     shm::Operation operation{};
+    shm::Mode mode = shm::Mode::kRead;
     std::uint32_t place = 0;
     std::uint64_t value = 0;
     std::chrono::nanoseconds timeout = kTimeoutDefault;

@@ -101,6 +101,7 @@ struct TenantConfig {
   std::vector<std::uint32_t> uids;  // allowed besides root; empty and not any_uid: the daemon's own uid
   bool any_uid = false;             // whoever reaches the socket
   std::uint64_t quota_bytes = 0;    // homes that each uid may hold; 0: as much as there is
+  std::uint32_t weight = 1;         // of each uid, beside other tenants': of links, of guarantees by default, of plans
   Origin origin{};
 
   // Whether a peer of uid `uid` may connect to a daemon that runs as `own_uid`. Root always may.
@@ -114,10 +115,13 @@ struct TenantConfig {
 struct Links {
   std::uint64_t host_to_device_bytes_per_s = 0;  // for each GPU
   std::uint64_t device_to_host_bytes_per_s = 0;
-  std::uint32_t device_latency_us = 0;       // of each transfer, beside its bytes
-  std::uint64_t block_read_bytes_per_s = 0;  // of all block files together
+  std::uint64_t device_both_bytes_per_s = 0;  // both directions at once, together; 0: they do not slow each other down
+  std::uint32_t device_latency_us = 0;        // of each transfer, beside its bytes
+  std::uint64_t block_read_bytes_per_s = 0;   // of all block files together
   std::uint64_t block_write_bytes_per_s = 0;
+  std::uint64_t block_both_bytes_per_s = 0;
   std::uint32_t block_latency_us = 0;
+  std::uint32_t request_latency_us = 0;  // of each of a trainer's requests, beside what it waits for
   Origin origin{};
 };
 

@@ -24,10 +24,13 @@ void read_links(const toml::table* table, Problems& problems, Links& links) {
   links.origin = section.origin();
   read_speed(section, "host_to_device", links.host_to_device_bytes_per_s);
   read_speed(section, "device_to_host", links.device_to_host_bytes_per_s);
+  read_speed(section, "device_both", links.device_both_bytes_per_s);
   read_latency(section, "device_latency_us", links.device_latency_us);
   read_speed(section, "block_read", links.block_read_bytes_per_s);
   read_speed(section, "block_write", links.block_write_bytes_per_s);
+  read_speed(section, "block_both", links.block_both_bytes_per_s);
   read_latency(section, "block_latency_us", links.block_latency_us);
+  read_latency(section, "request_latency_us", links.request_latency_us);
   section.finish();
 }
 

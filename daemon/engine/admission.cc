@@ -334,6 +334,7 @@ bool EngineImpl::advance(Session& session, Admission& admission, Slot slot) {
   const Tensor& tensor = session.at(slot);
   const Level target = tiers_[admission.tier].level;
   if (tensor.deleted || tensor.published != Level::kNone || tensor.is_valid(target)) return false;
+  if (admission.revoked && !admission.late) return false;
   if (admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kOverwrite) return false;
   const bool content = tensor.written && !tensor.lost;
   if (!content && !admission.is(Admission::Kind::kAcquire)) return false;  // pinned before it is written
@@ -341,8 +342,8 @@ bool EngineImpl::advance(Session& session, Admission& admission, Slot slot) {
   flight.from = content ? fastest_valid(tensor) : Level::kNone;
   const bool staged = flight.from == Level::kBlock && target == Level::kDevice && tensor.has(Level::kMemory);
   flight.to = staged ? Level::kMemory : target;
-  const mover::Class urgency =
-      admission.is(Admission::Kind::kPrefetch) ? mover::Class::kPrefetch : mover::Class::kDemand;
+  const mover::Class prefetched = admission.late ? mover::Class::kLatePrefetch : mover::Class::kPrefetch;
+  const mover::Class urgency = admission.is(Admission::Kind::kPrefetch) ? prefetched : mover::Class::kDemand;
   const Time deadline =
       admission.planned ? now_ + Duration(admission.due_ns - session.foreseen.now_ns()) : admission.deadline;
   start(session, slot, flight, {urgency, deadline});

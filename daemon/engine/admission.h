@@ -50,6 +50,8 @@ struct Admission {
   std::uint64_t missing_bytes = 0;  // that it lacked in the tier when it was last looked at
   bool waited = false;
   bool planned = false;     // kPrefetch: by a plan, not by a hint
+  bool late = false;        // kPrefetch: somebody waits for what it brings
+  bool revoked = false;     // kPrefetch: it was taken back while it was on its way, and goes once it is there
   std::int64_t due_ns = 0;  // `planned`: as in Expectation
   bool behind = false;      // an earlier one is making room in the same tier: it may not take any
   Block block = Block::kNothing;

@@ -112,7 +112,7 @@ void EngineImpl::drop_content(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   TERRACE_CHECK(tensor.idle() && tensor.published == Level::kNone);
   if (tensor.prefetched) ++prefetches_.wasted;
-  tensor.prefetched = tensor.forget = tensor.written = tensor.lost = false;
+  tensor.prefetched = tensor.hinted = tensor.forget = tensor.written = tensor.lost = false;
   tensor.valid = 0;
   touch(session, slot);
 }

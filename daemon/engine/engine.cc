@@ -55,13 +55,13 @@ void EngineImpl::accessed(Time now, SessionId id, std::span<const Access> access
   std::size_t last_tier = 0;
   for (const Access& access : accesses) {
     if (index(access.slot) >= session->tensors.size()) continue;
-    Tensor& tensor = session->at(access.slot);
+    const Tensor& tensor = session->at(access.slot);
     if (!tensor.live() || tensor.published == Level::kNone) continue;
     last_tier = tier_index(tensor, tensor.published);
     session->places[last_tier]->policy->used(access.slot, now);
     observe(*session, access.slot, access.mode, access.at == Time{} ? now : access.at, Duration::zero());
     follow(*session, access.slot);
-    note_lease(tensor);
+    note_lease(*session, access.slot);
     if (fast_leases > 0) {
       ++tiers_[last_tier].leases.hits;
       --fast_leases;

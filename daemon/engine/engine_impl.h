@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
 // leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, write_back.cc, transfers.cc, guarantees.cc, prefetch.cc,
-// follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc, former.cc
-// and losses.cc for what outlives the process or does not, shares.cc and words.cc for what several processes see of it.
+// declare.cc, follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc,
+// settle.cc, former.cc and losses.cc for what outlives the process or does not, shares.cc and words.cc for what several
+// processes see of it.
 #pragma once
 
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,6 +20,7 @@
 #include "engine/engine.h"
 #include "engine/scheduler.h"
 #include "engine/session.h"
+#include "engine/survey.h"
 #include "engine/tensor.h"
 #include "engine/tier_state.h"
 #include "engine/write_budget.h"
@@ -75,13 +76,6 @@ class EngineImpl final : public Engine {
     OpenSession open;
     std::vector<std::uint64_t> floors;  // bytes, by tier
   };
-  // Which copies may go.
-  struct Choice {
-    std::uint64_t enough_bytes = 0;
-    bool spare_prefetched = false;
-    bool at_once = false;                                                   // those alone that cost no transfer
-    std::int64_t used_after_ns = std::numeric_limits<std::int64_t>::min();  // of those that are foreseen
-  };
   // What is used so soon does not go, although it would cost no transfer now.
   static constexpr std::int64_t kSoonNs = 10'000'000;
   enum class Room : std::uint8_t { kReady, kWait, kLeases, kOthers, kRefused };
@@ -89,15 +83,6 @@ class EngineImpl final : public Engine {
   struct Urgency {
     mover::Class urgency = mover::Class::kDemand;
     Time deadline = kNever;
-  };
-  // Copies that stand in the way of an admission, in the policy's order.
-  struct Survey {
-    std::vector<Slot> victims;  // could be given up now
-    std::vector<Slot> leased;
-    std::uint64_t victim_bytes = 0;
-    std::uint64_t leased_bytes = 0;
-    std::uint64_t busy_bytes = 0;    // moving, or held by another admission, but not leaving
-    std::uint64_t pinned_bytes = 0;  // neither in the set
   };
 
   // engine.cc: the entrance
@@ -279,10 +264,13 @@ class EngineImpl final : public Engine {
   // window.cc
   std::optional<double> missed(Session& session, std::size_t tier, Slot slot, const Choice& choice) const;
   bool clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice);
+  std::vector<std::pair<std::uint64_t, Slot>> copies_at(const Session& session, std::size_t tier) const;
+  bool join_free(Session& session, std::size_t tier, std::uint64_t bytes);
   bool make_room_at_once(Session& session, const Admission& admission, const std::vector<std::uint64_t>& sizes);
 
   // eviction.cc
   void on(const Request& request, const Evict& body);
+  void evict_for_hint(Session& session, Slot slot);
   Eviction evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency, bool straight_home);
   bool droppable(const Session& session, Slot slot, Level level) const;
   Eviction lower_extent(Session& session, Slot slot, Urgency urgency, Level& target);
@@ -294,6 +282,7 @@ class EngineImpl final : public Engine {
   bool start_clean(Session& session, Slot slot, Level level, Level target);
   bool may_move(const Tensor& tensor) const;
   bool withdraw_clean(Session& session, Slot slot);
+  std::optional<Flight> withdraw(Session& session, Slot slot, Activity activity);
   void give_up_clean(Session& session, Slot slot);
 
   // write_back.cc
@@ -350,14 +339,16 @@ class EngineImpl final : public Engine {
   bool expect_first_uses(Session& session);
   void forget_expectations(Session& session);
 
+  // declare.cc
+  void on(const Request& request, const DeclareStep& body);
+  Result<void> check_declared(Session& session, const DeclareStep& step);
+  void observe_declared(Session& session, const DeclareStep& step);
+
   // foresee.cc
   void foresee(Session& session);
   void start_planned_cleans(Session& session);
-  enum class Planned : std::uint8_t {
-    kDone,    // it is begun, or there is nothing to do
-    kLater,   // not now
-    kNoRoom,  // nor any other that needs room there
-  };
+  // Begun, or nothing to do; not now; nor any other that needs room there.
+  enum class Planned : std::uint8_t { kDone, kLater, kNoRoom };
   Planned start_planned_clean(Session& session, const foresight::PlannedClean& clean);
   static bool waits_for_room(const Session& session, bool planned_too);
   void start_planned_fetches(Session& session);
@@ -368,7 +359,11 @@ class EngineImpl final : public Engine {
   // prefetch.cc
   void on(const Request& request, const Prefetch& body);
   void start_prefetches(Session& session);
-  void note_lease(Tensor& tensor);
+  void keep_prefetch(Session& session, const Tensor& tensor, std::size_t tier);
+  void revoke_prefetches(Session& session, const std::vector<Slot>& slots);
+  bool revoke(Session& session, Admission& prefetch);
+  void note_hint(Session& session, Slot slot, std::size_t tier);
+  void note_lease(Session& session, Slot slot);
   void note_late(Session& session, const Tensor& tensor);
 
   // record.cc

@@ -64,7 +64,7 @@ bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const
 void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reason) {
   ++tiers_[tier_index(tensor, level)].evictions[static_cast<std::size_t>(reason)];
   if (tensor.prefetched) ++prefetches_.wasted;
-  tensor.prefetched = false;
+  tensor.prefetched = tensor.hinted = false;
 }
 
 // Gives up the copy at `level` of a tensor that may be moved. kDeferred: room below is being made, or a former daemon
@@ -162,7 +162,7 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
   const auto look = [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&
-                      !(tensor.published == level && leased(session, slot));
+                      !(tensor.published == level && (tensor.hinted || leased(session, slot)));
     if (!free || !droppable(session, slot, level)) return true;
     clean.push_back(slot);
     const tier::Extent run = runs.join({tensor.offset[index(level)], tensor.extent_bytes()});
@@ -184,17 +184,20 @@ void EngineImpl::on(const Request& request, const Evict& body) {
   if (!session) return answer(request.id, std::unexpected(session.error()));
   const auto slots = find_all(**session, body.tensors);
   if (!slots) return answer(request.id, std::unexpected(slots.error()));
-  for (const Slot slot : *slots) {
-    const Tensor& tensor = (*session)->at(slot);
-    for (const Level level : {Level::kDevice, Level::kMemory}) {
-      if (level == home_level_ || !tensor.has(level) || !may_move(tensor)) continue;
-      if (tensor.published == Level::kDevice && level == Level::kMemory) continue;  // leased above
-      evict(**session, slot, level, EvictionReason::kHint, {mover::Class::kCleaning, kNever}, true);
-    }
-  }
+  revoke_prefetches(**session, *slots);
+  for (const Slot slot : *slots) evict_for_hint(**session, slot);
   ++(*session)->events;
   stir(**session);
   answer(request.id, ReplyBody{Done{}});
+}
+
+void EngineImpl::evict_for_hint(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  for (const Level level : {Level::kDevice, Level::kMemory}) {
+    if (level == home_level_ || !tensor.has(level) || !may_move(tensor)) continue;
+    if (tensor.published == Level::kDevice && level == Level::kMemory) continue;  // leased above
+    evict(session, slot, level, EvictionReason::kHint, {mover::Class::kCleaning, kNever}, true);
+  }
 }
 
 // Whether a write-back would make the copy clean: it is published, dirty, and nobody moves it.
@@ -228,18 +231,24 @@ bool EngineImpl::may_move(const Tensor& tensor) const {
 // Takes a cleaning back that was not handed down yet; that the copy is dirty stands in the record by now. False: there
 // is none.
 bool EngineImpl::withdraw_clean(Session& session, Slot slot) {
+  const auto flight = withdraw(session, slot, Activity::kCleaning);
+  if (!flight) return false;
+  if (flight->to == Level::kBlock) write_budget_.give_back(now_, session.at(slot).extent_bytes());
+  --session.cleanings;
+  return true;
+}
+
+// The tensor is idle again, if what it does was not handed down yet.
+std::optional<EngineImpl::Flight> EngineImpl::withdraw(Session& session, Slot slot, Activity activity) {
   Tensor& tensor = session.at(slot);
   const TransferId transfer{tensor.transfer};
-  if (tensor.activity != Activity::kCleaning || !scheduler_.withdraw(transfer)) return false;
-  const auto flight = flights_.find(transfer);
-  if (flight->second.to == Level::kBlock) write_budget_.give_back(now_, tensor.extent_bytes());
-  flights_.erase(flight);
+  if (tensor.activity != activity || !scheduler_.withdraw(transfer)) return std::nullopt;
+  const Flight flight = flights_.extract(transfer).mapped();
   --session.transfers;
-  --session.cleanings;
   tensor.activity = Activity::kIdle;
   tensor.transfer = 0;
   touch(session, slot);
-  return true;
+  return flight;
 }
 
 // The same, where the tensor stays as it is: the room below that was to be filled is free.

@@ -45,8 +45,14 @@ void EngineImpl::observe_forgotten(const Session& session, Slot slot) {
 
 void EngineImpl::observe_step(const Session& session, std::uint32_t kind) {
   if (!options_.observe || session.is_share()) return;
-  output_.observations.push_back(
-      {.session = session.id, .kind = foresight::Observation::Kind::kStep, .step_kind = kind, .at = now_});
+  const auto siblings = std::ranges::count_if(sessions_, [&](const auto& other) {
+    return other.second->tenant == session.tenant && !other.second->is_share();
+  });
+  output_.observations.push_back({.session = session.id,
+                                  .kind = foresight::Observation::Kind::kStep,
+                                  .step_kind = kind,
+                                  .weight = weight_of(options_.weights, session.tenant) / static_cast<double>(siblings),
+                                  .at = now_});
 }
 
 void EngineImpl::plan(Time now, SessionId id, std::shared_ptr<const foresight::Plan> plan) {

@@ -24,8 +24,11 @@ void EngineImpl::foresee(Session& session) {
   if (session.prefetches_running > 0) revoke_late(session);
   if (!foreseen.plan) return;
   const foresight::Plan& plan = *foreseen.plan;
+  const auto is_due = [&](const foresight::PlannedClean& clean) {
+    return clean.after <= foreseen.cursor || (clean.write < foreseen.met.size() && foreseen.met[clean.write]);
+  };
   for (; foreseen.next_clean < plan.cleans.size() && foreseen.cleans.size() < kDueMax &&
-         plan.cleans[foreseen.next_clean].after <= foreseen.cursor;
+         is_due(plan.cleans[foreseen.next_clean]);
        ++foreseen.next_clean)
     foreseen.cleans.push_back(plan.cleans[foreseen.next_clean]);
   for (; foreseen.next_fetch < plan.fetches.size() && foreseen.fetches.size() < kDueMax &&
@@ -88,8 +91,8 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
 void EngineImpl::revoke_late(Session& session) {
   for (auto at = session.admissions.begin(); at != session.admissions.end();) {
     Admission& admission = *at++;
-    if (!admission.planned || admission.phase != Admission::Phase::kWaiting) continue;
-    if (!session.foreseen.plan || admission.due_ns < session.foreseen.now_ns()) end_admission(session, admission);
+    const bool late = !session.foreseen.plan || admission.due_ns < session.foreseen.now_ns();
+    if (admission.planned && late && !admission.late) revoke(session, admission);
   }
 }
 

@@ -15,6 +15,12 @@ namespace terrace::engine {
 
 inline constexpr std::uint32_t kNoLeap = UINT32_MAX;
 
+// How much of the step that is being declared was heard.
+struct Declared {
+  std::uint32_t sets = 0;
+  Duration compute{};  // of them
+};
+
 struct Foreseen {
   std::shared_ptr<const foresight::Plan> plan;  // none: nothing is foreseen
   std::int64_t base_ns = 0;                     // the compute of all steps before this one
@@ -33,6 +39,8 @@ struct Foreseen {
   std::deque<foresight::PlannedFetch> fetches;  // likewise; due_ns counts from the first step
   std::uint64_t matched = 0;                    // accesses that a plan had
   std::uint64_t strayed = 0;                    // those that none had
+  std::uint64_t planned_bytes = 0;              // as in ForesightStatus
+  std::uint64_t demanded_bytes = 0;
 
   std::int64_t now_ns() const {
     if (!plan || plan->uses.empty()) return base_ns;

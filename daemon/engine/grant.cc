@@ -79,7 +79,10 @@ void EngineImpl::grant(Session& session, Admission& admission) {
   count_waited(admission, true);
   const bool silent = admission.is(Admission::Kind::kPrefetch);
   const RequestId request = admission.request;
+  const bool unwanted = admission.revoked && !admission.late;
+  const std::vector<Slot> brought = unwanted ? slots : std::vector<Slot>{};
   end_admission(session, admission);
+  for (const Slot slot : brought) evict_for_hint(session, slot);
   if (!silent) answer(request, ReplyBody{std::move(located)});
 }
 
@@ -89,7 +92,7 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
   const bool fresh = tensor.published == Level::kNone;
   if (admission.is(Admission::Kind::kAcquire)) {
     const bool writes = admission.mode != shm::Mode::kRead;
-    note_lease(tensor);
+    note_lease(session, slot);
     if (fresh && admission.mode == shm::Mode::kOverwrite) tensor.valid = bit(level);
     if (writes) tensor.written = true;
     if (writes) tensor.lost = tensor.torn = tensor.forget = false;
@@ -104,6 +107,8 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
     if (session.is_share()) tensor.pinner = admission.member;
   }
   if (admission.is(Admission::Kind::kPrefetch) && admission.fetched > 0) tensor.prefetched = true;
+  if (admission.is(Admission::Kind::kPrefetch) && !admission.planned && !admission.revoked)
+    note_hint(session, slot, admission.tier);
   if (fresh && level != Level::kBlock && tensor.written && tensor.is_valid(level) && !tensor.forget)
     publish(session, slot, level);
   if (!admission.is(Admission::Kind::kMove)) return;

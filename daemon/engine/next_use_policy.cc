@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of a plan, as an ordered set. What the plan does not speak of is least recently used first, in constant
-// time.
+// The order of a plan, as an ordered set. What the plan does not speak of has the order of a policy of its own, in
+// constant time.
 #include <algorithm>
 #include <memory>
 #include <set>
@@ -102,8 +102,8 @@ class NextUsePolicy final : public Policy {
   }
 
   std::vector<Entry> entries_;
-  std::set<Key> order_;                                     // of what something is known of
-  std::unique_ptr<Policy> unforeseen_ = make_lru_policy();  // of the rest: as long as there is no plan, of all
+  std::set<Key> order_;                                                // of what something is known of
+  std::unique_ptr<Policy> unforeseen_ = make_scan_resistant_policy();  // of the rest: without a plan, of all
   std::uint64_t uses_ = 0;
 };
 

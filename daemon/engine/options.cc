@@ -58,6 +58,10 @@ Result<void> check_options(const Options& options) {
 
 Result<void> Engine::check(const Options& options, const CatalogShape& shape) {
   if (auto good = check_options(options); !good) return good;
+  for (const std::uint32_t weight : options.weights)
+    if (weight == 0 || weight > kWeightMax)
+      return fail(ErrorCode::kInvalidArgument,
+                  fmt::format("a tenant's weight is {}: give 1 to {}", weight, kWeightMax));
   if (shape.sessions_max < options.sessions_max)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} sessions, and the catalog holds {}", options.sessions_max, shape.sessions_max));
@@ -99,7 +103,7 @@ EngineImpl::EngineImpl(Options options, CatalogMemory& catalog)
             }
             return links();
           }(),
-          options_.transfers_in_flight_max),
+          options_.transfers_in_flight_max, options_.weights),
       write_budget_(options_.tiers.back().write_budget_bytes_per_day) {
   home_level_ = tiers_.back().level;
   const bool has_where_to = memory_tier_ != SIZE_MAX || write_budget_.is_set();

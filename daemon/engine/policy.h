@@ -42,7 +42,10 @@ class Policy {
 // Least recently used first.
 std::unique_ptr<Policy> make_lru_policy();
 
-// What the plan has go, then what nothing is foreseen of, least recently used first, then the farthest next use first.
+// For what nothing is foreseen of: neither a scan nor a loop flushes it, and it asks nothing of the capacity.
+std::unique_ptr<Policy> make_scan_resistant_policy();
+
+// What the plan has go, then what nothing is foreseen of, as that policy would, then the farthest next use first.
 std::unique_ptr<Policy> make_next_use_policy();
 
 // Scan-resistant: S3-FIFO (Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction, SOSP 2023).

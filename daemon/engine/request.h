@@ -99,6 +99,19 @@ struct Unpin {
 struct MarkStep {
   std::uint32_t kind = 0;
 };  // 0 train, 1 accumulate, 2 eval
+// What steps of a kind are going to lease, some of it at a time: sets in order, the first of them at `position`. At 0 a
+// declaration begins and replaces what was declared of the kind; before the position that is next it was heard already.
+struct DeclareStep {
+  struct Set {
+    std::uint32_t place = 0;
+    shm::Mode mode = shm::Mode::kRead;
+    Duration compute{};  // with it leased
+    std::vector<Handle> tensors;
+  };
+  std::uint32_t kind = 0;
+  std::uint32_t position = 0;
+  std::vector<Set> sets;
+};
 struct ListTensors {
   std::string prefix;
   std::uint32_t first_slot = 0;               // next_slot of the page before
@@ -110,8 +123,9 @@ struct FindTensors {
 struct GetStatus {};  // no session -> Status
 struct Drain {};      // no session: no new sessions from now on
 
-using Body = std::variant<OpenSession, CloseSession, CreateTensors, DeleteTensors, Acquire, Release, Move, Prefetch,
-                          Evict, DontNeed, Pin, Unpin, MarkStep, ListTensors, FindTensors, GetStatus, Drain>;
+using Body =
+    std::variant<OpenSession, CloseSession, CreateTensors, DeleteTensors, Acquire, Release, Move, Prefetch, Evict,
+                 DontNeed, Pin, Unpin, MarkStep, DeclareStep, ListTensors, FindTensors, GetStatus, Drain>;
 
 struct Request {
   RequestId id{};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Room for an admission: free extents, else one more segment, else copies given up in the policy's order, else a slide
-// of copies that lie badly, else leases that end. Nothing is kept reserved between two tries.
+// Room for an admission: free extents, else one more segment, else copies that slide together, else copies given up in
+// the policy's order, else a slide of whatever lies badly, else leases that end. Nothing is kept reserved between two
+// tries.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -145,6 +146,7 @@ EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& adm
                                                 Error& refusal) {
   const std::size_t tier = admission.tier;
   const Place& place = *session.places[tier];
+  if (join_free(session, tier, missing_bytes)) return Room::kWait;
   if (place.leaving_bytes > 0) {
     raise_leaving(session, tier, place.leaving_bytes, {admission.write_back_class(), admission.deadline});
     return Room::kWait;
@@ -177,20 +179,18 @@ void EngineImpl::raise_leaving(Session& session, std::size_t tier, std::uint64_t
   });
 }
 
-EngineImpl::Choice EngineImpl::choice_for(const Session& session, const Admission& admission,
-                                          std::uint64_t enough_bytes) const {
-  Choice choice{.enough_bytes = enough_bytes, .spare_prefetched = admission.is(Admission::Kind::kPrefetch)};
+Choice EngineImpl::choice_for(const Session& session, const Admission& admission, std::uint64_t enough_bytes) const {
+  Choice choice{.enough_bytes = enough_bytes, .spare_hinted = admission.is(Admission::Kind::kPrefetch)};
   if (!session.foreseen.plan) return choice;
   if (admission.planned) {  // nothing that is needed sooner goes for a guess
     choice.at_once = true;
-    choice.spare_prefetched = false;
     choice.used_after_ns = admission.due_ns + 1;
   }
   return choice;
 }
 
 // Under a plan a demand takes what costs no transfer before it waits for one: write-backs were begun early.
-EngineImpl::Survey EngineImpl::survey_for(Session& session, const Admission& admission, std::uint64_t enough_bytes) {
+Survey EngineImpl::survey_for(Session& session, const Admission& admission, std::uint64_t enough_bytes) {
   Choice choice = choice_for(session, admission, enough_bytes);
   if (session.foreseen.plan && !admission.is(Admission::Kind::kPrefetch)) {
     choice.at_once = true;
@@ -203,7 +203,7 @@ EngineImpl::Survey EngineImpl::survey_for(Session& session, const Admission& adm
 }
 
 // Walks the copies in the tier from the first to give up, until enough of them could be.
-EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const Choice& choice) {
+Survey EngineImpl::survey(Session& session, std::size_t tier, const Choice& choice) {
   Survey found;
   const Level level = tiers_[tier].level;
   const Policy& policy = *session.places[tier]->policy;
@@ -229,7 +229,7 @@ EngineImpl::Survey EngineImpl::survey(Session& session, std::size_t tier, const 
       found.busy_bytes += bytes;
     } else if (former_at_work_ && level == Level::kMemory && !droppable(session, slot, level)) {
       found.busy_bytes += bytes;  // it cannot be written down yet
-    } else if (level != home_level_ && !(choice.spare_prefetched && tensor.prefetched)) {
+    } else if (level != home_level_ && !(choice.spare_hinted && here && tensor.hinted)) {
       if (choice.at_once && !droppable(session, slot, level)) return true;
       if (policy.expected(slot).next_ns < choice.used_after_ns) return true;
       found.victims.push_back(slot);

@@ -35,6 +35,7 @@ class S3FifoPolicy final : public Policy {
     if (index(slot) >= entries_.size() || entries_[index(slot)].queue == kNowhere) return;
     Entry& entry = entries_[index(slot)];
     if (entry.uses < kUsesMax) ++entry.uses;
+    if (next_[entry.queue] == static_cast<std::uint32_t>(slot)) find_next(entry.queue, next_[entry.queue]);
   }
 
   void left(Slot slot) override {
@@ -51,7 +52,7 @@ class S3FifoPolicy final : public Policy {
     const bool small_first = count_[kSmall] * kSmallOneIn >= count_[kSmall] + count_[kMain];
     for (std::uint8_t uses = 0; uses <= kUsesMax; ++uses)
       for (const Queue queue : {small_first ? kSmall : kMain, small_first ? kMain : kSmall})
-        for (std::uint32_t at = first_[queue]; at != kNone;) {
+        for (std::uint32_t at = uses == 0 ? next_[queue] : first_[queue]; at != kNone;) {
           const std::uint32_t next = entries_[at].next;  // `take` may make the slot leave
           if (rounds(entries_[at]) == uses && !take(Slot{at})) return;
           at = next;
@@ -74,11 +75,12 @@ class S3FifoPolicy final : public Policy {
   }
 
   // Whether all before it in its queue have uses to their credit, and it has none.
-  bool is_next(Slot slot) const {
-    if (rounds(entries_[index(slot)]) != 0) return false;
-    for (std::uint32_t at = entries_[index(slot)].before; at != kNone; at = entries_[at].before)
-      if (rounds(entries_[at]) == 0) return false;
-    return true;
+  bool is_next(Slot slot) const { return next_[entries_[index(slot)].queue] == static_cast<std::uint32_t>(slot); }
+
+  // From here on. Uses only ever come, except to those that go to an end: so that no entry is looked at twice.
+  void find_next(Queue queue, std::uint32_t at) {
+    while (at != kNone && rounds(entries_[at]) != 0) at = entries_[at].next;
+    next_[queue] = at;
   }
 
   // Those before it go to the end of the main queue, one use poorer.
@@ -112,12 +114,14 @@ class S3FifoPolicy final : public Policy {
     entry.next = kNone;
     (last_[queue] == kNone ? first_[queue] : entries_[last_[queue]].next) = at;
     last_[queue] = at;
+    if (next_[queue] == kNone) find_next(queue, at);
     ++count_[queue];
   }
 
   void unlink(Slot slot) {
     Entry& entry = entries_[index(slot)];
     const Queue queue = entry.queue;
+    if (next_[queue] == static_cast<std::uint32_t>(slot)) find_next(queue, entry.next);
     (entry.before == kNone ? first_[queue] : entries_[entry.before].next) = entry.next;
     (entry.next == kNone ? last_[queue] : entries_[entry.next].before) = entry.before;
     entry.queue = kNowhere;
@@ -127,6 +131,7 @@ class S3FifoPolicy final : public Policy {
   std::vector<Entry> entries_;
   std::array<std::uint32_t, 2> first_{kNone, kNone};
   std::array<std::uint32_t, 2> last_{kNone, kNone};
+  std::array<std::uint32_t, 2> next_{kNone, kNone};  // the first that has no uses to its credit
   std::array<std::size_t, 2> count_{};
   std::size_t most_ = 0;  // copies there ever were at once
   std::deque<std::pair<Slot, std::uint64_t>> ghosts_;

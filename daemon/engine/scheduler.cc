@@ -2,6 +2,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -9,7 +10,7 @@
 namespace terrace::engine {
 namespace {
 
-// What a tenant, and a session of it, may send in one turn of a link.
+// What a tenant of weight 1, and a session of any, may send in one turn of a link.
 constexpr std::uint64_t kTenantQuantumBytes = 16 * kMiB;
 constexpr std::uint64_t kSessionQuantumBytes = 4 * kMiB;
 constexpr std::uint32_t kAlwaysInFlight = 2;
@@ -18,14 +19,14 @@ std::size_t index(mover::Class urgency) { return static_cast<std::size_t>(urgenc
 
 // Whose turn it is: moves on, each with a quantum more, until the one in turn may send its next. Asked again before
 // anything was sent it says the same.
-template <typename Turns, typename NextBytes>
-auto& in_turn(Turns& turns, std::uint64_t quantum_bytes, NextBytes next_bytes) {
+template <typename Turns, typename QuantumBytes, typename NextBytes>
+auto& in_turn(Turns& turns, QuantumBytes quantum_bytes, NextBytes next_bytes) {
   auto at = turns.queues.lower_bound(turns.turn);
   if (at == turns.queues.end()) at = turns.queues.begin();
   while (turns.queues.size() > 1 && !(at->first == turns.turn && at->second.deficit_bytes >= next_bytes(at->second))) {
     if (at->first == turns.turn && ++at == turns.queues.end()) at = turns.queues.begin();
     turns.turn = at->first;
-    at->second.deficit_bytes += quantum_bytes;
+    at->second.deficit_bytes += quantum_bytes(at->first);
   }
   return at->second;
 }
@@ -52,8 +53,9 @@ auto& queue_of(Queues& queues, const mover::Link& link) {
 
 }  // namespace
 
-Scheduler::Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max)
-    : in_flight_max_(in_flight_max) {
+Scheduler::Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max,
+                     std::vector<std::uint32_t> weights)
+    : in_flight_max_(in_flight_max), weights_(std::move(weights)) {
   TERRACE_CHECK(in_flight_max > 0);
   for (const mover::Link& link : links) links_.push_back({.link = link});
   std::ranges::sort(links_, {}, &LinkQueue::link);
@@ -140,12 +142,24 @@ void Scheduler::finished(const mover::Link& link, std::uint64_t bytes) {
   TERRACE_CHECK(done.in_flight > 0 && done.in_flight_bytes >= bytes);
   --done.in_flight;
   done.in_flight_bytes -= bytes;
+  done.done_bytes = done.in_flight == 0 ? 0 : done.done_bytes + bytes;
 }
 
 // With two under way, one's last chunks do not leave the device idle before the next one's first.
 bool Scheduler::has_room(const LinkQueue& queue) const {
   return queue.in_flight < in_flight_max_ &&
-         (queue.in_flight < kAlwaysInFlight || queue.in_flight_bytes < kInFlightBytes);
+         (queue.in_flight < kAlwaysInFlight || queue.in_flight_bytes < in_flight_bytes_max(queue));
+}
+
+// The first of several who ask at the same time must not have all of its own handed down before the others have asked.
+std::uint64_t Scheduler::in_flight_bytes_max(const LinkQueue& queue) {
+  const bool demand_waits = queue.alone ? queue.alone->transfer.urgency == mover::Class::kDemand
+                                        : !queue.classes[index(mover::Class::kDemand)].empty();
+  return kInFlightBytes + (demand_waits ? std::min(queue.done_bytes, kInFlightBytes) : 0);
+}
+
+std::uint64_t Scheduler::quantum_bytes(const Tenant& tenant) const {
+  return kTenantQuantumBytes * weight_of(weights_, tenant);
 }
 
 std::uint64_t Scheduler::next_bytes(const SessionQueue& queue) const {
@@ -153,12 +167,15 @@ std::uint64_t Scheduler::next_bytes(const SessionQueue& queue) const {
 }
 
 Scheduler::SessionQueue& Scheduler::session_in_turn(TenantQueue& queue) const {
-  return in_turn(queue.sessions, kSessionQuantumBytes, [this](const SessionQueue& one) { return next_bytes(one); });
+  return in_turn(
+      queue.sessions, [](SessionId) { return kSessionQuantumBytes; },
+      [this](const SessionQueue& one) { return next_bytes(one); });
 }
 
 TransferId Scheduler::pick(ClassQueue& queue) {
-  TenantQueue& tenant =
-      in_turn(queue, kTenantQuantumBytes, [this](TenantQueue& one) { return next_bytes(session_in_turn(one)); });
+  TenantQueue& tenant = in_turn(
+      queue, [this](const Tenant& one) { return quantum_bytes(one); },
+      [this](TenantQueue& one) { return next_bytes(session_in_turn(one)); });
   SessionQueue& session = session_in_turn(tenant);
   const std::uint64_t bytes = next_bytes(session);
   charge(queue, tenant, bytes);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Orders transfers on their links by who waits (DESIGN decision 10): classes strictly, deficit round robin between
-// tenants within a class and between a tenant's sessions, earliest deadline first within a session. What is handed down
-// at a time is bounded per link, in number and in bytes.
+// tenants within a class, by their weights, and between a tenant's sessions, earliest deadline first within a session.
+// What is handed down at a time is bounded per link, in number and in bytes.
 #pragma once
 
 #include <array>
@@ -16,12 +16,21 @@
 
 namespace terrace::engine {
 
+// Of a tenant, beside others: `weights` are by Tenant::socket, and 1 where there is none.
+inline std::uint32_t weight_of(const std::vector<std::uint32_t>& weights, const Tenant& tenant) {
+  return tenant.socket < weights.size() ? weights[tenant.socket] : 1;
+}
+
 class Scheduler {
  public:
   // What a link has under way is bounded by number and by bytes: small transfers by `in_flight_max`, which a device's
   // queue takes to be full; large ones by kInFlightBytes, since what was handed down goes before whatever comes later
-  // and is more urgent. Two are under way whatever their size.
-  Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max);
+  // and is more urgent. Before a demand nothing goes: of those, as much again is under way on a link that has not been
+  // idle since so much was done, so that a device which answers for all of them at once has the next ones at hand. Two
+  // are under way whatever their size. `weights`, as weight_of() takes them: so many times as much as one of weight 1 a
+  // tenant may send in a turn.
+  Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_flight_max,
+            std::vector<std::uint32_t> weights = {});
   static constexpr std::uint64_t kInFlightBytes = 64ull << 20;
 
   // Queues a transfer of one of the links that the scheduler was made with.
@@ -76,7 +85,8 @@ class Scheduler {
     std::array<ClassQueue, mover::kClasses> classes{};
     std::uint32_t in_flight = 0;
     std::uint64_t in_flight_bytes = 0;
-    std::uint64_t waiting = 0;  // in the classes
+    std::uint64_t done_bytes = 0;  // since it was idle
+    std::uint64_t waiting = 0;     // in the classes
     bool held = false;
     std::uint64_t queued() const { return alone ? 1 : waiting; }
   };
@@ -84,11 +94,13 @@ class Scheduler {
   LinkQueue& queue(const mover::Link& link);
   const LinkQueue& queue(const mover::Link& link) const;
   bool has_room(const LinkQueue& queue) const;
+  static std::uint64_t in_flight_bytes_max(const LinkQueue& queue);
   void line_up(const Waiting& waiting);
   void line_up_alone(LinkQueue& queue);
   void line_up_alone(TransferId id);
   void insert(const Waiting& waiting);
   void erase(const Waiting& waiting);
+  std::uint64_t quantum_bytes(const Tenant& tenant) const;
   std::uint64_t next_bytes(const SessionQueue& queue) const;
   SessionQueue& session_in_turn(TenantQueue& queue) const;
   TransferId pick(ClassQueue& queue);
@@ -97,6 +109,7 @@ class Scheduler {
   std::vector<LinkQueue> links_;           // in the links' order
   std::map<TransferId, Waiting> waiting_;  // in the links' classes
   std::uint32_t in_flight_max_;
+  std::vector<std::uint32_t> weights_;
 };
 
 }  // namespace terrace::engine

@@ -3,10 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "engine/engine_impl.h"
 
 namespace terrace::engine {
+namespace {
+
+// Where tenants have weights, more or less of it: two of weights 1 and 3 have a quarter of the capacity, and the rest.
+std::uint64_t half_of(std::uint64_t capacity_bytes, const std::vector<std::uint32_t>& weights, const Tenant& tenant) {
+  if (std::ranges::adjacent_find(weights, std::not_equal_to()) == weights.end()) return capacity_bytes / 2;
+  const std::uint64_t sum = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
+  return capacity_bytes / sum * weight_of(weights, tenant);
+}
+
+}  // namespace
 
 void EngineImpl::on(const Request& request, const OpenSession& body) {
   if (draining_)
@@ -34,8 +46,8 @@ void EngineImpl::on(const Request& request, const OpenSession& body) {
   opens_stirred_ = true;
 }
 
-// Bytes by tier: stated ones rounded up to segments, else half the capacity divided by the ranks, rounded down; none
-// where nothing is given out any more.
+// Bytes by tier: stated ones rounded up to segments, else half the capacity, by the tenant's weight, divided by the
+// ranks, rounded down; none where nothing is given out any more.
 Result<std::vector<std::uint64_t>> EngineImpl::floors_of(const OpenSession& open) const {
   std::vector<std::uint64_t> floors(tiers_.size(), 0);
   std::vector<bool> stated(tiers_.size(), false);
@@ -61,7 +73,8 @@ Result<std::vector<std::uint64_t>> EngineImpl::floors_of(const OpenSession& open
   for (std::size_t i = 0; i < tiers_.size(); ++i) {
     const TierOptions& tier = tiers_[i].options;
     if (!tiers_[i].mapped() || tiers_[i].failed || stated[i]) continue;
-    floors[i] = tier.capacity_bytes / 2 / ranks / tier.segment_bytes * tier.segment_bytes;
+    floors[i] =
+        half_of(tier.capacity_bytes, options_.weights, open.tenant) / ranks / tier.segment_bytes * tier.segment_bytes;
     if (floors[i] == 0 && floors_bytes(i, nullptr) + tier.segment_bytes <= tier.capacity_bytes)
       floors[i] = tier.segment_bytes;
   }

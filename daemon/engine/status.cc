@@ -102,10 +102,17 @@ SessionStatus EngineImpl::session_status(const Session& session) const {
                     .tensors = session.tensor_count,
                     .tensor_bytes = session.tensor_bytes,
                     .step = session.step,
-                    .plan = session.foreseen.plan ? session.foreseen.plan->number : 0,
                     .matched = session.foreseen.matched,
                     .strayed = session.foreseen.strayed,
+                    .planned_bytes = session.foreseen.planned_bytes,
+                    .demanded_bytes = session.foreseen.demanded_bytes,
                     .places = {}};
+  if (const foresight::Plan* plan = session.foreseen.plan.get()) {
+    out.plan = plan->number;
+    out.plan_kind = plan->kind;
+    out.plan_uses = plan->uses.size();
+    out.plan_match = plan->match;
+  }
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
     if (!tensor.live() || tensor.published == Level::kNone) continue;

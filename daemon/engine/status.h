@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "foresight/template.h"
 #include "mover/transfer.h"
 #include "tier/extent.h"
 
@@ -100,9 +101,14 @@ struct SessionStatus {
   std::uint64_t leases = 0;
   std::uint64_t leased_bytes = 0;
   std::uint64_t step = 0;
-  std::uint64_t plan = 0;     // number of the template that is followed; 0: none
-  std::uint64_t matched = 0;  // uses that a plan foresaw
-  std::uint64_t strayed = 0;  // uses while there was a plan that did not
+  std::uint64_t plan = 0;            // number of the template that is followed; 0: none
+  std::uint32_t plan_kind = 0;       // of its steps: 0 train, 1 accumulate, 2 eval
+  std::uint64_t plan_uses = 0;       // that it has
+  foresight::Match plan_match{};     // of the last such step with what was expected of it
+  std::uint64_t matched = 0;         // uses that a plan foresaw
+  std::uint64_t strayed = 0;         // uses while there was a plan that did not
+  std::uint64_t planned_bytes = 0;   // as in ForesightStatus
+  std::uint64_t demanded_bytes = 0;  // likewise
   struct Place {
     std::uint32_t place = 0;
     std::uint64_t guarantee_bytes = 0;

@@ -68,9 +68,10 @@ struct Tensor {
   bool deleted : 1 = false;          // only what is in use keeps it
   bool forget : 1 = false;           // its content goes when the activity ends
   bool prefetched : 1 = false;       // arrived by a prefetch, and not leased since
-  bool touched : 1 = false;          // since the last commit
-  bool lost_in_device : 1 = false;   // lost: with its copy in a device
-  bool home_bad : 1 = false;         // writing to its home failed, and there is no other region for it
+  bool hinted : 1 = false;          // what is published was asked for ahead of time by its client, and not leased since
+  bool touched : 1 = false;         // since the last commit
+  bool lost_in_device : 1 = false;  // lost: with its copy in a device
+  bool home_bad : 1 = false;        // writing to its home failed, and there is no other region for it
 
   bool live() const { return number != 0; }
   bool has(Level level) const { return (extents & bit(level)) != 0; }

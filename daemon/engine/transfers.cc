@@ -163,8 +163,10 @@ void EngineImpl::fetched(Session& session, const Flight& flight, const Result<vo
   if (result) {
     tensor.valid |= bit(flight.to);
     const Admission* wanted = tensor.admission == 0 ? nullptr : find_admission(session, tensor.admission);
-    if (wanted != nullptr && flight.from != Level::kNone && flight.to == tiers_[wanted->tier].level)
+    if (wanted != nullptr && flight.from != Level::kNone && flight.to == tiers_[wanted->tier].level) {
       (wanted->planned ? foresight_.planned_bytes : foresight_.demanded_bytes) += flight.bytes;
+      (wanted->planned ? session.foreseen.planned_bytes : session.foreseen.demanded_bytes) += flight.bytes;
+    }
     return arrived(session, flight.slot);
   }
   if (result.error().code == ErrorCode::kDataLoss && flight.from != Level::kNone) lose_copy(tensor, flight.from);

@@ -16,8 +16,42 @@ namespace {
 // Looking at all of a session's tensors must not take longer than the transfer that it makes room for.
 constexpr std::uint64_t kBytesPerTensor = 64;
 constexpr std::uint64_t kBytesPerCopy = 512;
+constexpr std::uint64_t kMovesMax = 8;  // bytes within a tier, for the time of one over a link
 constexpr double kGivenUp = 0.01;  // of what the copy would be missed otherwise: the plan brings it back, or nobody
 constexpr double kSoonestS = 1e-3;
+
+// A copy among its neighbours.
+struct Lying {
+  std::uint64_t free_before = 0;
+  std::uint64_t bytes = 0;
+  bool stays = false;
+};
+
+// The first copy of the stretch that has `bytes` free, `tail` of them behind the last copy of all, and the fewest bytes
+// of copies, none of which stays. None: there is no such stretch, or it has more of them than are worth moving.
+std::optional<std::size_t> least_moved(const std::vector<Lying>& row, std::uint64_t tail, std::uint64_t bytes) {
+  std::optional<std::size_t> best;
+  std::uint64_t least = kMovesMax * bytes;
+  std::uint64_t free = 0;
+  std::uint64_t moved = 0;
+  for (std::size_t first = 0, last = 0; last <= row.size(); ++last) {  // the stretch holds the copies [first, last)
+    if (last > 0 && row[last - 1].stays) {
+      first = last;
+      free = moved = 0;
+    } else if (last > 0) {
+      moved += row[last - 1].bytes;
+    }
+    free += last < row.size() ? row[last].free_before : tail;
+    for (; first < last && free - row[first].free_before >= bytes; ++first) {
+      free -= row[first].free_before;
+      moved -= row[first].bytes;
+    }
+    if (free < bytes || first == last || moved >= least) continue;
+    least = moved;
+    best = first;
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -28,10 +62,53 @@ std::optional<double> EngineImpl::missed(Session& session, std::size_t tier, Slo
   if (!may_move(tensor) || tensor.pinned == level || tensor.mark == set_mark_ || tensor.deleted) return std::nullopt;
   if (tensor.published == level && leased(session, slot)) return std::nullopt;
   if (!droppable(session, slot, level)) return std::nullopt;
+  if (choice.spare_hinted && tensor.published == level && tensor.hinted) return std::nullopt;
   const Expectation expected = session.places[tier]->policy->expected(slot);
   if (expected.next_ns < choice.used_after_ns) return std::nullopt;
   const double away_s = static_cast<double>(expected.next_ns - session.foreseen.now_ns()) * 1e-9;
   return static_cast<double>(tensor.extent_bytes()) * (expected.give_up ? kGivenUp : 1) / std::max(away_s, kSoonestS);
+}
+
+// The tier's copies by address.
+std::vector<std::pair<std::uint64_t, Slot>> EngineImpl::copies_at(const Session& session, std::size_t tier) const {
+  const Level level = tiers_[tier].level;
+  std::vector<std::pair<std::uint64_t, Slot>> copies;
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at)
+    if (session.tensors[at].live() && at_tier(session.tensors[at], tier))
+      copies.emplace_back(session.tensors[at].offset[index(level)], Slot{at});
+  std::sort(copies.begin(), copies.end());
+  return copies;
+}
+
+// Free bytes that lie apart come side by side, where that takes less than a transfer: of all stretches of the tier's
+// addresses that have enough of them, in the one with the fewest bytes of copies, the first of these moves down. True:
+// one is on its way.
+bool EngineImpl::join_free(Session& session, std::size_t tier, std::uint64_t bytes) {
+  const Level level = tiers_[tier].level;
+  const Place& place = *session.places[tier];
+  if (level == home_level_ || place.fence != kNoFence || bytes < session.tensors.size() * kBytesPerTensor) return false;
+  const auto copies = copies_at(session, tier);
+  if (bytes < copies.size() * kBytesPerCopy) return false;
+  std::vector<Lying> row;
+  std::uint64_t between = 0;
+  std::uint64_t end = 0;
+  for (const auto& [offset, slot] : copies) {
+    const Tensor& tensor = session.at(slot);
+    if (tensor.activity == Activity::kSliding) return true;
+    const bool stays = !may_move(tensor) || tensor.pinned == level || tensor.deleted ||
+                       (tensor.published == level && leased(session, slot));
+    row.push_back({offset - end, tensor.extent_bytes(), stays});
+    between += offset - end;
+    end = offset + tensor.extent_bytes();
+  }
+  const std::uint64_t tail = place.space.capacity_bytes() - end;
+  if (between + tail != place.space.free_bytes()) return false;  // some of it is not to be had
+  const auto first = least_moved(row, tail, bytes);
+  if (!first) return false;
+  const auto [offset, slot] = copies[*first];
+  if (session.at(slot).published == level && !claim(session, slot)) return false;
+  start_slide(session, slot, level, offset - row[*first].free_before);
+  return true;
 }
 
 // Gives up, without a transfer, what lies in the best run of `bytes`. False: there is none.
@@ -39,12 +116,8 @@ bool EngineImpl::clear_window(Session& session, std::size_t tier, std::uint64_t 
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
   if (level == home_level_ || place.fence != kNoFence || bytes < session.tensors.size() * kBytesPerTensor) return false;
-  std::vector<std::pair<std::uint64_t, Slot>> copies;
-  for (std::uint32_t at = 0; at < session.tensors.size(); ++at)
-    if (session.tensors[at].live() && at_tier(session.tensors[at], tier))
-      copies.emplace_back(session.tensors[at].offset[index(level)], Slot{at});
+  const auto copies = copies_at(session, tier);
   if (bytes < copies.size() * kBytesPerCopy) return false;
-  std::sort(copies.begin(), copies.end());
   const std::uint64_t capacity = place.space.capacity_bytes();
   const auto end_of = [&](std::size_t at) { return copies[at].first + session.at(copies[at].second).extent_bytes(); };
   double cost = 0;

@@ -13,12 +13,21 @@ constexpr std::size_t kLongUses = 200'000;  // of a step: then the horizon is sh
 constexpr std::size_t kHorizonMax = 16;     // steps
 constexpr std::uint32_t kSlotsMax = 1u << 24;
 
+// Before the first step there was none: it is taken for one of several.
+std::pair<std::uint32_t, std::uint32_t> context_of(const std::vector<std::uint32_t>& kinds, std::size_t at) {
+  return {kinds[at], kinds[at == 0 ? 0 : at - 1]};
+}
+
 }  // namespace
 
 std::optional<Plan> Learner::observe(const Observation& seen) {
   if (seen.kind == Observation::Kind::kStep) return step(seen);
-  if (!began_ || static_cast<std::uint32_t>(seen.slot) >= kSlotsMax) return std::nullopt;
-  if (seen.kind == Observation::Kind::kUsed) {
+  if (static_cast<std::uint32_t>(seen.slot) >= kSlotsMax) return std::nullopt;
+  if (seen.kind == Observation::Kind::kDeclared) {
+    declared(seen);
+  } else if (!began_) {
+    return std::nullopt;
+  } else if (seen.kind == Observation::Kind::kUsed) {
     used(seen);
   } else if (index(seen.slot) < last_use_.size() && last_use_[index(seen.slot)] != kNone) {
     uses_[last_use_[index(seen.slot)]].dies = true;
@@ -30,21 +39,24 @@ void Learner::missed() {
   began_ = false;
   uses_ = {};
   last_use_ = {};
+  declared_.clear();
 }
 
-void Learner::share(std::size_t sessions, std::vector<std::size_t> by_device) {
-  sessions_ = std::max<std::size_t>(sessions, 1);
+void Learner::share(double weights, std::vector<double> by_device) {
+  weights_ = weights;
   by_device_ = std::move(by_device);
 }
 
 std::size_t Learner::known_uses() const {
   std::size_t sum = uses_.size();
-  for (const auto& [kind, known] : templates_) sum += known.uses.size();
+  for (const auto& [context, known] : templates_) sum += known.uses.size();
+  for (const auto& [kind, declaration] : declared_) sum += declaration.uses.size();
   return sum;
 }
 
 void Learner::forget() {
   templates_.clear();
+  latest_.clear();
   missed();
 }
 
@@ -66,6 +78,32 @@ void Learner::used(const Observation& seen) {
                    .at_ns = std::max<std::int64_t>(at, 0)});
 }
 
+void Learner::declared(const Observation& seen) {
+  Declaration& declaration = declared_[seen.step_kind];
+  if (seen.first) declaration = {};
+  if (declaration.uses.size() >= kUsesMax) return;
+  if (!uses_place(seen.place)) places_.push_back(seen.place);
+  const std::int64_t at_ns = std::max<std::int64_t>((seen.at - Time{}).count(), 0);
+  declaration.uses.push_back(
+      {.slot = seen.slot, .place = seen.place, .mode = seen.mode, .bytes = seen.bytes, .at_ns = at_ns});
+  declaration.period_ns = std::max(declaration.period_ns, at_ns + std::max<std::int64_t>(seen.waited.count(), 1));
+}
+
+// What was declared of the kind, which has begun, is taken for a step that was seen, and replaces those that were.
+void Learner::believe(std::uint32_t kind) {
+  const auto found = declared_.find(kind);
+  if (found == declared_.end()) return;
+  put_sets_in_order(found->second.uses);
+  const Template* const before = template_of(history_, history_.size() - 1);
+  const std::uint64_t version = before == nullptr ? 0 : before->version;
+  std::erase_if(templates_, [kind](const auto& each) { return each.first.first == kind; });
+  latest_[kind] = context_of(history_, history_.size() - 1);
+  Template& known = templates_[latest_[kind]];
+  known.version = version;
+  known.learn(std::move(found->second.uses), found->second.period_ns);
+  declared_.erase(found);
+}
+
 // The kind that came after the longest of the latest runs of kinds that came before.
 std::uint32_t Learner::kind_after(const std::vector<std::uint32_t>& kinds) const {
   std::size_t longest = 0;
@@ -82,10 +120,10 @@ std::uint32_t Learner::kind_after(const std::vector<std::uint32_t>& kinds) const
 }
 
 // What of a set was there and what was waited for differs from step to step, and so does the order in which it is seen.
-void Learner::put_sets_in_order() {
-  for (auto first = uses_.begin(); first != uses_.end();) {
+void Learner::put_sets_in_order(std::vector<TemplateUse>& uses) {
+  for (auto first = uses.begin(); first != uses.end();) {
     auto last = first;
-    while (last != uses_.end() && last->at_ns - first->at_ns < kOneSetNs) ++last;
+    while (last != uses.end() && last->at_ns - first->at_ns < kOneSetNs) ++last;
     const std::int64_t at = first->at_ns;
     std::ranges::sort(first, last, {},
                       [](const TemplateUse& use) { return std::tie(use.slot, use.at_ns, use.place, use.mode); });
@@ -93,65 +131,110 @@ void Learner::put_sets_in_order() {
   }
 }
 
+// What is known of a step: from such a step after such a one, else from one of its kind. None: nothing.
+const Template* Learner::template_of(const std::vector<std::uint32_t>& kinds, std::size_t at) const {
+  auto found = templates_.find(context_of(kinds, at));
+  if (found == templates_.end()) {
+    const auto latest = latest_.find(kinds[at]);
+    if (latest == latest_.end()) return nullptr;
+    found = templates_.find(latest->second);
+  }
+  return found->second.uses.empty() ? nullptr : &found->second;
+}
+
+// Of the step that is over. The first of its context goes on from what is known of its kind.
+Template& Learner::template_to_learn() {
+  const Context context = context_of(history_, history_.size() - 1);
+  const auto latest = latest_.find(context.first);
+  if (latest != latest_.end()) templates_.try_emplace(context, templates_.at(latest->second));
+  latest_[context.first] = context;
+  return templates_[context];
+}
+
+// Had fetches begun earlier by what was waited for and not foreseen, nobody would have waited.
+void Learner::adapt_lead() {
+  if (!foreseen_wait_) return;
+  lead_ = std::clamp(waited_ - *foreseen_wait_, lead_ / 2, kLeadMax);
+}
+
 std::optional<Plan> Learner::step(const Observation& seen) {
   if (began_) {
-    put_sets_in_order();
+    adapt_lead();
+    put_sets_in_order(uses_);
     const std::int64_t period = (seen.at - step_began_ - waited_).count();
-    const std::uint32_t kind = history_.back();
-    confidence_.match = templates_[kind].learn(std::move(uses_), std::max<std::int64_t>(period, 1));
-    confidence_.kind = kind;
-    confidence_.number = templates_[kind].version;
+    Template& known = template_to_learn();
+    confidence_.match = known.last_match = known.learn(std::move(uses_), std::max<std::int64_t>(period, 1));
+    confidence_.kind = history_.back();
+    confidence_.number = known.version;
     ++confidence_.steps;
   }
+  foreseen_wait_.reset();
   uses_.clear();
   last_use_.clear();
   began_ = true;
+  weight_ = seen.weight;
   step_began_ = waited_until_ = seen.at;
   waited_ = Duration::zero();
   history_.push_back(seen.step_kind);
   if (history_.size() > kHistoryMax) history_.erase(history_.begin());
-  const auto found = templates_.find(seen.step_kind);
-  if (found == templates_.end() || found->second.uses.empty()) return std::nullopt;
-  // Some steps before, so that what is planned begins in the middle of things, and what comes after.
-  const std::size_t around = found->second.uses.size() > kLongUses ? 1 : 2;
+  believe(seen.step_kind);
+  const Template* known = template_of(history_, history_.size() - 1);
+  if (known == nullptr) return std::nullopt;
+  std::size_t window = 0;
+  const std::vector<const Template*> horizon = horizon_of(*known, window);
+  Plan made = plan(part(), horizon, window);
+  made.kind = seen.step_kind;
+  made.match = known->last_match;
+  foreseen_wait_ = Duration(made.period_ns - known->period_ns);
+  return made;
+}
+
+// Some steps before, so that what is planned begins in the middle of things, and what comes after.
+std::vector<const Template*> Learner::horizon_of(const Template& known, std::size_t& window) const {
+  const auto or_known = [&](const Template* other) { return other == nullptr ? &known : other; };
+  const std::size_t around = known.uses.size() > kLongUses ? 1 : 2;
   std::vector<const Template*> horizon;
-  for (std::size_t back = around; back > 0; --back) {
-    const std::uint32_t kind = back < history_.size() ? history_[history_.size() - 1 - back] : seen.step_kind;
-    const auto before = templates_.find(kind);
-    horizon.push_back(before == templates_.end() ? &found->second : &before->second);
-  }
-  const std::size_t window = horizon.size();
-  horizon.push_back(&found->second);
+  for (std::size_t back = around; back > 0; --back)
+    horizon.push_back(back < history_.size() ? or_known(template_of(history_, history_.size() - 1 - back)) : &known);
+  window = horizon.size();
+  horizon.push_back(&known);
   std::vector<std::uint32_t> kinds = history_;
-  std::size_t uses = found->second.uses.size();
-  do {  // until a step of this kind comes again, if that is not too far
+  std::size_t uses = known.uses.size();
+  do {  // until such a step comes again, if that is not too far
     kinds.push_back(kind_after(kinds));
-    const auto after = templates_.find(kinds.back());
-    horizon.push_back(after == templates_.end() ? &found->second : &after->second);
+    horizon.push_back(or_known(template_of(kinds, kinds.size() - 1)));
     uses += horizon.back()->uses.size();
-  } while (kinds.back() != seen.step_kind && uses < kLongUses && horizon.size() < kHorizonMax);
-  return plan(part(), horizon, window);
+  } while (context_of(kinds, kinds.size() - 1) != context_of(history_, history_.size() - 1) && uses < kLongUses &&
+           horizon.size() < kHorizonMax);
+  return horizon;
 }
 
 Machine Learner::part() const {
   Machine part = machine_;
-  const auto divide = [](PlannedTier& tier, std::size_t sessions) {
-    tier.capacity_bytes /= sessions;
-    tier.in.bytes_per_s /= static_cast<double>(sessions);
-    tier.out.bytes_per_s /= static_cast<double>(sessions);
+  const auto divide = [this](PlannedTier& tier, double weights) {
+    const double mine = std::min(weight_ / weights, 1.0);
+    tier.capacity_bytes = static_cast<std::uint64_t>(static_cast<double>(tier.capacity_bytes) * mine);
+    tier.in.bytes_per_s *= mine;
+    tier.out.bytes_per_s *= mine;
   };
   for (std::size_t at = 0; at < part.devices.size(); ++at)
-    divide(part.devices[at], at < by_device_.size() ? std::max<std::size_t>(by_device_[at], 1) : sessions_);
-  if (part.has_memory) divide(part.memory, sessions_);
+    divide(part.devices[at], at < by_device_.size() ? std::max(by_device_[at], weight_) : weights_);
+  if (part.has_memory) divide(part.memory, weights_);
+  part.lead_ns = std::max(part.lead_ns, lead_.count());
   return part;
 }
 
 void share(const Machine& machine, std::span<Learner* const> learners) {
-  std::vector<std::size_t> by_device;
+  const auto weights_of = [&](const auto& uses) {
+    double sum = 0;
+    for (const Learner* learner : learners) sum += uses(*learner) ? learner->weight() : 0;
+    return sum;
+  };
+  std::vector<double> by_device;
   for (const PlannedTier& device : machine.devices)
-    by_device.push_back(static_cast<std::size_t>(
-        std::ranges::count_if(learners, [&](const Learner* learner) { return learner->uses_place(device.place); })));
-  for (Learner* learner : learners) learner->share(learners.size(), by_device);
+    by_device.push_back(weights_of([&](const Learner& learner) { return learner.uses_place(device.place); }));
+  const double all = weights_of([](const Learner&) { return true; });
+  for (Learner* learner : learners) learner->share(all, by_device);
 }
 
 }  // namespace terrace::foresight

@@ -30,9 +30,12 @@ class Learner {
  public:
   explicit Learner(Machine machine) : machine_(std::move(machine)) {}
 
-  // So many sessions use the machine alike, and so many of them each of its devices (in the order of the machine's):
-  // plans are made with a part of its tiers and links.
-  void share(std::size_t sessions, std::vector<std::size_t> by_device);
+  // The weights of all sessions that use the machine, and of those that use each of its devices (in the order of the
+  // machine's), together: plans are made with a part of its tiers and links, by this one's.
+  void share(double weights, std::vector<double> by_device);
+  double weight() const { return weight_; }
+  // As the step mark says that comes next: it counts in what it shares.
+  void weigh(double weight) { weight_ = weight; }
   // Whether the session was ever seen to use a tensor there.
   bool uses_place(std::uint32_t place) const { return std::ranges::find(places_, place) != places_.end(); }
   // How many uses it remembers: what its memory grows with.
@@ -40,7 +43,7 @@ class Learner {
   // All that it learned.
   void forget();
 
-  // A plan, of the step that begins, whenever one begins whose kind is known.
+  // A plan, of the step that begins, whenever one begins whose kind is known: seen before, or declared.
   std::optional<Plan> observe(const Observation& seen);
   // Something was not seen: of the step that is under way nothing is learned.
   void missed();
@@ -48,31 +51,52 @@ class Learner {
 
  private:
   static constexpr std::size_t kHistoryMax = 256;  // kinds of former steps
+  static constexpr Duration kLeadMax = std::chrono::seconds(1);
+  // A step's kind and the one before it: the first of several accumulating steps begins gradients, and the others add
+  // to them.
+  using Context = std::pair<std::uint32_t, std::uint32_t>;
+
+  // What a step is going to be like, by whoever does it.
+  struct Declaration {
+    std::vector<TemplateUse> uses;
+    std::int64_t period_ns = 0;
+  };
 
   void used(const Observation& seen);
+  void declared(const Observation& seen);
+  void believe(std::uint32_t kind);
   std::optional<Plan> step(const Observation& seen);
-  void put_sets_in_order();
+  static void put_sets_in_order(std::vector<TemplateUse>& uses);
   std::uint32_t kind_after(const std::vector<std::uint32_t>& kinds) const;
+  const Template* template_of(const std::vector<std::uint32_t>& kinds, std::size_t at) const;
+  Template& template_to_learn();
+  std::vector<const Template*> horizon_of(const Template& window, std::size_t& at) const;
 
+  void adapt_lead();
   Machine part() const;
 
   Machine machine_;
-  std::size_t sessions_ = 1;
-  std::vector<std::size_t> by_device_;
-  std::vector<std::uint32_t> places_;            // that it uses
-  std::map<std::uint32_t, Template> templates_;  // by kind
-  std::vector<std::uint32_t> history_;           // kinds of steps, the one that is under way last
+  double weight_ = 0;  // as the last step mark had it: before the first it takes no part
+  double weights_ = 1;
+  std::vector<double> by_device_;
+  std::vector<std::uint32_t> places_;  // that it uses
+  std::map<Context, Template> templates_;
+  std::map<std::uint32_t, Context> latest_;        // by kind: of what was learned last
+  std::map<std::uint32_t, Declaration> declared_;  // by kind, until a step of it begins
+  std::vector<std::uint32_t> history_;             // kinds of steps, the one that is under way last
   bool began_ = false;
   Time step_began_{};
   Time waited_until_{};
-  Duration waited_{};  // in this step
+  Duration waited_{};                      // in this step
+  std::optional<Duration> foreseen_wait_;  // likewise, by its plan; none: it has no plan
+  Duration lead_{};                        // beyond the machine's, by what was late
   std::vector<TemplateUse> uses_;
   std::vector<std::uint32_t> last_use_;  // by slot, in `uses_`
   Confidence confidence_;
 };
 
-// Each of the learners plans with its part of what it uses of the machine: a rank with a GPU of its own has all of
-// that.
+// Each of the learners plans with its part, by weight, of what it uses of the machine: a rank with a GPU of its own has
+// all of that.
 void share(const Machine& machine, std::span<Learner* const> learners);
 
 }  // namespace terrace::foresight

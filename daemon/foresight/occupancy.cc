@@ -5,7 +5,7 @@
 
 namespace terrace::foresight {
 
-Occupancy::Occupancy(const std::vector<std::int64_t>& bytes) {
+Occupancy::Occupancy(std::span<const std::int64_t> bytes) {
   while (groups_ < bytes.size()) groups_ *= 2;
   nodes_.resize(std::size_t{groups_} * 2);
   for (std::size_t i = 0; i < bytes.size(); ++i) nodes_[groups_ + i].most = bytes[i];

@@ -4,13 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 namespace terrace::foresight {
 
 class Occupancy {
  public:
-  explicit Occupancy(const std::vector<std::int64_t>& bytes);
+  explicit Occupancy(std::span<const std::int64_t> bytes);
 
   // To the groups of [begin, end).
   void add(std::uint32_t begin, std::uint32_t end, std::int64_t bytes);

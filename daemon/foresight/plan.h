@@ -9,11 +9,14 @@
 
 #include "base/ids.h"
 #include "base/time.h"
+#include "foresight/template.h"
 
 namespace terrace::foresight {
 
 // Not within what the plan can see.
 inline constexpr std::int64_t kBeyond = std::numeric_limits<std::int64_t>::max();
+
+inline constexpr std::uint32_t kNoUse = std::numeric_limits<std::uint32_t>::max();
 
 // A use that is to come. Times count compute alone, in nanoseconds from the beginning of the step.
 struct PlannedUse {
@@ -31,6 +34,7 @@ struct PlannedClean {
   std::uint32_t after = 0;  // uses of this step that are over by then
   Slot slot{};
   std::uint32_t place = 0;
+  std::uint32_t write = kNoUse;  // of this step: what writes it; once that has been, it need not wait for `after`
 };
 
 // The tensor is brought to `place`.
@@ -44,6 +48,8 @@ struct PlannedFetch {
 
 struct Plan {
   std::uint64_t number = 0;  // of the template
+  std::uint32_t kind = 0;    // of its steps: 0 train, 1 accumulate, 2 eval
+  Match match{};             // of the last such step with what was expected of it
   std::int64_t period_ns = 0;
   std::vector<PlannedUse> uses;       // in order
   std::vector<PlannedClean> cleans;   // in the order in which they are to be done

@@ -2,8 +2,11 @@
 #include "foresight/planner.h"
 
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 namespace terrace::foresight {
 namespace {
@@ -11,6 +14,7 @@ namespace {
 constexpr std::uint32_t kNone = UINT32_MAX;
 constexpr int kRoundsMax = 3;
 constexpr std::int64_t kStretchOneIn = 50;  // waits of less than this part of the step do not make a new plan
+constexpr std::int64_t kNotYet = std::numeric_limits<std::int64_t>::max();
 
 // A use within the horizon.
 struct HorizonUse {
@@ -52,6 +56,8 @@ class Planner {
       for (const PlannedTier& device : machine_.devices) plan_device(device);
       if (machine_.has_memory) plan_memory();
       if (round == kRoundsMax || !stretch()) break;
+      // A link bounds it: with room for one more, one way of it need not wait for the other.
+      spare_bytes_ = *std::ranges::max_element(bytes_);
       for (HorizonUse& use : uses_) use.give_up = false;
       cleans_.clear();
       fetches_.clear();
@@ -74,6 +80,11 @@ class Planner {
 
   void lay_out(const std::vector<const Template*>& templates, std::size_t window) {
     std::int64_t base = 0;
+    std::size_t most = 0;
+    for (const Template* known : templates) most += known->uses.size();
+    uses_.reserve(most);
+    begins_.reserve(most + 1);
+    first_use_.reserve(most + 1);
     for (std::size_t period = 0; period < templates.size(); ++period) {
       if (period == window) {
         window_begin_ = uses_.size();
@@ -127,11 +138,9 @@ class Planner {
 
   // Where links are too slow for the compute, everything after waits. True: enough for another plan.
   bool stretch() {
-    std::vector<std::int64_t> late(begins_.size(), 0);
-    for (const SweepDelay& delay : delays_) late[delay.group] = std::max(late[delay.group], delay.late_ns);
-    delays_.clear();
-    for (std::size_t group = 1; group < late.size(); ++group) late[group] = std::max(late[group], late[group - 1]);
-    if (late.back() <= plan_.period_ns / kStretchOneIn) return false;
+    const std::vector<std::int64_t> late = take_lateness();
+    const std::int64_t before = std::exchange(late_ns_, late.back());
+    if (late_ns_ <= plan_.period_ns / kStretchOneIn || late_ns_ > before / 2) return false;
     const std::int64_t window_end = window_ns_ + plan_.period_ns;
     const auto late_at = [&](std::int64_t time) { return time >= begins_.back() ? late.back() : late[group_at(time)]; };
     const std::int64_t begin = window_ns_ + late_at(window_ns_);
@@ -142,20 +151,44 @@ class Planner {
     return true;
   }
 
+  // By group, from the sweeps' delays. Those of one backlog are one wait; what waits after it makes all that follows
+  // later still.
+  std::vector<std::int64_t> take_lateness() {
+    std::vector<std::int64_t> late(begins_.size(), 0);
+    for (const SweepDelay& delay : delays_) late[delay.group] = std::max(late[delay.group], delay.late_ns);
+    delays_.clear();
+    std::int64_t former = 0;
+    std::int64_t backlog = 0;
+    std::int64_t over = 0;  // when it is worked off
+    for (std::size_t group = 0; group < late.size(); ++group) {
+      if (late[group] > 0) {
+        if (begins_[group] > over) former += std::exchange(backlog, 0);
+        over = std::max(over, begins_[group] + late[group]);
+        backlog = std::max(backlog, late[group]);
+      }
+      late[group] = former + backlog;
+    }
+    return late;
+  }
+
   std::uint32_t group_at(std::int64_t time) const {
     const auto past = std::upper_bound(begins_.begin(), begins_.end() - 1, time);
     return past == begins_.begin() ? 0 : static_cast<std::uint32_t>(past - begins_.begin() - 1);
   }
 
   void plan_device(const PlannedTier& device) {
-    SweepInput input{.capacity_bytes = device.capacity_bytes,
+    SweepInput input{.capacity_bytes = device.capacity_bytes - std::min(spare_bytes_, device.capacity_bytes / 8),
                      .group_begin_ns = begins_,
                      .uses = {},
                      .bytes = bytes_,
                      .in = device.in,
                      .out = device.out,
-                     .lead_ns = machine_.lead_ns};
+                     .lead_ns = machine_.lead_ns,
+                     .lead_from_ns = window_ns_ - machine_.lead_ns,
+                     .lead_until_ns = window_ns_ + plan_.period_ns + machine_.lead_ns};
+    input.uses.reserve(uses_.size());
     std::vector<std::uint32_t> origin;
+    origin.reserve(uses_.size());
     for (std::uint32_t at = 0; at < uses_.size(); ++at) {
       const HorizonUse& use = uses_[at];
       if (use.use->place != device.place) continue;
@@ -168,7 +201,7 @@ class Planner {
     for (std::size_t i = 0; i < origin.size(); ++i)
       if (result.given_up[i]) uses_[origin[i]].give_up = true;
     for (const SweepOut& out : result.outs) {
-      clean(device.place, out);
+      clean(device.place, out, origin);
       if (machine_.has_memory) events_.push_back({out.when.begin_ns, out.tensor, Event::Kind::kWritten});
     }
     for (const SweepIn& in : result.ins) {
@@ -177,26 +210,47 @@ class Planner {
     }
   }
 
-  // The copies in memory are written when the device gives one up, and needed when it wants one back.
-  void plan_memory() {
+  // What the devices move, and the uses, which come in order by groups.
+  void put_events_in_order() {
+    const auto sooner = [](const Event& a, const Event& b) {
+      return std::tuple(a.at_ns, a.order(), a.tensor) < std::tuple(b.at_ns, b.order(), b.tensor);
+    };
+    std::sort(events_.begin(), events_.end(), sooner);
+    const auto moved = static_cast<std::ptrdiff_t>(events_.size());
+    events_.reserve(events_.size() + uses_.size());
+    std::ptrdiff_t group_begin = moved;
     for (std::uint32_t at = 0; at < uses_.size(); ++at) {
       const HorizonUse& use = uses_[at];
       if (use.use->place == machine_.memory.place)
         events_.push_back({use.at_ns, use.tensor, Event::Kind::kUsed, at});
       else if (use.use->writes() || use.dies)
         events_.push_back({use.at_ns, use.tensor, Event::Kind::kStale});
+      if (at + 1 < uses_.size() && uses_[at + 1].at_ns == use.at_ns) continue;
+      std::sort(events_.begin() + group_begin, events_.end(), sooner);
+      group_begin = static_cast<std::ptrdiff_t>(events_.size());
     }
-    std::sort(events_.begin(), events_.end(), [](const Event& a, const Event& b) {
-      return std::tuple(a.at_ns, a.order(), a.tensor) < std::tuple(b.at_ns, b.order(), b.tensor);
-    });
+    std::vector<Event> merged;
+    merged.reserve(events_.size());
+    const auto uses_begin = events_.begin() + moved;
+    std::merge(events_.begin(), uses_begin, uses_begin, events_.end(), std::back_inserter(merged), sooner);
+    events_ = std::move(merged);
+  }
+
+  // The copies in memory are written when the device gives one up, and needed when it wants one back.
+  void plan_memory() {
+    put_events_in_order();
     SweepInput input{.capacity_bytes = machine_.memory.capacity_bytes,
                      .group_begin_ns = begins_,
                      .uses = {},
                      .bytes = bytes_,
                      .in = machine_.memory.in,
                      .out = machine_.memory.out,
-                     .lead_ns = machine_.lead_ns};
+                     .lead_ns = machine_.lead_ns,
+                     .lead_from_ns = window_ns_ - machine_.lead_ns,
+                     .lead_until_ns = window_ns_ + plan_.period_ns + machine_.lead_ns};
+    input.uses.reserve(events_.size());
     std::vector<std::uint32_t> origin;
+    origin.reserve(events_.size());
     std::vector<std::uint32_t> last(bytes_.size(), kNone);
     for (const Event& event : events_) {
       std::uint32_t& before = last[event.tensor];
@@ -220,7 +274,7 @@ class Planner {
     delays_.insert(delays_.end(), result.delays.begin(), result.delays.end());
     for (std::size_t i = 0; i < origin.size(); ++i)
       if (origin[i] != kNone && result.given_up[i]) uses_[origin[i]].give_up = true;
-    for (const SweepOut& out : result.outs) clean(machine_.memory.place, out);
+    for (const SweepOut& out : result.outs) clean(machine_.memory.place, out, origin);
     for (const SweepIn& in : result.ins) fetch(machine_.memory.place, in.tensor, in, begins_[input.uses[in.use].group]);
   }
 
@@ -233,11 +287,15 @@ class Planner {
     return first <= window_begin_ ? 0 : static_cast<std::uint32_t>(first - window_begin_);
   }
 
-  void clean(std::uint32_t place, const SweepOut& out) {
+  // `origin`: in the horizon, of the sweep's uses; kNone: of a copy from above.
+  void clean(std::uint32_t place, const SweepOut& out, const std::vector<std::uint32_t>& origin) {
     if (!in_window(out.when.begin_ns)) return;
+    const std::uint32_t write = out.write == kNone ? kNone : origin[out.write];
     const std::uint32_t group =
         std::min<std::uint32_t>(out.released_group + 1, static_cast<std::uint32_t>(begins_.size() - 1));
-    cleans_.push_back({out.when.begin_ns, {begun(group), slots_[out.tensor], place}});
+    const bool now = write >= window_begin_ && write < window_end_;
+    const std::uint32_t of_window = now ? write - static_cast<std::uint32_t>(window_begin_) : kNoUse;
+    cleans_.push_back({out.when.begin_ns, {begun(group), slots_[out.tensor], place, of_window}});
   }
 
   void fetch(std::uint32_t place, std::uint32_t tensor, const SweepIn& in, std::int64_t due_ns) {
@@ -285,7 +343,9 @@ class Planner {
   std::vector<std::uint64_t> bytes_;      // likewise
   std::vector<std::uint32_t> last_;       // likewise: the use looked at last
   std::vector<Event> events_;
+  std::uint64_t spare_bytes_ = 0;  // of a device
   std::vector<SweepDelay> delays_;
+  std::int64_t late_ns_ = kNotYet;  // at the end of the horizon, in the last round
   std::vector<TimedClean> cleans_;
   std::vector<TimedFetch> fetches_;
   std::size_t window_begin_ = 0;  // in `uses_`

@@ -31,8 +31,44 @@ struct State {
   std::int64_t clean_from_ns = 0;  // `clean`
   std::int64_t released_ns = 0;    // when the last write was over
   std::uint32_t released_group = 0;
+  std::uint32_t last_write = kNone;
   std::uint32_t last_use = kNone;
 };
+
+// A transfer, and the group that waits for it.
+struct Errand {
+  std::int64_t earliest_ns = 0;
+  std::int64_t due_ns = 0;
+  std::int64_t work_ns = 0;
+  std::uint32_t group = 0;
+};
+
+// By how much a link is late with what it has to do, if whatever is due first goes first. (Bookings alone would have it
+// that who comes last to a link that is taken waits until all of it is done.)
+void add_delays(std::vector<Errand>& errands, std::vector<SweepDelay>& delays) {
+  const auto later_due = [](const Errand& a, const Errand& b) {
+    return std::tie(a.due_ns, a.group) > std::tie(b.due_ns, b.group);
+  };
+  std::ranges::sort(errands, {}, &Errand::earliest_ns);
+  std::vector<Errand> open;  // a heap
+  std::int64_t now = 0;
+  for (std::size_t next = 0; next < errands.size() || !open.empty();) {
+    if (open.empty()) now = std::max(now, errands[next].earliest_ns);
+    for (; next < errands.size() && errands[next].earliest_ns <= now; ++next) {
+      open.push_back(errands[next]);
+      std::ranges::push_heap(open, later_due);
+    }
+    Errand& first = open.front();
+    const std::int64_t done =
+        next < errands.size() ? std::min(first.work_ns, errands[next].earliest_ns - now) : first.work_ns;
+    now += done;
+    first.work_ns -= done;
+    if (first.work_ns > 0) continue;
+    if (now > first.due_ns) delays.push_back({first.group, now - first.due_ns});
+    std::ranges::pop_heap(open, later_due);
+    open.pop_back();
+  }
+}
 
 class Sweep {
  public:
@@ -64,6 +100,10 @@ class Sweep {
       for (; at < end; ++at) end_use(static_cast<std::uint32_t>(at));
     }
     begin_early();
+    if (late_) {
+      add_delays(ins_, result_.delays);
+      add_delays(outs_, result_.delays);
+    }
     return std::move(result_);
   }
 
@@ -95,6 +135,7 @@ class Sweep {
       state.written = true;
       state.released_ns = begin_ns(use.group + 1);
       state.released_group = use.group;
+      state.last_write = at;
     }
     if (use.dies) {
       state.resident = false;
@@ -146,6 +187,7 @@ class Sweep {
     const std::uint32_t next = next_[candidate.use];
     const bool returns = next != kNone && input_.uses[next].reads;
     if (next != kNone && input_.uses[next].group <= group) return false;
+    if (returns && !anyway && !has_way_back(bytes, group, next)) return false;
     std::int64_t gone_ns = std::max(begin_ns(group), state.clean_from_ns);
     std::optional<Span> out;
     if (!state.clean) {
@@ -155,14 +197,16 @@ class Sweep {
       if (!out) out = out_.take_earliest({state.released_ns, kFar}, work);
       if (!out) out = Span{begin_ns(group), begin_ns(group) + work};
       gone_ns = std::max(begin_ns(group), out->end_ns);
-      note_delay(group, out->end_ns + input_.out.latency_ns);
+      const std::int64_t due = begin_ns(group) - input_.out.latency_ns;
+      late_ |= out->end_ns > due;
+      outs_.push_back({state.released_ns, due, work, group});
     } else if (state.clean_from_ns > begin_ns(group) && !anyway) {
       return false;
     }
     if (out) {
       state.clean = true;
       state.clean_from_ns = out->end_ns;
-      result_.outs.push_back({candidate.tensor, state.released_group, *out});
+      result_.outs.push_back({candidate.tensor, state.released_group, state.last_write, *out});
     }
     std::optional<Span> in;
     if (returns) {
@@ -170,10 +214,10 @@ class Sweep {
       const std::int64_t due = begin_ns(input_.uses[next].group) - input_.in.latency_ns;
       const std::int64_t earliest = std::max(begin_ns(group + 1), gone_ns);
       in = in_.take_latest({earliest, due}, work);
-      if (!in && !anyway) return false;  // its way out stays: it will serve another time
       if (!in) in = in_.take_earliest({earliest, kFar}, work);
       if (!in) in = Span{earliest, earliest + work};
-      note_delay(input_.uses[next].group, in->end_ns + input_.in.latency_ns);
+      late_ |= in->end_ns > due;
+      ins_.push_back({earliest, due, work, input_.uses[next].group});
       const std::uint32_t from = std::min(group_at(in->begin_ns), input_.uses[next].group);
       arriving_[std::max(from, group + 1)] += static_cast<std::int64_t>(bytes);
       result_.ins.push_back({candidate.tensor, next, in->begin_ns, *in});
@@ -186,27 +230,37 @@ class Sweep {
     return true;
   }
 
-  void note_delay(std::uint32_t group, std::int64_t ready_ns) {
-    if (ready_ns > begin_ns(group)) result_.delays.push_back({group, ready_ns - begin_ns(group)});
+  // Else it must not go, and its way out would be taken for nothing.
+  bool has_way_back(std::uint64_t bytes, std::uint32_t group, std::uint32_t next) const {
+    const std::int64_t due = begin_ns(input_.uses[next].group) - input_.in.latency_ns;
+    return in_.has({begin_ns(group + 1), due}, input_.in.work_ns(bytes));
   }
 
   // Where there is room before a fetch must begin, it may.
   void begin_early() {
-    Occupancy tree(occupied_);
-    std::vector<std::uint32_t> order(result_.ins.size());
-    for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::vector<std::uint32_t> order;
+    order.reserve(result_.ins.size());
+    for (std::uint32_t i = 0; i < result_.ins.size(); ++i) {
+      const std::int64_t begin = result_.ins[i].when.begin_ns;
+      if (begin >= input_.lead_from_ns && begin < input_.lead_until_ns) order.push_back(i);
+    }
+    if (order.empty()) return;
     std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
       return std::tie(result_.ins[a].when.begin_ns, a) < std::tie(result_.ins[b].when.begin_ns, b);
     });
+    // Of the groups that this is about.
+    const std::uint32_t first = group_at(result_.ins[order.front()].when.begin_ns - input_.lead_ns);
+    const std::uint32_t last = group_at(result_.ins[order.back()].when.begin_ns);
+    Occupancy tree(std::span<const std::int64_t>(occupied_).subspan(first, last + 1 - first));
     for (const std::uint32_t i : order) {
       SweepIn& in = result_.ins[i];
       const auto bytes = static_cast<std::int64_t>(input_.bytes[in.tensor]);
       const auto [gone, comes] = comes_[i];
       const std::uint32_t earliest = std::max(gone, group_at(in.when.begin_ns - input_.lead_ns));
       if (earliest >= comes) continue;
-      const std::uint32_t from =
-          tree.first_below(earliest, comes, static_cast<std::int64_t>(input_.capacity_bytes) - bytes);
-      tree.add(from, comes, bytes);
+      const std::uint32_t from = first + tree.first_below(earliest - first, comes - first,
+                                                          static_cast<std::int64_t>(input_.capacity_bytes) - bytes);
+      tree.add(from - first, comes - first, bytes);
       in.from_ns = std::min(in.when.begin_ns, begin_ns(from));
     }
   }
@@ -222,6 +276,9 @@ class Sweep {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> comes_;  // by entry of `ins`: the groups it is away
   std::vector<bool> brought_;                                   // by use: its room is taken before
   std::int64_t now_bytes_ = 0;
+  bool late_ = false;  // a booking is
+  std::vector<Errand> ins_;
+  std::vector<Errand> outs_;
   Timeline in_;
   Timeline out_;
   SweepResult result_;

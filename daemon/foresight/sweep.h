@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -33,17 +34,20 @@ struct SweepUse {
 
 struct SweepInput {
   std::uint64_t capacity_bytes = 0;
-  std::vector<std::int64_t> group_begin_ns;  // of each group, and the end of the last
-  std::vector<SweepUse> uses;                // by group
-  std::vector<std::uint64_t> bytes;          // of each tensor
+  std::span<const std::int64_t> group_begin_ns;  // of each group, and the end of the last
+  std::vector<SweepUse> uses;                    // by group
+  std::span<const std::uint64_t> bytes;          // of each tensor
   LinkPace in;
   LinkPace out;
-  std::int64_t lead_ns = 0;  // fetches may begin that much earlier than they must, where there is room
+  std::int64_t lead_ns = 0;  // fetches may begin that much earlier than they must, where there is room;
+  std::int64_t lead_from_ns = std::numeric_limits<std::int64_t>::min();   // it is looked for of those that must begin
+  std::int64_t lead_until_ns = std::numeric_limits<std::int64_t>::max();  // then
 };
 
 struct SweepOut {
   std::uint32_t tensor = 0;
   std::uint32_t released_group = 0;  // it is over when the copy may be written down
+  std::uint32_t write = 0;           // the use that wrote it last; UINT32_MAX: none within the horizon
   Span when;
 };
 

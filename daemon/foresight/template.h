@@ -43,6 +43,7 @@ struct Template {
   std::uint64_t version = 0;  // of the order: other times alone do not change it
   std::int64_t period_ns = 0;
   std::vector<TemplateUse> uses;
+  Match last_match{};  // of the last step of the kind
 
   // One more step of the kind. Insertions, deletions and reorderings are found; the rest stays known.
   Match learn(std::vector<TemplateUse> step, std::int64_t period_ns);

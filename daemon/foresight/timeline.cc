@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace terrace::foresight {
 
@@ -28,6 +29,12 @@ std::optional<Span> Timeline::take_earliest(Span window, std::int64_t work_ns) {
 }
 
 std::optional<Span> Timeline::take_latest(Span window, std::int64_t work_ns) {
+  const auto found = find_latest(window, work_ns);
+  if (!found) return std::nullopt;
+  return cut(found->first, found->past, found->taken);
+}
+
+std::optional<Timeline::Found> Timeline::find_latest(Span window, std::int64_t work_ns) const {
   if (window.end_ns - window.begin_ns < work_ns) return std::nullopt;
   const auto past = free_.lower_bound(window.end_ns);  // begins too late
   auto first = past;
@@ -44,15 +51,29 @@ std::optional<Span> Timeline::take_latest(Span window, std::int64_t work_ns) {
     begin = std::max({first->first, window.begin_ns, until - left});
     left -= until - begin;
   }
-  return cut(first, past, {begin, end});
+  return Found{first, past, {begin, end}};
 }
 
-Span Timeline::cut(Free::iterator first, Free::iterator past, Span taken) {
-  const Span before{first->first, taken.begin_ns};
+Span Timeline::cut(Free::const_iterator first, Free::const_iterator past, Span taken) {
   const Span after{taken.end_ns, std::prev(past)->second};
-  free_.erase(first, past);
-  if (before.end_ns > before.begin_ns) free_.emplace(before.begin_ns, before.end_ns);
-  if (after.end_ns > after.begin_ns) free_.emplace(after.begin_ns, after.end_ns);
+  auto left = free_.erase(first, first);  // the same, to be changed
+  if (left->first < taken.begin_ns) {
+    left->second = taken.begin_ns;
+    ++left;
+  }
+  if (after.end_ns > after.begin_ns) {
+    if (left == past) {
+      free_.emplace_hint(past, after.begin_ns, after.end_ns);
+      return taken;
+    }
+    auto node = free_.extract(left++);  // most cuts leave as many intervals as there were
+    node.key() = after.begin_ns;
+    node.mapped() = after.end_ns;
+    left = free_.erase(left, past);
+    free_.insert(left, std::move(node));
+    return taken;
+  }
+  free_.erase(left, past);
   return taken;
 }
 

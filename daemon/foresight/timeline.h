@@ -22,14 +22,22 @@ class Timeline {
   std::optional<Span> take_earliest(Span window, std::int64_t work_ns);
   // The latest there is.
   std::optional<Span> take_latest(Span window, std::int64_t work_ns);
+  // Whether there is enough of it.
+  bool has(Span window, std::int64_t work_ns) const { return find_latest(window, work_ns).has_value(); }
 
  private:
   static constexpr int kLooksMax = 256;  // at free intervals, a call
 
   using Free = std::map<std::int64_t, std::int64_t>;  // begin -> end, disjoint, none empty
 
+  struct Found {
+    Free::const_iterator first;
+    Free::const_iterator past;
+    Span taken;
+  };
+  std::optional<Found> find_latest(Span window, std::int64_t work_ns) const;
   // Of the intervals from `first` up to `past`, what lies before and after `taken` stays free.
-  Span cut(Free::iterator first, Free::iterator past, Span taken);
+  Span cut(Free::const_iterator first, Free::const_iterator past, Span taken);
 
   Free free_;
 };

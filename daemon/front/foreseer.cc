@@ -102,6 +102,7 @@ void Foreseer::run(const std::stop_token& stop) {
       if (stop.stop_requested()) return;
       learn(each);
     }
+    bound_memory();
     for (const SessionId session : lost)  // after what did arrive
       if (const auto known = learners_.find(session); known != learners_.end()) known->second.missed();
     for (const SessionId session : gone) learners_.erase(session);
@@ -110,11 +111,13 @@ void Foreseer::run(const std::stop_token& stop) {
 
 void Foreseer::learn(const foresight::Observation& seen) {
   const auto known = learners_.find(seen.session);
-  if (known == learners_.end() && seen.kind != foresight::Observation::Kind::kStep) return;  // it marks no steps
+  const bool of_steps =
+      seen.kind == foresight::Observation::Kind::kStep || seen.kind == foresight::Observation::Kind::kDeclared;
+  if (known == learners_.end() && !of_steps) return;  // it marks none
   foresight::Learner& learner =
       known != learners_.end() ? known->second : learners_.try_emplace(seen.session, machine_).first->second;
   if (seen.kind == foresight::Observation::Kind::kStep) {
-    bound_memory();
+    learner.weigh(seen.weight);
     share();
   }
   if (auto plan = learner.observe(seen))
@@ -130,16 +133,13 @@ void Foreseer::share() {
 // Who knows most begins anew: steps without end, or steps that are never alike.
 void Foreseer::bound_memory() {
   std::size_t sum = 0;
-  std::size_t most_uses = 0;
-  foresight::Learner* most = nullptr;
-  for (auto& [session, learner] : learners_) {
-    const std::size_t uses = learner.known_uses();
-    sum += uses;
-    if (uses <= most_uses) continue;
-    most_uses = uses;
-    most = &learner;
+  for (const auto& [session, learner] : learners_) sum += learner.known_uses();
+  while (sum > kKnownUsesMax) {
+    const auto most =
+        std::ranges::max_element(learners_, {}, [](const auto& each) { return each.second.known_uses(); });
+    sum -= most->second.known_uses();
+    most->second.forget();
   }
-  if (sum > kKnownUsesMax) most->forget();
 }
 
 }  // namespace terrace::front

@@ -118,6 +118,11 @@ Result<shm::Mode> to_mode(v1::LeaseMode mode) {
   }
 }
 
+Result<std::uint32_t> to_step_kind(v1::StepKind kind) {
+  if (v1::StepKind_IsValid(kind)) return static_cast<std::uint32_t>(kind);
+  return invalid(fmt::format("kind is {}: give one of StepKind", static_cast<int>(kind)));
+}
+
 Result<std::vector<Handle>> to_handles(const google::protobuf::RepeatedField<std::uint64_t>& packed) {
   if (packed.empty()) return invalid("tensors is empty: name at least one");
   if (static_cast<std::size_t>(packed.size()) > shm::kSetMax)

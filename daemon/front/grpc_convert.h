@@ -32,6 +32,7 @@ enum class PlaceUse : std::uint8_t {
 };
 Result<std::uint32_t> to_place(bool present, const v1::Place& place, PlaceUse use, std::string_view field = "place");
 Result<shm::Mode> to_mode(v1::LeaseMode mode);
+Result<std::uint32_t> to_step_kind(v1::StepKind kind);
 // 1 to 65536 handles, none twice.
 Result<std::vector<Handle>> to_handles(const google::protobuf::RepeatedField<std::uint64_t>& packed);
 Result<engine::TensorSpec> to_spec(const v1::TensorSpec& spec, std::size_t index);

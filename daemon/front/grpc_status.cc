@@ -69,6 +69,19 @@ void place_of_tier(const engine::TierStatus& tier, v1::Place& out) {
   }
 }
 
+void from_foresight(const engine::SessionStatus& session, v1::SessionForesight& out) {
+  out.set_template_(session.plan);
+  out.set_step_kind(session.plan_kind);
+  out.set_template_uses(session.plan_uses);
+  out.set_matched_uses(session.plan_match.matched);
+  out.set_missed_uses(session.plan_match.missed);
+  out.set_added_uses(session.plan_match.added);
+  out.set_foreseen_uses(session.matched);
+  out.set_stray_uses(session.strayed);
+  out.set_planned_bytes(session.planned_bytes);
+  out.set_demanded_bytes(session.demanded_bytes);
+}
+
 }  // namespace
 
 void from_session(const engine::SessionStatus& session, std::span<const std::string> tenant_names,
@@ -83,6 +96,7 @@ void from_session(const engine::SessionStatus& session, std::span<const std::str
   out.set_leases(session.leases);
   out.set_leased_bytes(session.leased_bytes);
   out.set_step(session.step);
+  if (session.plan != 0 || session.matched + session.strayed > 0) from_foresight(session, *out.mutable_foresight());
   for (const engine::SessionStatus::Member& member : session.members) {
     v1::ShareMember& one = *out.add_members();
     one.set_session(static_cast<std::uint32_t>(member.session));

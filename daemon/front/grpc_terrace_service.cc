@@ -61,6 +61,29 @@ Result<engine::Body> to_create(const v1::CreateTensorsRequest& request) {
   return create;
 }
 
+Result<engine::Body> to_declaration(const v1::DeclareStepRequest& request) {
+  const auto kind = to_step_kind(request.kind());
+  if (!kind) return std::unexpected(kind.error());
+  engine::DeclareStep step{.kind = *kind, .position = 0, .sets = {}};
+  std::size_t tensors = 0;
+  for (const auto& set : request.sets()) {
+    tensors += static_cast<std::size_t>(set.tensors_size());
+    if (tensors > shm::kSetMax)
+      return fail(
+          ErrorCode::kInvalidArgument,
+          fmt::format("sets has more than {} handles: declare longer steps by the client library", shm::kSetMax));
+    const auto place = to_place(set.has_place(), set.place(), PlaceUse::kLease);
+    if (!place) return std::unexpected(place.error());
+    const auto mode = to_mode(set.mode());
+    if (!mode) return std::unexpected(mode.error());
+    auto handles = to_handles(set.tensors());
+    if (!handles) return std::unexpected(handles.error());
+    const std::uint64_t compute_us = std::min<std::uint64_t>(set.compute_us(), UINT32_MAX);  // more than an hour
+    step.sets.push_back({*place, *mode, std::chrono::microseconds(compute_us), std::move(*handles)});
+  }
+  return step;
+}
+
 void fill_opened(const Gateway::Opened& opened, v1::OpenSessionResponse& out) {
   out.set_token(opened.token.data(), opened.token.size());
   out.set_session(static_cast<std::uint32_t>(opened.session));
@@ -193,11 +216,14 @@ TerraceService::Unary* TerraceService::Unpin(Context* context, const v1::UnpinRe
 
 TerraceService::Unary* TerraceService::MarkStep(Context* context, const v1::MarkStepRequest* request,
                                                 v1::MarkStepResponse* /*response*/) {
-  Result<engine::Body> body = engine::MarkStep{static_cast<std::uint32_t>(request->kind())};
-  if (!v1::StepKind_IsValid(request->kind()))
-    body = fail(ErrorCode::kInvalidArgument,
-                fmt::format("kind is {}: give one of StepKind", static_cast<int>(request->kind())));
-  return submit(*context, request->token(), std::move(body), nothing);
+  const auto kind = to_step_kind(request->kind());
+  if (!kind) return submit(*context, request->token(), std::unexpected(kind.error()), nothing);
+  return submit(*context, request->token(), engine::MarkStep{*kind}, nothing);
+}
+
+TerraceService::Unary* TerraceService::DeclareStep(Context* context, const v1::DeclareStepRequest* request,
+                                                   v1::DeclareStepResponse* /*response*/) {
+  return submit(*context, request->token(), to_declaration(*request), nothing);
 }
 
 TerraceService::Unary* TerraceService::GetStatus(Context* context, const v1::GetStatusRequest* /*request*/,

@@ -41,6 +41,7 @@ class TerraceService final : public v1::Terrace::CallbackService {
   Unary* Pin(Context*, const v1::PinRequest*, v1::PinResponse*) override;
   Unary* Unpin(Context*, const v1::UnpinRequest*, v1::UnpinResponse*) override;
   Unary* MarkStep(Context*, const v1::MarkStepRequest*, v1::MarkStepResponse*) override;
+  Unary* DeclareStep(Context*, const v1::DeclareStepRequest*, v1::DeclareStepResponse*) override;
   Unary* GetStatus(Context*, const v1::GetStatusRequest*, v1::GetStatusResponse*) override;
   grpc::ServerWriteReactor<v1::ReadResponse>* Read(Context*, const v1::ReadRequest*) override;
   grpc::ServerReadReactor<v1::WriteRequest>* Write(Context*, v1::WriteResponse*) override;

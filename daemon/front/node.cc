@@ -153,6 +153,7 @@ engine::Options engine_options(const config::Config& config) {
   for (std::uint32_t tenant = 0; tenant < config.tenants.size(); ++tenant) {
     const config::TenantConfig& each = config.tenants[tenant];
     options.tenants.push_back(XXH3_64bits(each.name.data(), each.name.size()));
+    options.weights.push_back(each.weight);
     if (each.quota_bytes != 0) options.quotas.push_back({.tenant_socket = tenant, .home_bytes_max = each.quota_bytes});
   }
   switch (config.policy) {

@@ -76,6 +76,22 @@ void append(std::vector<std::byte>& bytes, const T& value) {
   bytes.insert(bytes.end(), raw.begin(), raw.end());
 }
 
+Result<shm::Mode> to_mode(const shm::Submission& submission) {
+  if (submission.mode <= static_cast<std::uint32_t>(shm::Mode::kOverwrite))
+    return static_cast<shm::Mode>(submission.mode);
+  return fail(ErrorCode::kInvalidArgument,
+              fmt::format("mode {} does not exist; use 0 (read), 1 (write) or 2 (overwrite)", submission.mode));
+}
+
+Result<engine::Body> to_declaration(const shm::Submission& submission, std::vector<Handle> tensors) {
+  const auto mode = to_mode(submission);
+  if (!mode) return std::unexpected(mode.error());
+  const auto value = shm::DeclaredValue::unpack(submission.value);
+  engine::DeclareStep step{.kind = value.kind, .position = value.position, .sets = {}};
+  step.sets.push_back({submission.place, *mode, std::chrono::microseconds(value.compute_us), std::move(tensors)});
+  return step;
+}
+
 std::vector<Handle> to_handles(const shm::Submission& submission, std::span<const std::byte> block) {
   std::vector<Handle> handles;
   handles.reserve(submission.count);
@@ -106,11 +122,11 @@ Result<engine::Body> to_request(const shm::Submission& submission, std::span<con
       break;
     case Operation::kDelete:
       return engine::DeleteTensors{std::move(tensors), again};
-    case Operation::kAcquire:
-      if (submission.mode > static_cast<std::uint32_t>(shm::Mode::kOverwrite))
-        return fail(ErrorCode::kInvalidArgument,
-                    fmt::format("mode {} does not exist; use 0 (read), 1 (write) or 2 (overwrite)", submission.mode));
-      return engine::Acquire{submission.place, static_cast<shm::Mode>(submission.mode), std::move(tensors)};
+    case Operation::kAcquire: {
+      const auto mode = to_mode(submission);
+      if (!mode) return std::unexpected(mode.error());
+      return engine::Acquire{submission.place, *mode, std::move(tensors)};
+    }
     case Operation::kMove:
       return engine::Move{submission.place, std::move(tensors)};
     case Operation::kPrefetch:
@@ -125,6 +141,8 @@ Result<engine::Body> to_request(const shm::Submission& submission, std::span<con
       return engine::Unpin{std::move(tensors), again};
     case Operation::kMarkStep:
       return engine::MarkStep{static_cast<std::uint32_t>(submission.value)};
+    case Operation::kDeclareStep:
+      return to_declaration(submission, std::move(tensors));
   }
   return fail(ErrorCode::kUnimplemented, fmt::format("operation {} is not one of this daemon's",
                                                      static_cast<std::uint32_t>(submission.operation)));

@@ -1,16 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "mover/registered_buffers.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <iterator>
 
+#include "base/bytes.h"
+
 namespace terrace::mover {
 
+namespace {
+
+constexpr int kProbes = 32;  // registrations of as many pages together as a slice has
+
+}  // namespace
+
 RegisteredBuffers::RegisteredBuffers(Ring& ring, std::span<std::byte> probe) : ring_(ring) {
+  static_assert(kSliceBytes % (kProbes * kPageBytes) == 0);
   if (!ring_.reserve_buffers(kSlicesMax)) return;
-  allowed_ = ring_.set_buffer(0, probe.first(std::min<std::uint64_t>(probe.size(), kSliceBytes)));
+  const std::span<std::byte> part = probe.first(std::min<std::uint64_t>(probe.size(), kSliceBytes / kProbes));
+  (void)::madvise(part.data(), part.size(), MADV_NOHUGEPAGE);  // of a huge page it would count once
+  int registered = 0;
+  while (registered < kProbes && ring_.set_buffer(registered, part)) ++registered;
+  allowed_ = registered == kProbes;
+  while (registered > 0) (void)ring_.set_buffer(--registered, {});
   if (!allowed_) return;
-  (void)ring_.set_buffer(0, {});
   free_slots_.reserve(kSlicesMax);
   for (int slot = kSlicesMax - 1; slot >= 0; --slot) free_slots_.push_back(slot);
 }

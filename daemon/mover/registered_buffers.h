@@ -21,7 +21,8 @@ class RegisteredBuffers {
   static constexpr std::uint64_t kSliceBytes = 64 * std::uint64_t{1024} * 1024;
   static constexpr unsigned kSlicesMax = 16384;  // the kernel's bound
 
-  // `probe`: memory of our own, to find out on whether registering is allowed; it is released again.
+  // `probe`: memory of our own, to find out on whether a slice may be registered: a part of it is, as often as a slice
+  // has such parts, since to back 64 MiB takes longer than all else at the start. It is released again.
   RegisteredBuffers(Ring& ring, std::span<std::byte> probe);
 
   // Memory of a session that I/O may come to touch, from now on until remove() or drop(), which must come before the

@@ -31,7 +31,7 @@ struct StepReport {
 };
 
 struct Job {
-  enum class Phase : std::uint8_t { kIdle, kLeasing, kComputing, kEnded };
+  enum class Phase : std::uint8_t { kIdle, kLeasing, kComputing, kAsking, kEnded };
 
   Job(std::size_t which, std::size_t slots, std::uint64_t seed) : number(which), trainer(slots), random(seed) {}
 
@@ -45,8 +45,9 @@ struct Job {
   std::span<const workload::Run> runs;                   // that are to be done, the one under way first
   int tries = 0;                                         // to lease its set
   std::vector<std::pair<RequestId, Trainer::Ask>> open;  // what it asked for and has no answer to
+  bool asked = false;                                    // it did not find all in its table
   std::optional<Error> refused;                          // one of the answers
-  Time computed_at{};                                    // kComputing: when that will be over
+  Time busy_until{};                                     // kComputing, kAsking: when that will be over
 
   std::uint64_t steps = 0;  // begun
   Time step_began{};

@@ -2,6 +2,7 @@
 #include "rehearsal/links.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 
@@ -18,6 +19,26 @@ std::size_t at(Direction direction) { return static_cast<std::size_t>(direction)
 
 Duration time_of(std::uint64_t bytes, double bytes_per_s) {
   return Duration(static_cast<std::int64_t>(static_cast<double>(bytes) / bytes_per_s * 1e9) + 1);
+}
+
+mover::LinkKind opposite(mover::LinkKind kind) {
+  switch (kind) {
+    case mover::LinkKind::kHostToDevice:
+      return mover::LinkKind::kDeviceToHost;
+    case mover::LinkKind::kDeviceToHost:
+      return mover::LinkKind::kHostToDevice;
+    case mover::LinkKind::kBlockRead:
+      return mover::LinkKind::kBlockWrite;
+    case mover::LinkKind::kBlockWrite:
+      return mover::LinkKind::kBlockRead;
+    case mover::LinkKind::kMemcpy:
+      break;
+  }
+  return kind;
+}
+
+bool is_block(mover::LinkKind kind) {
+  return kind == mover::LinkKind::kBlockRead || kind == mover::LinkKind::kBlockWrite;
 }
 
 }  // namespace
@@ -70,13 +91,61 @@ const Traffic& Links::start(Time now, const mover::Transfer& transfer, bool devi
     }
   }
   TERRACE_CHECK(bytes_per_s > 0);
-  Time& free = free_[{kind, memcpy ? transfer.to.tier : TierId{}}];
-  free = std::max(free, now) + time_of(transfer.bytes, bytes_per_s);
-  done_.emplace(free + latency, transfer.id);
+  advance(now);
+  lanes_[{kind, memcpy ? transfer.to.tier : TierId{}}].push_back(
+      {transfer.id, time_of(transfer.bytes, bytes_per_s), latency});
   return flights_.emplace(transfer.id, flight).first->second.traffic;
 }
 
+// By what factor transfers take longer now than with the link to themselves.
+double Links::slowness(mover::LinkKind kind) const {
+  const workload::LinkSpeed& link = is_block(kind) ? node_.block : node_.hbm;
+  const auto alone = static_cast<double>(link.in_bytes_per_s) + static_cast<double>(link.out_bytes_per_s);
+  const auto both = static_cast<double>(link.both_bytes_per_s);
+  if (kind == mover::LinkKind::kMemcpy || both == 0 || both >= alone) return 1;
+  const auto other = lanes_.find({opposite(kind), TierId{}});
+  return other == lanes_.end() || other->second.empty() ? 1 : alone / both;
+}
+
+// When the first of a lane that is not empty is through, if nothing changes.
+Time Links::end_of(const Lanes::value_type& lane) const {
+  const double left = static_cast<double>(lane.second.front().left.count()) * slowness(lane.first.first);
+  return at_ + Duration(static_cast<std::int64_t>(std::ceil(left)));
+}
+
+void Links::move(Time to) {
+  const Duration passed = to - at_;
+  for (auto& [key, lane] : lanes_) {
+    if (lane.empty()) continue;
+    const double moved = static_cast<double>(passed.count()) / slowness(key.first);
+    lane.front().left = std::max(Duration(), lane.front().left - Duration(static_cast<std::int64_t>(moved)));
+  }
+  at_ = to;
+}
+
+void Links::advance(Time to) {
+  while (true) {
+    Lanes::value_type* first = nullptr;
+    for (auto& lane : lanes_)
+      if (!lane.second.empty() && (first == nullptr || end_of(lane) < end_of(*first))) first = &lane;
+    if (first == nullptr || end_of(*first) > to) break;
+    move(end_of(*first));
+    const Moving through = first->second.front();
+    first->second.pop_front();
+    done_.emplace(at_ + through.latency, through.id);
+  }
+  if (to > at_) move(to);
+}
+
+Time Links::next() const {
+  Time next = done_.empty() ? kNever : done_.begin()->first;
+  for (const auto& lane : lanes_)
+    if (!lane.second.empty()) next = std::min(next, end_of(lane) + lane.second.front().latency);
+  return next;
+}
+
 TransferId Links::take() {
+  advance(next());
   TERRACE_CHECK(!done_.empty());
   const TransferId id = done_.begin()->second;
   done_.erase(done_.begin());

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The links of a node in virtual time: each takes its transfers in the order in which they are handed to it, and its
-// directions do not slow each other down. No bytes move.
+// The links of a node in virtual time: each direction takes its transfers in the order in which they are handed to it,
+// and while both are at work they slow each other down as the node says. No bytes move.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <set>
 #include <utility>
@@ -31,8 +32,8 @@ class Links {
 
   // What it will have moved; valid until it is taken.
   const Traffic& start(Time now, const mover::Transfer& transfer, bool device_beside_block);
-  // When the next transfer is done; kNever if none is under way.
-  Time next() const { return done_.empty() ? kNever : done_.begin()->first; }
+  // When the next transfer is done, if no other is started before; kNever if none is under way.
+  Time next() const;
   // That one, which there must be.
   TransferId take();
   // Of the session's transfers that are done.
@@ -43,10 +44,23 @@ class Links {
     SessionId session{};
     Traffic traffic;
   };
+  struct Moving {
+    TransferId id{};
+    Duration left{};  // with the link to itself
+    Duration latency{};
+  };
+  using Key = std::pair<mover::LinkKind, TierId>;  // copies within tiers have one each
+  using Lanes = std::map<Key, std::deque<Moving>>;
+
+  double slowness(mover::LinkKind kind) const;
+  Time end_of(const Lanes::value_type& lane) const;
+  void advance(Time to);
+  void move(Time to);
 
   const workload::Node& node_;
-  std::map<std::pair<mover::LinkKind, TierId>, Time> free_;  // since when; copies within tiers have one each
-  std::set<std::pair<Time, TransferId>> done_;
+  Lanes lanes_;                                 // the first of each moves
+  Time at_{};                                   // how far they have come
+  std::set<std::pair<Time, TransferId>> done_;  // all bytes are there, at most the latency is left
   std::map<TransferId, Flight> flights_;
   std::map<SessionId, Traffic> traffic_;
 };

@@ -52,6 +52,9 @@ Result<void> Rehearsal::start() {
     case PolicyKind::kS3Fifo:
       options.make_policy = engine::make_s3_fifo_policy;
       break;
+    case PolicyKind::kUnforeseen:
+      options.make_policy = engine::make_scan_resistant_policy;
+      break;
     case PolicyKind::kDemandMin:
       options.make_policy = [this] { return make_demand_min_policy(oracle_); };
       break;
@@ -139,7 +142,7 @@ Time Rehearsal::next_event() const {
   Time next = std::min({links_.next(), engine_->next_deadline(), log_due_});
   if (!plans_.empty()) next = std::min(next, plans_.begin()->first);
   for (const Job& job : jobs_)
-    if (job.phase == Job::Phase::kComputing) next = std::min(next, job.computed_at);
+    if (job.phase == Job::Phase::kComputing || job.phase == Job::Phase::kAsking) next = std::min(next, job.busy_until);
   return next;
 }
 
@@ -183,12 +186,13 @@ void Rehearsal::pump() {
 
 // As the daemon's own thread of learners does it.
 void Rehearsal::observe(const foresight::Observation& seen) {
+  Job& job = *std::ranges::find(jobs_, seen.session, &Job::session);
   if (seen.kind == foresight::Observation::Kind::kStep && jobs_.size() > 1) {
+    job.learner->weigh(seen.weight);
     std::vector<foresight::Learner*> learners;
-    for (Job& job : jobs_) learners.push_back(&*job.learner);
+    for (Job& each : jobs_) learners.push_back(&*each.learner);
     foresight::share(machine_of(options_.node, tiers_), learners);
   }
-  Job& job = *std::ranges::find(jobs_, seen.session, &Job::session);
   if (auto plan = job.learner->observe(seen)) plan_later(job, std::move(*plan));
 }
 

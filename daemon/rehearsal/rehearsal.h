@@ -31,6 +31,7 @@ struct Options {
   PolicyKind policy = PolicyKind::kNextUse;
   double noise = 0;  // compute times are off by up to this share of them, either way
   std::uint64_t seed = 1;
+  bool declare = false;            // the trainers say before their first step what their steps are going to lease
   std::size_t jobs = 1;            // trainers that do the same at once, each guaranteed its part of the tiers
   bool check_laws = false;         // the engine's, after every step: slow
   Spectator* spectator = nullptr;  // borrowed, of one job; none: nobody looks on
@@ -52,10 +53,12 @@ class Rehearsal {
   Result<void> fill(Job& job);
   Duration noisy(Job& job, Duration compute);
 
+  void declare(const Job& job);
   void begin_step(Job& job);
   StepReport end_step(Job& job);
   void begin_run(Job& job);
   void end_run(Job& job);
+  void next_run(Job& job);
   void lease(Job& job);
   Result<bool> lease_again(Job& job);
   Result<bool> advance(Job& job);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
@@ -38,6 +39,23 @@ engine::SessionStatus Rehearsal::status_of(const Job& job) const {
   return *std::ranges::find(sessions, job.session, &engine::SessionStatus::session);
 }
 
+// Each kind of step, as the first one of the kind is.
+void Rehearsal::declare(const Job& job) {
+  const workload::Workload& workload = options_.workload;
+  std::set<workload::StepKind> kinds;
+  for (std::size_t step = 0; step < workload.steps.size(); ++step) {
+    const workload::StepKind kind = workload.steps[step].kind;
+    if (!kinds.insert(kind).second) continue;
+    engine::DeclareStep declared{.kind = static_cast<std::uint32_t>(kind), .position = 0, .sets = {}};
+    for (const workload::Run& run : workload.runs_of(step)) {
+      for (Trainer::Ask& ask : job.trainer.asks_of(run))
+        declared.sets.push_back({place_of(run), ask.mode, Duration::zero(), std::move(ask.tensors)});
+      if (!declared.sets.empty()) declared.sets.back().compute += run.compute;
+    }
+    send(job, std::move(declared));
+  }
+}
+
 void Rehearsal::begin_step(Job& job) {
   const workload::Workload& workload = options_.workload;
   const std::size_t within = job.steps % workload.steps.size();
@@ -53,6 +71,7 @@ void Rehearsal::begin_step(Job& job) {
   job.strayed = then.strayed;
   job.step_began = now_;
   drain_logs();
+  if (options_.declare && job.steps == 1) declare(job);
   send(job, engine::MarkStep{static_cast<std::uint32_t>(job.report.kind)});
   if (oracle_planner_) plan_later(job, oracle_planner_->plan(within));
   job.runs = workload.runs_of(within);
@@ -85,6 +104,7 @@ void Rehearsal::lease(Job& job) {
   ++job.tries;
   job.phase = Job::Phase::kLeasing;
   const auto asks = job.trainer.lease(now_, job.runs.front());
+  job.asked = !asks.empty();
   if (job.trainer.has_log()) log_due_ = std::min(log_due_, now_ + kLogPeriod);
   if (asks.empty()) return;
   drain_logs();
@@ -95,9 +115,9 @@ void Rehearsal::lease(Job& job) {
 // Whether it moved on, without any time passing.
 Result<bool> Rehearsal::advance(Job& job) {
   if (job.phase == Job::Phase::kIdle || job.phase == Job::Phase::kEnded) return false;
-  if (job.phase == Job::Phase::kComputing) {
-    if (now_ < job.computed_at) return false;
-    end_run(job);
+  if (job.phase == Job::Phase::kComputing || job.phase == Job::Phase::kAsking) {
+    if (now_ < job.busy_until) return false;
+    job.phase == Job::Phase::kComputing ? end_run(job) : next_run(job);
     return true;
   }
   std::erase_if(job.open, [&](const auto& asked) {
@@ -113,7 +133,7 @@ Result<bool> Rehearsal::advance(Job& job) {
   if (job.refused) return lease_again(job);
   const Duration compute = noisy(job, job.runs.front().compute);
   job.report.compute += compute;
-  job.computed_at = now_ + compute;
+  job.busy_until = now_ + compute + (job.asked ? options_.node.request_latency : Duration());
   job.phase = Job::Phase::kComputing;
   return true;
 }
@@ -148,6 +168,12 @@ void Rehearsal::end_run(Job& job) {
     ++oracle_.run;
   }
   job.runs = job.runs.subspan(1);
+  if (run.free.empty() || options_.node.request_latency == Duration()) return next_run(job);
+  job.busy_until = now_ + options_.node.request_latency;
+  job.phase = Job::Phase::kAsking;
+}
+
+void Rehearsal::next_run(Job& job) {
   if (job.runs.empty())
     job.phase = Job::Phase::kEnded;
   else

@@ -2,19 +2,21 @@
 #include "rehearsal/tiers.h"
 
 #include "base/bytes.h"
+#include "config/capacity.h"
 
 namespace terrace::rehearsal {
 namespace {
 
-constexpr std::uint64_t kSegmentBytes = 64 * kMiB;
+constexpr std::uint64_t kSpareBytes = 4 * kGiB;  // beside all tensors, of a tier that never fills
 
 engine::TierOptions tier(const char* name, tier::Kind kind, std::uint64_t capacity, std::uint64_t all) {
   engine::TierOptions options;
   options.name = name;
   options.kind = kind;
-  if (capacity == workload::kUnlimited) capacity = align_up(all, kSegmentBytes) + 64 * kSegmentBytes;
-  options.capacity_bytes = capacity / kSegmentBytes * kSegmentBytes;
-  options.segment_bytes = kind == tier::Kind::kBlock ? 0 : kSegmentBytes;
+  if (capacity == workload::kUnlimited) capacity = all + kSpareBytes;
+  const bool mapped = kind != tier::Kind::kBlock;
+  options.capacity_bytes = mapped ? config::whole_segments(capacity) : align_down(capacity, config::kStripeBytes);
+  options.segment_bytes = mapped ? config::segment_bytes(capacity) : 0;
   return options;
 }
 
@@ -39,7 +41,7 @@ std::vector<engine::Guarantee> parts_of(const std::vector<engine::TierOptions>& 
   for (const engine::TierOptions& tier : tiers) {
     if (tier.kind == tier::Kind::kBlock) continue;
     const std::uint32_t place = tier.kind == tier::Kind::kDevice ? shm::kPlaceDevice0 : shm::kPlaceHost;
-    parts.push_back({place, tier.capacity_bytes / jobs / kSegmentBytes * kSegmentBytes});
+    parts.push_back({place, tier.capacity_bytes / jobs / tier.segment_bytes * tier.segment_bytes});
   }
   return parts;
 }

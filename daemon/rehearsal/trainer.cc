@@ -25,13 +25,17 @@ std::optional<std::uint32_t> Trainer::place(workload::TensorId tensor) const {
   return slots_[index(slot)].place;
 }
 
-std::vector<Trainer::Ask> Trainer::lease(Time now, const workload::Run& run) {
-  std::array<Ask, 3> asks{Ask{shm::Mode::kRead, {}}, Ask{shm::Mode::kWrite, {}}, Ask{shm::Mode::kOverwrite, {}}};
+std::vector<Trainer::Ask> Trainer::asks_of(const workload::Run& run) const {
+  std::vector<Ask> asks{{shm::Mode::kRead, {}}, {shm::Mode::kWrite, {}}, {shm::Mode::kOverwrite, {}}};
   for (const workload::TensorId tensor : workload::leased(run))
     asks[static_cast<std::size_t>(mode_of(run, tensor))].tensors.push_back(handles_[tensor]);
+  std::erase_if(asks, [](const Ask& ask) { return ask.tensors.empty(); });
+  return asks;
+}
+
+std::vector<Trainer::Ask> Trainer::lease(Time now, const workload::Run& run) {
   std::vector<Ask> refused;
-  for (Ask& ask : asks) {
-    if (ask.tensors.empty()) continue;
+  for (Ask& ask : asks_of(run)) {
     if (lease(now, ask, place_of(run)))
       held_.push_back(std::move(ask));
     else

@@ -39,6 +39,8 @@ class Trainer {
   // Where its copy that is leased lies, as the engine names it; nothing: in no place that trainers map.
   std::optional<std::uint32_t> place(workload::TensorId tensor) const;
 
+  // The run's set, by mode.
+  std::vector<Ask> asks_of(const workload::Run& run) const;
   // Leases the run's set where the table allows it; what it does not allow is to be asked for, a mode at a time.
   std::vector<Ask> lease(Time now, const workload::Run& run);
   // The engine granted it.

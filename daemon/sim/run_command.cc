@@ -103,6 +103,7 @@ void print(const Heading& heading, bool json, const workload::Workload& workload
                                          {"stall_us", makespan - compute},
                                          {"lower_bound_us", lower},
                                          {"share", makespan > 0 ? lower / makespan : 1},
+                                         {"bound_by", workload::name(bound.limit)},
                                          {"bytes", links(bytes)},
                                          {"fewest_bytes", links(fewest)},
                                          {"prefetch_late", report.prefetch_late},
@@ -154,6 +155,8 @@ RunCommand::RunCommand(CLI::App& program)
                   "tensor, gets such a read beside it, or is dropped (docs/policy.md)")
       ->capture_default_str()
       ->check(is_share);
+  command.add_flag("--declare", declare_,
+                   "the trainers say before their first step what their steps are going to lease");
   command.add_option("--seed", seed_, "of the noise, and of what --perturb changes")->capture_default_str();
   command.add_flag("--json", json_, "a JSON object a step, each on its own line");
 }
@@ -179,6 +182,7 @@ int RunCommand::run() {
                                                  .policy = *rehearsal::policy_of(policy_),
                                                  .noise = noise_,
                                                  .seed = seed_,
+                                                 .declare = declare_,
                                                  .jobs = jobs_});
   if (!rehearsal) return refuse(rehearsal.error(), 1);
   std::vector<BoundCheck> checks(jobs_, BoundCheck(*bound, *node, noise_ > 0));

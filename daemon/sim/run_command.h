@@ -32,6 +32,7 @@ class RunCommand {
   double noise_ = 0;
   double perturb_ = 0;
   std::uint64_t seed_ = 1;
+  bool declare_ = false;
   bool json_ = false;
 };
 

@@ -211,8 +211,10 @@ void World::foresee(const Trainer& trainer) {
     plan.uses.push_back({slot(), some_place(), random_.one_in(2), random_.one_in(2), random_.one_in(2), at, next});
   }
   plan.period_ns = at;
-  for (std::uint64_t left = random_.below(20); left > 0; --left)
-    plan.cleans.push_back({static_cast<std::uint32_t>(random_.below(40)), slot(), some_place()});
+  for (std::uint64_t left = random_.below(20); left > 0; --left) {
+    const auto after = static_cast<std::uint32_t>(random_.below(40));
+    plan.cleans.push_back({after, slot(), some_place(), after / 2});
+  }
   for (std::uint64_t left = random_.below(20); left > 0; --left)
     plan.fetches.push_back({static_cast<std::uint32_t>(random_.below(40)), slot(), some_place(),
                             static_cast<std::int64_t>(random_.below(2'000'000'000)), random_.one_in(3)});

@@ -62,6 +62,7 @@ Node share(const Node& node, std::uint64_t gpus) {
   if (node.block_bytes != kUnlimited) part.block_bytes /= gpus;
   part.block.in_bytes_per_s /= gpus;
   part.block.out_bytes_per_s /= gpus;
+  part.block.both_bytes_per_s /= gpus;
   part.gpus = gpus;
   return part;
 }
@@ -72,6 +73,7 @@ Node whole(const Node& node) {
   if (node.block_bytes != kUnlimited) all.block_bytes *= node.gpus;
   all.block.in_bytes_per_s *= node.gpus;
   all.block.out_bytes_per_s *= node.gpus;
+  all.block.both_bytes_per_s *= node.gpus;
   all.gpus = 1;
   return all;
 }

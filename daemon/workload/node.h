@@ -20,12 +20,13 @@ inline constexpr std::uint64_t kUnlimited = UINT64_MAX;
 enum class Direction : std::uint8_t { kIn, kOut };
 inline constexpr std::array<std::string_view, 2> kDirectionNames = {"in", "out"};
 
-// One link: its two directions do not slow each other down. Every transfer takes `latency` and then its bytes over the
-// bandwidth of its direction.
+// One link. Every transfer takes `latency` and then its bytes over the bandwidth of its direction; while both
+// directions are at work, each is slower by so much that they move `both_bytes_per_s` together.
 struct LinkSpeed {
   std::uint64_t in_bytes_per_s = 0;
   std::uint64_t out_bytes_per_s = 0;
   Duration latency{};
+  std::uint64_t both_bytes_per_s = 0;  // 0, or what the two are together: they do not slow each other down
   std::uint64_t bytes_per_s(Direction direction) const {
     return direction == Direction::kIn ? in_bytes_per_s : out_bytes_per_s;
   }
@@ -40,6 +41,7 @@ struct Node {
   std::uint64_t block_bytes = 0;  // likewise
   LinkSpeed hbm;                  // between HBM and host
   LinkSpeed block;                // between host and block; all zero where there is none
+  Duration request_latency{};     // of each of a trainer's requests, beside what it waits for
   std::uint64_t gpus = 1;         // of the machine that this is one GPU's share of
 
   // What may be leased at once in `place`.

@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <ostream>
+
+#include "base/check.h"
 #include "config/parse.h"
 #include "config/problems.h"
 
@@ -44,13 +47,16 @@ class NodeOf {
     if (memory.count > 0) {
       node.hbm = {.in_bytes_per_s = speed("host_to_device", links.host_to_device_bytes_per_s),
                   .out_bytes_per_s = speed("device_to_host", links.device_to_host_bytes_per_s),
-                  .latency = std::chrono::microseconds(links.device_latency_us)};
+                  .latency = std::chrono::microseconds(links.device_latency_us),
+                  .both_bytes_per_s = links.device_both_bytes_per_s};
     }
     if (block.count > 0) {
       node.block = {.in_bytes_per_s = speed("block_read", links.block_read_bytes_per_s),
                     .out_bytes_per_s = speed("block_write", links.block_write_bytes_per_s),
-                    .latency = std::chrono::microseconds(links.block_latency_us)};
+                    .latency = std::chrono::microseconds(links.block_latency_us),
+                    .both_bytes_per_s = links.block_both_bytes_per_s};
     }
+    node.request_latency = std::chrono::microseconds(links.request_latency_us);
     if (block.count > 0 && memory.count == 0) {
       problems_.add(0, "tier", "there is no memory tier; bytes reach the block tier through one");
     }
@@ -86,6 +92,20 @@ class NodeOf {
   config::Problems problems_;
 };
 
+void write_tier(const char* kind, std::uint64_t bytes, const std::string& more, std::ostream& out) {
+  TERRACE_CHECK(bytes != kUnlimited);
+  if (bytes > 0) out << fmt::format("[[tier]]\nkind = \"{}\"\ncapacity = {}\n{}\n", kind, bytes, more);
+}
+
+void write_speed(const char* key, std::uint64_t bytes_per_s, std::ostream& out) {
+  if (bytes_per_s > 0) out << fmt::format("{} = \"{:.3f}MB/s\"\n", key, static_cast<double>(bytes_per_s) / 1e6);
+}
+
+void write_latency(const char* key, Duration latency, std::ostream& out) {
+  if (latency > Duration::zero())
+    out << fmt::format("{} = {}\n", key, std::chrono::round<std::chrono::microseconds>(latency).count());
+}
+
 }  // namespace
 
 Result<Node> node_of(const Config& config) { return NodeOf(config).node(); }
@@ -101,6 +121,27 @@ Result<Node> load_node(const std::string& name_or_path) {
   }
   if (!draft->problems.none()) return std::unexpected(draft->problems.error());
   return node_of(draft->config);
+}
+
+void write_node(const Node& node, const std::string& block_path, std::ostream& out) {
+  TERRACE_CHECK(node.gpus == 1);
+  write_tier("device", node.hbm_bytes, "", out);
+  write_tier("memory", node.host_bytes, "", out);
+  write_tier("block", node.block_bytes, fmt::format("paths = [\"{}\"]\n", block_path), out);
+  write_links(node, out);
+}
+
+void write_links(const Node& node, std::ostream& out) {
+  out << "[links]\n";
+  write_speed("host_to_device", node.hbm.in_bytes_per_s, out);
+  write_speed("device_to_host", node.hbm.out_bytes_per_s, out);
+  write_speed("device_both", node.hbm.both_bytes_per_s, out);
+  write_latency("device_latency_us", node.hbm.latency, out);
+  write_speed("block_read", node.block.in_bytes_per_s, out);
+  write_speed("block_write", node.block.out_bytes_per_s, out);
+  write_speed("block_both", node.block.both_bytes_per_s, out);
+  write_latency("block_latency_us", node.block.latency, out);
+  write_latency("request_latency_us", node.request_latency, out);
 }
 
 }  // namespace terrace::workload

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node from a file: the daemon's own configuration, with the section [links].
+// A node from a file, and to one: the daemon's own configuration, with the section [links].
 #pragma once
 
+#include <iosfwd>
 #include <string>
 
 #include "config/config.h"
@@ -19,5 +20,11 @@ Result<Node> node_of(const config::Config& config);
 // One of kReferenceNodes, or node_of() the file of that path. NotFound, PermissionDenied or InvalidArgument, with every
 // problem of the file.
 Result<Node> load_node(const std::string& name_or_path);
+
+// A configuration that load_node() reads back as `node`, of one GPU and whole capacities (aborts else), speeds to the
+// kilobyte and latencies to the microsecond. `block_path`, absolute, is the block tier's file. Errors are the stream's.
+void write_node(const Node& node, const std::string& block_path, std::ostream& out);
+// Of it, the section [links] alone.
+void write_links(const Node& node, std::ostream& out);
 
 }  // namespace terrace::workload

@@ -44,10 +44,28 @@ enum class Operation : std::uint32_t {
   kDontNeed = 7,  // drop the content without a write-back
   kPin = 8,       // place: bring there and keep; counts as a lease
   kUnpin = 9,
-  kMarkStep = 10,  // value: kind of the step that begins (0 train, 1 accumulate, 2 eval)
-  kFind = 11,      // block: count CreateRecord, of which the name counts, and room for as many handles; result: the
-                   // records whole, then the handles, packed; all or none
+  kMarkStep = 10,     // value: kind of the step that begins (0 train, 1 accumulate, 2 eval)
+  kFind = 11,         // block: count CreateRecord, of which the name counts, and room for as many handles; result: the
+                      // records whole, then the handles, packed; all or none
+  kDeclareStep = 12,  // place, mode, value: DeclaredValue; block: the handles of one of a step's sets
 };
+
+// Submission::value of kDeclareStep: from the low bits, 8 of the kind of step, 24 of the set's position in it, 32 of
+// how long it will be computed with, in microseconds.
+struct DeclaredValue {
+  static constexpr std::uint32_t kPositionMax = (1u << 24) - 1;
+  std::uint8_t kind = 0;
+  std::uint32_t position = 0;
+  std::uint32_t compute_us = 0;
+  constexpr std::uint64_t packed() const {
+    return kind | std::uint64_t{position} << 8 | std::uint64_t{compute_us} << 32;
+  }
+  static constexpr DeclaredValue unpack(std::uint64_t packed) {
+    return {static_cast<std::uint8_t>(packed), static_cast<std::uint32_t>(packed >> 8) & kPositionMax,
+            static_cast<std::uint32_t>(packed >> 32)};
+  }
+};
+static_assert(DeclaredValue::unpack(DeclaredValue{2, 70'000, 4'000'000'000}.packed()).position == 70'000);
 
 // In Submission::flags: submitted before, under the same id, to a daemon that has ended since. It may have been carried
 // out already; nothing is carried out twice, and the answer is what is true now: a delete of what is gone, an unpin of

@@ -17,4 +17,9 @@ void fill(std::span<std::byte> bytes, std::uint64_t tensor, std::uint64_t versio
 // Whether all bytes are as fill() made them; kDataLoss names the first that is not.
 Result<void> check(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
 
+// The same of 64 bytes in each 64 KiB, which say what content it is and where it belongs, for whom all bytes take too
+// long; what fill() made passes.
+void fill_samples(std::span<std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
+Result<void> check_samples(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
+
 }  // namespace terrace::bench

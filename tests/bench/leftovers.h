@@ -18,7 +18,7 @@ namespace terrace::bench {
 
 // Call once in main(), before there are threads: from then on a thread waits for those signals, and at the first kills
 // every child, removes every folder, calls `last`, and ends the program with 128 + the signal.
-void clean_up_at_signals(std::function<void()> last);
+void clean_up_at_signals(std::function<void()> last = [] {});
 
 // Removes folders in `parent` that benchmarks of this user left which run no more: nobody has them locked.
 void remove_stale_folders(const std::filesystem::path& parent);

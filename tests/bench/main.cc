@@ -16,6 +16,8 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "bench/bench.h"
+#include "bench/command_options.h"
+#include "bench/commands.h"
 #include "bench/neighbours.h"
 #include "bench/plot.h"
 #include "bench/suite.h"
@@ -171,15 +173,10 @@ void say_neighbours(const char* when, const std::vector<std::string>& seen) {
 }
 
 int run(Arguments arguments) {
-  arguments.settings.disk = std::filesystem::absolute(arguments.settings.disk);  // a daemon takes nothing else
-  remove_stale_folders(std::filesystem::temp_directory_path());
-  remove_stale_folders(arguments.settings.disk);
   const auto disk_max = parse_bytes(arguments.disk_max);
   if (!disk_max) return refuse({"--disk-max: " + disk_max.error().message});
   arguments.settings.disk_bytes_max = *disk_max;
-  const auto terraced = find_terraced(arguments.settings.terraced);
-  if (!terraced) return refuse({terraced.error().message});
-  arguments.settings.terraced = *terraced;
+  if (const auto ready = prepare(arguments.settings); !ready) return refuse({ready.error().message});
   const std::vector<Suite> to_run = chosen(arguments);
   if (to_run.empty()) return refuse({"--without leaves nothing to measure"});
   if (const auto missing = lacks(arguments, to_run); !missing.empty()) return refuse(missing);
@@ -249,12 +246,21 @@ void add_options(CLI::App& app, Arguments& arguments) {
 }  // namespace terrace::bench
 
 int main(int argc, char** argv) {
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command == "calibrate" || command == "replay") {
+    terrace::bench::clean_up_at_signals();
+    return (command == "replay" ? terrace::bench::replay_command : terrace::bench::calibrate_command)(argc - 1,
+                                                                                                      argv + 1);
+  }
   terrace::bench::Arguments arguments;
   CLI::App app(
       "Measures what Terrace delivers of this node's hardware, each figure beside a reference of the same run.",
       "terrace-bench");
   app.set_version_flag("--version", TERRACE_VERSION);
   terrace::bench::add_options(app, arguments);
+  app.footer(
+      "Other commands, each with a --help: `terrace-bench calibrate` measures this machine's links into a node file; "
+      "`terrace-bench replay` runs a workload on a live daemon and compares it with the simulator.");
   CLI11_PARSE(app, argc, argv);
   terrace::bench::clean_up_at_signals(terrace::bench::print_at_signal);
   return terrace::bench::run(std::move(arguments));

@@ -25,6 +25,8 @@ std::string configuration(const PrivateDaemon& daemon, const DaemonOptions& opti
       "metrics_address = \"\"\nlog_level = \"warn\"\n[sockets]\ndata = \"{}\"\ngrpc = \"{}\"\nadmin = "
       "\"{}\"\n[limits]\n{}\n",
       daemon.data_socket(), daemon.grpc_socket(), daemon.admin_socket(), options.limits);
+  if (!options.policy.empty()) text.insert(0, fmt::format("policy = \"{}\"\n", options.policy));
+  text += options.links;
   const auto tier = [&text](const char* kind, std::uint64_t bytes, const std::string& more) {
     if (bytes != 0) text += fmt::format("[[tier]]\nkind = \"{}\"\ncapacity = \"{}\"\n{}", kind, bytes, more);
   };

@@ -17,6 +17,8 @@ struct DaemonOptions {
   std::uint64_t memory_bytes = 0;
   std::uint64_t block_bytes = 0;
   std::string limits{};     // lines of the configuration's [limits]
+  std::string policy{};     // the configuration's; empty: its default
+  std::string links{};      // the configuration's section [links], whole
   bool supervised = false;  // by `terraced supervise`, which keeps what it holds and starts it again
   bool waits = true;        // start() returns once it serves; false: as soon as it is there, see serves()
 };

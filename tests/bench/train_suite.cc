@@ -78,7 +78,7 @@ Trained a_step(const Trained& one, Trained many, int steps) {
 Result<std::vector<Trained>> train_in_turns(
     Bench& bench, const char* what, const Tiers& tiers,
     const std::function<Result<void>(const Trained&)>& after = [](const Trained&) { return Result<void>(); }) {
-  const int steps = bench.either(6, 2);
+  const int steps = bench.either(9, 2);  // of which the example leaves a third out
   const int runs = bench.either(6, 2);
   const auto one = train(bench.settings(), tiers, 1);
   if (!one) return std::unexpected(one.error());

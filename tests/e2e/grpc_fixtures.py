@@ -56,7 +56,7 @@ class Daemon:
     """A terraced with 8 MiB of device, 16 MiB of memory and 64 MiB of block, and two tenants; `supervised`: by
     `terraced supervise`, which starts it again whenever it ends."""
 
-    def __init__(self, settings: str = "", supervised: bool = False):
+    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "lru"):
         self.supervised = supervised
         self.sockets = pathlib.Path(tempfile.mkdtemp(prefix="terrace-"))  # socket paths are short
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="e2e-", dir=BUILD))  # on a file system with O_DIRECT
@@ -64,6 +64,7 @@ class Daemon:
         self.log = self.disk / "log"
         (self.disk / "terraced.toml").write_text(f"""
             metrics_address = "127.0.0.1:0"
+            policy = "{policy}"
             [sockets]
             data = "{self.sockets}/d.sock"
             grpc = "{self.grpc}"
@@ -212,9 +213,9 @@ def refused(code: grpc.StatusCode, *parts: str):
     assert (info.reason, info.domain) == (code.name, "terrace")
 
 
-def run_daemon():
+def run_daemon(**options):
     """A daemon for a fixture: it must have served to the end, and stop when it is told to."""
-    one = Daemon()
+    one = Daemon(**options)
     try:
         yield one
         one.stop()

@@ -3,9 +3,10 @@
 # With a sanitizer, the daemon is what is tested; what hangs on Python alone, or takes long, the plain builds test.
 set(python_suites leases lifetime fork serve shares)
 if(NOT TERRACE_SANITIZE)
-  list(APPEND python_suites activations demo stage typing torch torch_scripts torch_states torch_files torch_docs
-                            torch_step_in_backward torch_refused torch_aliases torch_heap torch_init torch_matrix
-                            torch_steps torch_order torch_progress torch_places huggingface ranks ddp fsdp)
+  list(APPEND python_suites activations activations_made_again demo stage typing torch torch_scripts torch_states
+                            torch_files torch_docs torch_step_in_backward torch_refused torch_aliases torch_heap
+                            torch_init torch_matrix torch_steps torch_order torch_progress torch_summary torch_places
+                            torch_parts torch_elementwise huggingface ranks ddp fsdp share_frozen)
 endif()
 foreach(suite ${python_suites})
   add_test(NAME e2e.python_${suite}
@@ -17,5 +18,6 @@ foreach(suite ${python_suites})
 endforeach()
 if(NOT TERRACE_SANITIZE)
   set_tests_properties(e2e.python_demo PROPERTIES PROCESSORS 2 TIMEOUT 900)
-  set_tests_properties(e2e.python_ddp e2e.python_fsdp PROPERTIES PROCESSORS 2) # ranks that wait for each other
+  # Ranks that wait for each other.
+  set_tests_properties(e2e.python_ddp e2e.python_fsdp e2e.python_share_frozen PROPERTIES PROCESSORS 2)
 endif()

@@ -106,6 +106,24 @@ def ways_to_wrap(client, _folder):
 
 
 @CHECKS.check
+def parts(client, _folder):
+    wrapper, wanted, optimizer = plain(client, Gpt)
+    said = train(wrapper, optimizer, parts=2, unsynchronised=True)
+    for what in ("parameters", "gradients", {"gradients", "states"}):
+        model, own = build()
+        wrapper = DistributedDataParallel(model)
+        terrace.torch.offload(wrapper, own, client=client, tensor_bytes_min=1, what=what)
+        assert train(wrapper, own, parts=2, unsynchronised=True) == said
+        assert_same(weights(model), weights(wanted))
+    model, own = build()
+    terrace.torch.offload(model, own, client=client, tensor_bytes_min=1, what="gradients")
+    wrapper = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    with pytest.raises(terrace.FailedPrecondition, match="gradient_as_bucket_view=True makes every"):
+        loss_of(wrapper, 1)
+    assert client.leased_bytes == 0
+
+
+@CHECKS.check
 def refused(client, _folder):
     model, optimizer = build()
     wrapper = DistributedDataParallel(model)

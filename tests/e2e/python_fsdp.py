@@ -314,6 +314,8 @@ def test_what_is_refused_by_name(roomy, four_ranks):
     model, optimizer = build(width=32)
     with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True .* fully_shard.. has split, as 'blocks"):
         terrace.torch.offload(model, optimizer, client=roomy, step_in_backward=True)
+    with pytest.raises(terrace.InvalidArgument, match="fully_shard.. has split, as .*, parameters and gradients go toget"):
+        terrace.torch.offload(model, optimizer, client=roomy, what="states")
     planes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     other = nn.Linear(64, 64, bias=False)
     other.weight = nn.Parameter(distribute_tensor(other.weight.detach(), planes["tensor"], [Shard(0)]))

@@ -2,6 +2,7 @@
 """Shows that Hugging Face's Trainer with TerraceCallback, and loops of Accelerate, train small models of real
 architectures, made from configurations, to the losses and weights that they have without Terrace, bit for bit."""
 
+import copy
 import os
 import re
 import runpy
@@ -115,6 +116,27 @@ def test_a_trainer_in_an_emulated_devices_tier(tmp_path):
         assert sum(client._resident(tensor, "device:0") for tensor in client.tensors().values()) > 4
 
 
+def test_frozen_parameters_are_shared(roomy, tmp_path):
+    """And saved as they are without it."""
+    def partly_frozen():
+        model = made("llama")
+        for layer in model.model.layers:
+            layer.mlp.requires_grad_(False)
+        return model
+
+    plain = trainer("llama", tmp_path, model=partly_frozen())
+    plain.train()
+    ours = trainer("llama", tmp_path, terrace.torch.TerraceCallback(client=roomy, share_frozen=True, **OPTIONS),
+                   model=partly_frozen())
+    ours.train()
+    compare(ours, plain)
+    frozen = [parameter for parameter in ours.model.parameters() if not parameter.requires_grad]
+    assert terrace.torch.summary(ours.model).shared_bytes == sum(one.nbytes for one in frozen) > 0
+    for name, one in (("ours", ours), ("plain", plain)):
+        one.save_model(str(tmp_path / name))
+    assert len({(tmp_path / name / "model.safetensors").read_bytes() for name in ("ours", "plain")}) == 1
+
+
 def test_what_it_logs(roomy, tmp_path):
     """Beside each loss, and in the history; all hit where everything is in memory."""
     ours = trainer("llama", tmp_path, terrace.torch.TerraceCallback(client=roomy, **OPTIONS))
@@ -205,6 +227,39 @@ def test_a_model_above_the_guarantee_is_saved_a_tensor_at_a_time(disk, monkeypat
         del read
         accelerate.Accelerator(cpu=True).save_model(plain.model, disk / "plain")
         assert (disk / "accelerated/model.safetensors").read_bytes() == (disk / "plain/model.safetensors").read_bytes()
+
+
+def large_mixtral():
+    torch.manual_seed(1)
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=11))
+
+
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "300KB"}], ids=["one-file", "shards"])
+def test_a_mixture_of_experts_is_converted_as_it_is_written(disk, shards):
+    """Transformers writes each expert's weights by themselves: a layer at a time here, and the same files."""
+    plain = large_mixtral()
+    plain.save_pretrained(disk / "plain", **shards)
+    sizes = sorted(parameter.nbytes for parameter in plain.parameters())
+    with terrace.serve("3MiB", block=f"{disk}:64MiB", metrics=False) as client:
+        ours, _ = terrace.torch.offload(large_mixtral(), client=client, timeout=1, **OPTIONS)
+        with LiveBytes() as live:
+            ours.save_pretrained(disk / "ours", **shards)
+        assert sum(sizes) > 2 * client.places()[0].guarantee_bytes and client.leased_bytes == 0
+        assert live.most <= 1.5 * sizes[-1] < sum(sizes) / 4, "a copy of the larger one of a layer's two"
+        ours.save_pretrained(disk / "as it is", save_original_format=False, **shards)
+        state = ours.state_dict()
+        converted = transformers.modeling_utils.revert_weight_conversion(ours, dict(state))
+        wanted = transformers.modeling_utils.revert_weight_conversion(plain, plain.state_dict())
+        assert list(converted) == list(wanted) and len(converted) > len(state)
+        for name, tensor in wanted.items():  # and whoever else asks for them has them
+            assert converted[name].shape == tensor.shape and torch.equal(converted[name], tensor)
+            assert torch.equal(copy.deepcopy(converted[name]), tensor)
+    files = sorted(path.name for path in (disk / "plain").iterdir())
+    assert files == sorted(path.name for path in (disk / "ours").iterdir()) and (len(files) > 8) == bool(shards)
+    for file in files:
+        assert (disk / "plain" / file).read_bytes() == (disk / "ours" / file).read_bytes(), file
 
 
 def test_what_a_trainer_cannot_do(restless, tmp_path):

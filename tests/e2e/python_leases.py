@@ -70,6 +70,19 @@ def test_whether_a_tensor_is_at_hand(client):
         client._resident(tensor, "host")
 
 
+def test_what_was_waited_for(client):
+    here, below = client.from_array("here", numpy.arange(1024)), client.from_array("below", numpy.arange(1024))
+    client.swap_out([below])
+    with client.acquire([here, below]) as leases:
+        assert [lease.waited for lease in leases] == [True, True]
+        assert [lease.fetched for lease in leases] == [False, True]
+    with client.acquire([here, below], mode="write") as leases:
+        assert not any(lease.waited or lease.fetched for lease in leases)
+    client.swap_out([below])
+    with below.overwrite() as lease:
+        assert lease.waited and not lease.fetched, "there was room to be had, and nothing to bring"
+
+
 @pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
                                   "float64", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"])
 def test_every_element_type(client, name):
@@ -202,6 +215,7 @@ def test_moving_by_hand(client):
     client.evict(tensors)
     client.pin(tensors[:2], place="host")
     client.unpin(tensors[:2])
+    client.declare_step([(tensors[:2], "read", "device:0", 0.01), (tensors[2:], "write", "host", 0.0)], "eval")
     client.mark_step("eval")
     with client.acquire(tensors, place="device:0") as leases:
         assert [int(lease.numpy()[-1]) for lease in leases] == [0, 1, 2, 3]

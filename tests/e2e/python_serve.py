@@ -46,6 +46,11 @@ def test_it_leaves_nothing_behind(disk):
         urllib.request.urlopen(url, timeout=LIMIT_SECONDS)
 
 
+def test_it_has_the_policy_that_it_is_told():
+    with terrace.serve("16MiB", metrics=False, policy="next-use") as client:
+        assert 'policy = "next-use"' in (client.log.parent / "terraced.toml").read_text()
+
+
 def test_nor_when_the_program_raises(disk):
     with pytest.raises(ZeroDivisionError), terrace.serve("16MiB", block=f"{disk}:64MiB", metrics=False) as client:
         folder, pid = client.log.parent, client.daemon_pid
@@ -75,6 +80,7 @@ def test_what_cannot_be_configured_names_the_argument(disk, monkeypatch):
                             ('device: "much" is not a size', {"memory": "16MiB", "device": "much"}),
                             ("gpu: .*nothing", {"memory": "16MiB", "device": "8MiB", "gpu": "nothing"}),
                             ('block: "wide" is not a size', {"memory": "16MiB", "block": f"{disk}:wide"}),
+                            ("policy: .*next-use", {"memory": "16MiB", "policy": "clairvoyance"}),
                             ("metrics: ", {"memory": "16MiB", "metrics": 99999})):
         with pytest.raises(terrace.InvalidArgument, match=f"terrace.serve: {said}") as refused:
             with terrace.serve(**arguments):

@@ -92,6 +92,15 @@ def test_of_passes_that_go_round_a_part_stays_in_memory(crowded):
     assert all(torch.equal(one, evaluate(plain)) for one in said)
 
 
+def test_of_a_frozen_model_too(crowded):
+    """In training mode, and without no_grad()."""
+    model, _ = offloaded(crowded)
+    model.requires_grad_(False)
+    for _ in range(2):
+        model(torch.randn(2, WIDTH))
+    assert crowded.numbers()[:LAYERS - 1] == [*range(1, LAYERS)]
+
+
 @pytest.mark.parametrize("ours", [True, False], ids=["with the optimizer", "without it"])
 def test_training(crowded, ours):
     """There and back; and then, as the step ends, what the next one begins with."""

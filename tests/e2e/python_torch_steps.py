@@ -89,6 +89,21 @@ def test_training_in_evaluation_mode(job):
     assert client.taken() == ["eval", "train"]
 
 
+def test_nothing_to_train(job):
+    """In training mode, and with graphs recorded: as of a teacher, or of what prompts are tuned for."""
+    client, _, _ = job
+    model = build(RECIPE)[0].requires_grad_(False)
+    terrace.torch.offload(model, client=client, tensor_bytes_min=1)
+    client.taken()
+    loss_of(model, 0)
+    loss_of(model, 1)
+    assert client.taken() == ["eval", "eval"]
+    model.head.weight.requires_grad_(True)
+    loss_of(model, 2).backward()
+    loss_of(model, 3).backward()
+    assert client.taken() == ["train", "train"]
+
+
 def test_no_optimizer(job):
     client, _, _ = job
     model, _ = build(RECIPE)

@@ -122,7 +122,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, arguments=(), options=None):
         made = operation(*arguments, **(options or {}))
         for tensor in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().resizable():
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta and tensor.untyped_storage().resizable():
                 storage = tensor.untyped_storage()
                 self._live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
         self.most = max(self.most, self.now())

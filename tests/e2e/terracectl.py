@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 
+import grpc
 import pytest
-from grpc_fixtures import (BUILD, DEVICE, LIMIT_SECONDS, MIB, Session, daemon, refused, session,  # noqa: F401
-                           v1, wait_until)
+from grpc_fixtures import (BUILD, DEVICE, LIMIT_SECONDS, MIB, Session, daemon, refused, run_daemon,  # noqa: F401
+                           session, v1, wait_until)
 
 
 def terracectl(*arguments: str, code: int = 0, **environment: str) -> str:
@@ -54,6 +55,44 @@ def test_sessions_and_tensors(daemon, session, busy):  # noqa: F811
     assert listed["tensors"][0]["spec"]["shape"] == [512, 256] and listed["tensors"][0]["placement"]["place"] == "device:0"
     assert terracectl("tensors", "--prefix", "nothing", **where) == "no tensors\n"
     assert "no open session 77" in terracectl("tensors", "--session", "77", code=1, **where)
+
+
+@pytest.fixture
+def learning():
+    yield from run_daemon(policy="next-use")
+
+
+def test_how_sure_it_is_of_what_a_session_does(learning):
+    with learning.connect() as channel, Session(channel, label="test") as session:  # noqa: F811
+        tensors = [session.create(name, 0, dtype=v1.DATA_TYPE_FLOAT32, shape=[512, 256]) for name in "ab"]
+        for tensor in tensors:
+            session.write(tensor, b"w" * 512 * 1024)
+        assert "template" not in terracectl("status", "--socket", str(learning.admin))
+
+        def step():
+            session.call("MarkStep")
+            for tensor in tensors:
+                session.read(tensor)
+            return learning.sessions()[0].foresight
+
+        wait_until(lambda: step().foreseen_uses >= 4, "a plan that foresees a step")
+        foresight = step()
+        assert foresight.template > 0 and (foresight.template_uses, foresight.matched_uses) == (2, 2)
+        text = terracectl("status", "--socket", str(learning.admin))
+        assert re.search(rf"^session {session.opened.session} follows template \d+ of its train steps, 2 uses, of which "
+                         r"the last one matched 100\.0%; foreseen: [\d.]+% of its uses, \S+ of the bytes brought", text, re.M), text
+
+
+def test_a_declared_step_is_foreseen_before_it_was_ever_seen(learning):
+    with learning.connect() as channel, Session(channel, label="test") as session:  # noqa: F811
+        tensors = [session.create(name, 0, dtype=v1.DATA_TYPE_FLOAT32, shape=[512, 256]) for name in "ab"]
+        sets = [v1.DeclareStepRequest.Set(tensors=[tensor], place=DEVICE, mode=v1.LEASE_MODE_READ, compute_us=1000)
+                for tensor in tensors]
+        session.call("DeclareStep", sets=sets)
+        session.call("MarkStep")
+        wait_until(lambda: learning.sessions()[0].foresight.template_uses == 2, "a plan of the first step")
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, "tensors is empty"):
+            session.call("DeclareStep", sets=[v1.DeclareStepRequest.Set(place=DEVICE, mode=v1.LEASE_MODE_READ)])
 
 
 def test_topology(daemon):  # noqa: F811

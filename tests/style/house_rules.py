@@ -30,7 +30,7 @@ BELOW = {
     "workload": {"base", "config", "topology"},
     "metrics": {"base", "tier", "mover", "engine", "front", "config"},
     "front": {"base", "service", "tier", "mover", "foresight", "engine", "config", "topology"},
-    "rehearsal": {"base", "tier", "mover", "foresight", "engine", "workload"},
+    "rehearsal": {"base", "config", "tier", "mover", "foresight", "engine", "workload"},
     "picture": {"base"},
     "forecast": {"base", "mover", "rehearsal", "workload"},
     "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "picture", "forecast", "config", "topology",

@@ -91,6 +91,14 @@ struct PlaceOffer {
 // What the step that begins does; the daemon keeps a template of accesses for each.
 enum class StepKind : std::uint32_t { kTrain = 0, kAccumulate = 1, kEval = 2 };
 
+// What a step is going to lease at once, and how long it will be computed with; a guess is enough.
+struct DeclaredSet {
+  std::vector<Tensor> tensors{};
+  Place place = Place::host();
+  Mode mode = Mode::kRead;
+  std::chrono::microseconds compute = std::chrono::milliseconds(1);
+};
+
 // A session. Move-only; all calls are thread-safe (but not against moving or destroying it). It outlives the daemon's
 // restart: calls under way are asked again, and none is carried out twice. Every call can fail with kUnavailable (the
 // session is lost, or the daemon draining; leases stay valid), kDeadlineExceeded (the daemon may be away: the message
@@ -169,6 +177,10 @@ class Client {
 
   // A step of training begins.
   Result<void> mark_step(StepKind kind = StepKind::kTrain);
+  // What the steps of a kind are going to lease, in order, so that a daemon that plans (docs/policy.md) has a plan of
+  // the first one, from its mark_step on, and need not see one before. What steps do lease is learned over it. Replaces
+  // what was declared of the kind before. kFailedPrecondition for a client of a share.
+  Result<void> declare_step(std::span<const DeclaredSet> sets, StepKind kind = StepKind::kTrain);
 
   // The daemon's number for this session, for people; 0 once closed.
   std::uint32_t session() const;

@@ -13,6 +13,7 @@ is 0 if the losses were equal, 1 if they were not.
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -54,6 +55,8 @@ def parse_arguments() -> argparse.Namespace:
                         "layer leased by hand (default: offload, and leases with a GPU)")
     parser.add_argument("--memory", default="128MiB", help="size of the memory tier (%(default)s)")
     parser.add_argument("--block-size", default="2GiB", help="size of the block tier (%(default)s)")
+    parser.add_argument("--policy", choices=("lru", "s3-fifo", "next-use"), help="the daemon's (default: its own; "
+                        "docs/policy.md)")
     parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="PyTorch's (%(default)s)")
     parser.add_argument("--debug-corrupt", action="store_true",
@@ -110,10 +113,16 @@ class LeasedRun:
     losses: list[float]
     step_seconds: float
     step_cpu_seconds: float
+    step_wait_seconds: list[float]
     traffic: Traffic
     occupancy: Occupancy
     leased_bytes_max: int
     upper_bytes: int
+
+
+def waited_seconds(client: terrace.ServedClient) -> float:
+    """How long leases were waited for since the daemon started."""
+    return Metrics(client.metrics_url).sum("terrace_acquire_wait_seconds_sum")
 
 
 def run_leased(arguments: argparse.Namespace, client: terrace.ServedClient, shape: Shape, recipe: Recipe, text: Text,
@@ -128,14 +137,16 @@ def run_leased(arguments: argparse.Namespace, client: terrace.ServedClient, shap
               f"{arguments.device} (device) and {arguments.memory} (memory)", flush=True)
         progress = Progress("through Terrace", arguments.steps)
         steps = []
+        waited = [waited_seconds(client)]
         for step in training:
             progress.show(step)
             steps.append(step)
+            waited.append(waited_seconds(client))
             if arguments.debug_corrupt and len(steps) == 1:
                 corrupt(client)
     upper = sum(size for tier, size in occupancy.capacity.items() if tier != "block")
-    return LeasedRun(model, way, [step.loss for step in steps], statistics.median(step.seconds for step in steps),
-                     statistics.median(step.cpu_seconds for step in steps),
+    return LeasedRun(model, way, [step.loss for step in steps], *medians(steps),
+                     [later - earlier for earlier, later in itertools.pairwise(waited)],
                      Traffic.between(before, Metrics(client.metrics_url)), occupancy, client.leased_bytes_max, int(upper))
 
 
@@ -147,8 +158,14 @@ def run_in_memory(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, t
     for step in train_in_memory(shape, recipe, text, arguments.steps, device):
         progress.show(step)
         steps.append(step)
-    return ([step.loss for step in steps], statistics.median(step.seconds for step in steps),
-            statistics.median(step.cpu_seconds for step in steps))
+    return ([step.loss for step in steps], *medians(steps))
+
+
+def medians(steps: list[Step]) -> tuple[float, float]:
+    """Seconds and CPU seconds of a step. The first third is left out: in it kernels are chosen and pages are touched for
+    the first time, which the second run in a process need not do again, and Terrace learns what a step uses."""
+    settled = steps[len(steps) // 3 :]
+    return (statistics.median(step.seconds for step in settled), statistics.median(step.cpu_seconds for step in settled))
 
 
 def bits(losses: list[float]) -> bytes:
@@ -172,6 +189,7 @@ def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float]
         "reference_step_seconds": step_seconds,
         "step_cpu_seconds": run.step_cpu_seconds,
         "reference_step_cpu_seconds": step_cpu_seconds,
+        "step_wait_seconds": run.step_wait_seconds,
         "daemon_cpu_seconds": daemon.ru_utime + daemon.ru_stime,
         "leased_bytes_max": run.leased_bytes_max,
         "upper_tiers_bytes": run.upper_bytes,
@@ -227,7 +245,8 @@ def main() -> int:
     with contextlib.ExitStack() as kept:
         client = kept.enter_context(terrace.serve(arguments.memory, device=arguments.device, gpu=arguments.gpu,
                                                   block=f"{folder}:{arguments.block_size}",
-                                                  terraced=arguments.terraced, label="train_gpt"))
+                                                  terraced=arguments.terraced, policy=arguments.policy,
+                                                  label="train_gpt"))
         run = run_leased(arguments, client, shape, recipe, text, device)
         if not arguments.keep:
             kept.close()

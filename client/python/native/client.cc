@@ -95,18 +95,30 @@ std::vector<Tensor> plain(const std::vector<BoundTensor>& tensors) {
   return made;
 }
 
+// Which of these are not there. To be asked before they are leased: they may come at any time.
+std::vector<bool> absent(const Client& client, const std::vector<Tensor>& tensors, Place place) {
+  std::vector<bool> found(tensors.size(), false);
+  for (std::size_t at = 0; at < tensors.size(); ++at) found[at] = !client.resident(tensors[at], place).value_or(true);
+  return found;
+}
+
 std::vector<HeldLease> lease(const std::shared_ptr<Connection>& connection, const std::vector<Tensor>& tensors,
                              const std::string& mode, const std::string& place, double timeout, bool writable_view) {
   const LeaseOptions options = {
       .place = place_of(place), .mode = mode_of(mode), .timeout = duration(timeout), .writable_view = writable_view};
+  std::vector<bool> missing;
   auto pending = [&] {
     const nb::gil_scoped_release without;
+    missing = absent(connection->client, tensors, options.place);
     return connection->client.acquire_async(tensors, options);
   }();
-  const bool waited = !pending.ready();
+  const bool waited = !pending.ready() || std::ranges::find(missing, true) != missing.end();
+  const bool needed = options.mode != Mode::kOverwrite;
   std::vector<HeldLease> held;
-  for (Lease& granted : await(std::move(pending)))
-    held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection->leased), waited);
+  for (Lease& granted : await(std::move(pending))) {
+    const HeldLease::Way way = {.waited = waited, .fetched = needed && missing[held.size()]};
+    held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection->leased), way);
+  }
   return held;
 }
 
@@ -256,7 +268,19 @@ void bind_moves(nb::class_<Session>& session) {
             const StepKind begins = step_of(kind);
             unlocked([&] { return self.connection->client.mark_step(begins); });
           },
-          "kind"_a = "train");
+          "kind"_a = "train")
+      .def(
+          "declare_step",
+          [](Session& self, const std::vector<std::tuple<Tensors, std::string, std::string, double>>& sets,
+             const std::string& kind) {
+            std::vector<DeclaredSet> declared;
+            for (const auto& [tensors, mode, place, seconds] : sets)
+              declared.push_back({plain(tensors), place_of(place), mode_of(mode),
+                                  std::chrono::duration_cast<std::chrono::microseconds>(duration(seconds))});
+            const StepKind of = step_of(kind);
+            unlocked([&] { return self.connection->client.declare_step(declared, of); });
+          },
+          "sets"_a, "kind"_a = "train");
 }
 
 }  // namespace

@@ -181,6 +181,7 @@ void bind_lease(nb::module_& module) {
       .def_prop_ro("shown", &HeldLease::shown)
       .def_prop_ro("released", &HeldLease::released)
       .def_prop_ro("waited", &HeldLease::waited)
+      .def_prop_ro("fetched", &HeldLease::fetched)
       .def_prop_ro("address",
                    [](const HeldLease& self) { return reinterpret_cast<std::uintptr_t>(self.hold()->address()); })
       .def_prop_ro("cuda_device", [](const HeldLease& self) { return self.hold()->cuda_device(); })

@@ -74,12 +74,19 @@ class Hold {
 // The Python object `terrace.Lease`.
 class HeldLease {
  public:
-  HeldLease(std::shared_ptr<const Hold> hold, bool waited)
-      : tensor_(hold->tensor()), hold_(std::move(hold)), shown_(hold_), waited_(waited) {}
+  // How it was had.
+  struct Way {
+    bool waited = false;   // for the daemon, for this tensor or another of the set
+    bool fetched = false;  // this one was not there, and its bytes were needed
+  };
+
+  HeldLease(std::shared_ptr<const Hold> hold, Way way)
+      : tensor_(hold->tensor()), hold_(std::move(hold)), shown_(hold_), way_(way) {}
 
   const Tensor& tensor() const { return tensor_; }
   bool released() const { return hold_ == nullptr; }
-  bool waited() const { return waited_; }
+  bool waited() const { return way_.waited; }
+  bool fetched() const { return way_.fetched; }
   // The lease; raises FailedPrecondition once it was released.
   const std::shared_ptr<const Hold>& hold() const;
   // Gives up this object's part: the lease ends with the last export.
@@ -99,7 +106,7 @@ class HeldLease {
   Tensor tensor_;
   std::shared_ptr<const Hold> hold_;
   std::weak_ptr<const Hold> shown_;
-  bool waited_;
+  Way way_;
 };
 
 // As numpy and PyTorch spell it.

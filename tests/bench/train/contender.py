@@ -57,8 +57,8 @@ class Contender:
         self.expected_bytes = expected_bytes
         self.ready: dict[str, object] = {}  # what it said of itself when it had started
         self.room: memory_room.Room | None = None
+        self.limit_bytes = limit_bytes  # until it starts
         self._place = place
-        self._limit_bytes = limit_bytes
         self._options = options | {"kind": kind}
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = b""
@@ -68,7 +68,7 @@ class Contender:
         folder = self._place.folder / self.name
         folder.mkdir()
         spec = self._options | {"folder": str(folder), "threads": self._place.threads}
-        self.room = memory_room.Room(*self._place.cgroups, self.name, self._limit_bytes)
+        self.room = memory_room.Room(*self._place.cgroups, self.name, self.limit_bytes)
         self._answer_pipe, child_end = os.pipe()
         command = self.room.command([self._place.python, "-B", str(HERE / "worker.py"), str(child_end),
                                      json.dumps(spec)])

@@ -17,8 +17,9 @@ PACKAGES = {  # in this order
 OPTIONS = {"deepspeed": ["--no-build-isolation"]}
 FREE_BYTES_MIN = 3 << 30
 WARM_UP = {
-    "deepspeed": "from deepspeed.ops.op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder\n"
-                 "AsyncIOBuilder().load(); CPUAdamBuilder().load()",
+    # What it compiles when it is first used: contenders must find it made, who have not the memory to compile.
+    "deepspeed": "from deepspeed.ops.op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder, ShareMemCommBuilder\n"
+                 "AsyncIOBuilder().load(); CPUAdamBuilder().load(); ShareMemCommBuilder().load()",
     "accelerate": "import accelerate",
     "torchtune": "from torchtune.training import OffloadActivations",
 }
@@ -35,6 +36,7 @@ class Peers:
 
 def _environment(folder: pathlib.Path) -> dict[str, str]:
     return os.environ | {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+                         "MAX_JOBS": str(len(os.sched_getaffinity(0))),  # a compiler of these takes a GiB
                          "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
                          "PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
 
@@ -42,7 +44,7 @@ def _environment(folder: pathlib.Path) -> dict[str, str]:
 def prepare(folder: pathlib.Path, say) -> Peers:
     """Makes the environment, or finds it made: then this takes a second. PyTorch and NumPy stay build/venv's."""
     stamp = folder / "peers.json"
-    wanted = {"packages": PACKAGES, "base": sys.prefix}
+    wanted = {"packages": PACKAGES, "tried": WARM_UP, "base": sys.prefix}
     os.environ |= _environment(folder)
     if stamp.exists():
         made = json.loads(stamp.read_text())

@@ -39,6 +39,7 @@ class Row:
     better: str = "lower"
     interval: tuple[float, float] | None = None  # the reference against itself
     counts: list[Count] = dataclasses.field(default_factory=list)
+    losses_equal: bool | None = None  # whether those behind it were plain PyTorch's; None: none were compared
 
     @property
     def ratio(self) -> float:
@@ -62,7 +63,16 @@ class Row:
         return {"bench": self.bench, "value": self.value, "unit": self.unit, "reference": self.reference,
                 "reference_value": self.reference_value, "ratio": self.ratio, "bar": self.bar, "better": self.better,
                 "interval": None if self.interval is None else list(self.interval),
-                "counts": [dataclasses.asdict(count) for count in self.counts], "by": self.by}
+                "counts": [dataclasses.asdict(count) for count in self.counts], "by": self.by, "what": self.what,
+                "losses_equal": self.losses_equal}
+
+    @classmethod
+    def from_json(cls, said: dict[str, object]) -> "Row":
+        """The row that to_json() gave an object of."""
+        fields = {field.name: said[field.name] for field in dataclasses.fields(cls)}
+        interval = said["interval"]
+        return cls(**fields | {"interval": None if interval is None else tuple(interval),
+                               "counts": [Count(**count) for count in said["counts"]]})
 
 
 @dataclasses.dataclass
@@ -73,13 +83,14 @@ class Missing:
     what: str
     bar: float
     reason: str
+    losses_equal: bool | None = None
     by = None
 
     def to_json(self) -> dict[str, object]:
         """The object that --json prints: what was not measured is null, and `missing` says why."""
         return {"bench": self.bench, "value": None, "unit": None, "reference": None, "reference_value": None,
                 "ratio": None, "bar": self.bar, "better": "lower", "interval": None, "counts": [], "by": None,
-                "missing": self.reason}
+                "what": self.what, "losses_equal": self.losses_equal, "missing": self.reason}
 
 
 @dataclasses.dataclass
@@ -140,8 +151,9 @@ def to_text(row: Row | Missing) -> list[str]:
     return lines
 
 
-def last_line(rows: Sequence[Row | Missing], losses: Sequence[Losses]) -> str:
+def last_line(rows: Sequence[Row | Missing]) -> str:
     """Counts everything. A row that is missing is short; losses that nobody compared are not equal."""
-    equal = bool(losses) and all(one.equal for one in losses)
+    compared = [row.losses_equal for row in rows if row.losses_equal is not None]
+    equal = bool(compared) and all(compared)
     return (f"train_peers: rows={len(rows)} short={sum(row.by is None for row in rows)} "
             f"losses_equal={'true' if equal else 'false'}")

@@ -2,11 +2,12 @@
 """What all suites share in one run: the sizes, where contenders run, what was found so far."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from contender import Contender, Place
 from peers import Peers
-from rounds import Measured
+from report import Report
+from rounds import AVAILABLE_PART, Measured, available_bytes
 from rows import Losses, Missing, Row, compare_losses
 from sizes import GIB, MIB, Model, Sizes
 
@@ -26,13 +27,13 @@ class Declared:
 class Run:
     """One run of the comparison."""
 
-    def __init__(self, sizes: Sizes, place: Place, peers: Peers, say: Callable[[str], None]):
+    def __init__(self, sizes: Sizes, place: Place, peers: Peers, say: Callable[[str], None], report: Report):
         self.sizes = sizes
         self.place = place
         self.peers = peers
         self.say = say
-        self.rows: list[Row | Missing] = []
-        self.losses: list[Losses] = []
+        self.losses: list[Losses] = []  # of the suite at hand
+        self._report = report
         self.deepspeed: dict[str, object] | None = None  # its best settings found
 
     def contender(self, name: str, kind: str, model: Model, *, limit_bytes: int | None = None,
@@ -47,10 +48,27 @@ class Run:
         return Contender(self.place, name, kind, limit_bytes=limit_bytes, expected_bytes=expected, shape=shape,
                          **options)
 
+    def limit(self, crew: Sequence[Contender]) -> str:
+        """Gives all of a row's contenders the same memory limit, each with its daemon: a quarter more than the largest
+        of them is expected to need, as far as the machine has it. Words for the row: the limit, or why there is none.
+        """
+        if self.place.cgroups[1] is None:
+            return "no memory limit: no cgroup can be made here"
+        wanted = max(one.expected_bytes for one in crew) * 5 // 4
+        limit = int(min(wanted, AVAILABLE_PART * available_bytes()))
+        for one in crew:
+            one.limit_bytes = limit
+        return f"{limit / MIB:.0f} MiB of memory for each"
+
+    def add(self, row: Row) -> None:
+        """A row was measured. What the suite has compared of losses by now belongs to it."""
+        row.losses_equal = all(one.equal for one in self.losses) if self.losses else None
+        self._report.add(row)
+
     def missing(self, declared: Declared, reason: str) -> None:
         """A row cannot be measured."""
-        self.say(f"{declared.bench}: {reason}")
-        self.rows.append(Missing(declared.bench, declared.what, declared.bar, reason))
+        self._report.add(Missing(declared.bench, declared.what, declared.bar, reason,
+                                 None if all(one.equal for one in self.losses) else False))
 
     def compare(self, who: str, ours: Measured, plain: Measured) -> None:
         """Losses of one of ours against plain PyTorch's."""

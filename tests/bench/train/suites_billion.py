@@ -82,11 +82,11 @@ def _save(run: Run, ours: Contender) -> None:
             extra = max(extra, ours.room.peak_bytes - resting)
             pairs.append((before, _saved(run, plain)))
             run.say(f"saved in {taken[-1]:.1f} s; torch.save: {pairs[-1][0]:.1f} and {pairs[-1][1]:.1f} s")
-    run.rows.append(Row(CHECKPOINT[0].bench, CHECKPOINT[0].what, statistics.median(taken), "seconds", CHECKPOINT[0].bar,
-                        "torch.save of the weights in memory, to the same disk",
-                        statistics.median(one for pair in pairs for one in pair), interval=against_itself(pairs),
-                        counts=[Count("memory it takes beside, MiB", extra / MIB, 256)]))
-    run.rows.append(Row(CHECKPOINT[1].bench, CHECKPOINT[1].what, extra / MIB, "MiB", CHECKPOINT[1].bar))
+    run.add(Row(CHECKPOINT[0].bench, CHECKPOINT[0].what, statistics.median(taken), "seconds", CHECKPOINT[0].bar,
+                "torch.save of the weights in memory, to the same disk; without a limit, which the weights alone pass",
+                statistics.median(one for pair in pairs for one in pair), interval=against_itself(pairs),
+                counts=[Count("memory it takes beside, MiB", extra / MIB, 256)]))
+    run.add(Row(CHECKPOINT[1].bench, CHECKPOINT[1].what, extra / MIB, "MiB", CHECKPOINT[1].bar))
 
 
 def _saved(run: Run, one: Contender) -> float:
@@ -118,7 +118,11 @@ def billion(run: Run, save_too: bool, train_too: bool) -> None:
         nonlocal saved
         if save_too:
             saved = True
-            _save(run, one)
+            try:
+                _save(run, one)
+            except Ended as error:  # what was trained counts
+                for missing in CHECKPOINT:
+                    run.missing(missing, str(error))
 
     found = take_turns([], [ours], 1, sizes.billion_steps if train_too else 1, run.say, at_the_end=save)[ours.name]
     if found.failed:
@@ -135,9 +139,10 @@ def _trained(run: Run, found: Measured) -> None:
         for _ in range(3):
             link.measure(found.read_bytes, found.written_bytes)
         compute, interval = _compute(run)
-        add_bound_row(run, TRAINS, found, compute, interval, link, model)
-        run.rows[-1].counts.append(Count("steps", found.steps))
-        run.rows[-1].counts.append(Count("plain PyTorch under the same limit is killed", _killed(run), 1, "higher"))
+        add_bound_row(run, TRAINS, found, compute, interval, link, model,
+                      f"{model.words}, {run.sizes.billion_limit_bytes / MIB:.0f} MiB of memory",
+                      [Count("steps", found.steps),
+                       Count("plain PyTorch under the same limit is killed", _killed(run), 1, "higher")])
     except (Ended, NoLink) as error:
         run.missing(TRAINS, str(error))
     unlimited = _unlimited(run, found.steps)
@@ -146,4 +151,4 @@ def _trained(run: Run, found: Measured) -> None:
         return
     run.compare("1.0 billion parameters", found, unlimited)
     differ = [step for step, loss in found.losses.items() if unlimited.losses.get(step) != loss]
-    run.rows.append(Row(EQUAL.bench, EQUAL.what, len(differ), f"steps of {len(found.losses)}", EQUAL.bar))
+    run.add(Row(EQUAL.bench, EQUAL.what, len(differ), f"steps of {len(found.losses)}", EQUAL.bar))

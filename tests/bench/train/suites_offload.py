@@ -52,16 +52,16 @@ def _row(run: Run, declared: Declared, ours: Measured, reference: Measured, word
     if ours.failed or reference.failed:
         run.missing(declared, str(ours.failed or reference.failed))
         return
-    run.rows.append(Row(declared.bench, declared.what, ours.seconds, "seconds a step", declared.bar, words,
-                        reference.seconds, interval=reference.interval, counts=_counts(ours, reference)))
+    run.add(Row(declared.bench, declared.what, ours.seconds, "seconds a step", declared.bar, words, reference.seconds,
+                interval=reference.interval, counts=_counts(ours, reference)))
 
 
 def _memory_row(run: Run, declared: Declared, ours: Measured, reference: Measured, words: str) -> None:
     if ours.failed or reference.failed:
         run.missing(declared, str(ours.failed or reference.failed))
         return
-    run.rows.append(Row(declared.bench, declared.what, ours.peak_bytes / MIB, "MiB", declared.bar, words,
-                        reference.peak_bytes / MIB))
+    run.add(Row(declared.bench, declared.what, ours.peak_bytes / MIB, "MiB", declared.bar, words,
+                reference.peak_bytes / MIB))
 
 
 def in_memory(run: Run) -> None:
@@ -72,12 +72,13 @@ def in_memory(run: Run) -> None:
     if without is None:
         references.append(run.contender(DEEPSPEED, "deepspeed", model, device="cpu"))
     subjects = [run.contender(TERRACE, "terrace", model, memory=room_bytes(model), block=0, all_guaranteed=True)]
+    of = f"{model.words}, {run.limit([*references, *subjects])}"
     found = take_turns(references, subjects, run.sizes.rounds, run.sizes.turn_steps, run.say)
     found.setdefault(DEEPSPEED, Measured(failed=f"DeepSpeed cannot be had: {without}"))
     run.compare("everything in DRAM", found[TERRACE], found[PLAIN])
-    _row(run, FITS, found[TERRACE], found[PLAIN], f"plain PyTorch, {model.words}")
-    _row(run, DRAM[0], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {model.words}")
-    _memory_row(run, DRAM[1], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {model.words}")
+    _row(run, FITS, found[TERRACE], found[PLAIN], f"plain PyTorch, {of}")
+    _row(run, DRAM[0], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {of}")
+    _memory_row(run, DRAM[1], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {of}")
 
 
 def _best_settings(run: Run, model: Model) -> dict[str, object]:
@@ -86,8 +87,9 @@ def _best_settings(run: Run, model: Model) -> dict[str, object]:
         best, seconds = SETTINGS[0], float("inf")
         for number, settings in enumerate(SETTINGS if run.sizes.tuned else []):
             name = f"deepspeed-settings-{number}"
-            tried = take_turns([], [run.contender(name, "deepspeed", model, device="nvme", settings=settings)], 1, 3,
-                               run.say)[name]
+            one = run.contender(name, "deepspeed", model, device="nvme", settings=settings)
+            run.limit([one])
+            tried = take_turns([], [one], 1, 3, run.say)[name]
             if tried.failed is None and tried.seconds < seconds:
                 best, seconds = settings, tried.seconds
         run.deepspeed = best
@@ -105,13 +107,14 @@ def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
         return
     references = [run.contender(PLAIN, "plain", model)]
     without = run.peers.missing.get("deepspeed")
-    words = "DeepSpeed cannot be had"
+    settings: dict[str, object] = {}
     if without is None:
         settings = _best_settings(run, run.sizes.small)
-        words = f"DeepSpeed ZeRO-3 NVMe offload, {model.words}, settings {settings or 'as first tried'}"
         references.append(run.contender(DEEPSPEED, "deepspeed", model, device="nvme", settings=settings))
     subject = run.contender(TERRACE, "terrace", model, memory=tier_bytes(model), block=model.state_bytes * 5 // 4,
                             all_guaranteed=True, step_in_backward=True)
+    of = f"{model.words}, {run.limit([*references, subject])}"
+    words = f"DeepSpeed ZeRO-3 NVMe offload, {of}, settings {settings or 'as first tried'}"
     link = Link(run.place.folder)
     found: dict[str, Measured] = {}
     why_no_link = None
@@ -135,19 +138,19 @@ def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
     if ours.failed or plain.failed or why_no_link:
         run.missing(bound, str(ours.failed or plain.failed or why_no_link))
         return
-    add_bound_row(run, bound, ours, plain.seconds, plain.interval, link, model)
+    add_bound_row(run, bound, ours, plain.seconds, plain.interval, link, model, of, [])
 
 
 def add_bound_row(run: Run, declared: Declared, ours: Measured, compute: float, interval: tuple[float, float] | None,
-                  link: Link, model: Model) -> None:
+                  link: Link, model: Model, of: str, more: list[Count]) -> None:
     """A row against the larger of compute and bytes / link speed."""
     speed = sorted(link.speeds)[len(link.speeds) // 2]
     moving = (ours.read_bytes + ours.written_bytes) / max(1, ours.steps) / speed
     larger = f"compute ({compute:.2f} s)" if compute >= moving else f"bytes / link speed ({moving:.2f} s)"
-    run.rows.append(Row(
-        declared.bench, declared.what, ours.seconds, "seconds a step", declared.bar, f"{larger}, {model.words}",
+    run.add(Row(
+        declared.bench, declared.what, ours.seconds, "seconds a step", declared.bar, f"{larger}, {of}",
         max(compute, moving), interval=interval,
         counts=[*_counts(ours, None), Count("link, MiB/s", speed / MIB, better="higher"),
                 Count("compute, seconds", compute), Count("bytes / link speed, seconds", moving),
                 Count("bytes moved a step, times the state", (ours.read_bytes + ours.written_bytes)
-                      / max(1, ours.steps) / model.state_bytes, limit=2.0)]))
+                      / max(1, ours.steps) / model.state_bytes, limit=2.0), *more]))

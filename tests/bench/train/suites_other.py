@@ -37,9 +37,9 @@ def matrix(run: Run) -> None:
     except Ended as error:
         run.missing(LOSSES, str(error))
         return
-    run.rows.append(Row(LOSSES.bench, LOSSES.what + (f": {'; '.join(wrong)}" if wrong else ""), len(wrong),
-                        f"combinations of {number} that differ", LOSSES.bar,
-                        counts=[Count("steps of each", run.sizes.matrix_steps, run.sizes.matrix_steps, "higher")]))
+    run.add(Row(LOSSES.bench, LOSSES.what + (f": {'; '.join(wrong)}" if wrong else ""), len(wrong),
+                f"combinations of {number} that differ", LOSSES.bar,
+                counts=[Count("steps of each", run.sizes.matrix_steps, run.sizes.matrix_steps, "higher")]))
 
 
 def activations(run: Run) -> None:
@@ -55,6 +55,7 @@ def activations(run: Run) -> None:
                             block=6 * GIB, all_guaranteed=True)
     for one in (*references, subject):
         one.expected_bytes += 3 * GIB
+    limit = run.limit([*references, subject])
     found = take_turns(references[:2], [subject], sizes.rounds, sizes.turn_steps, run.say)
     found |= take_turns([], references[2:], 1, sizes.turn_steps, run.say)
     plain, ours = found["here"], found["terrace"]
@@ -70,23 +71,23 @@ def activations(run: Run) -> None:
     def of(measured: Measured) -> float:
         return max(1.0, measured.peak_bytes - resting_bytes) / MIB
 
-    words = f"without, {model.blocks} blocks of width {model.width}"
+    words = f"without, {model.blocks} blocks of width {model.width}, {limit}"
     counts = [Count("MiB read a step", ours.read_bytes / ours.steps / MIB),
               Count("MiB written a step", ours.written_bytes / ours.steps / MIB)]
-    run.rows.append(Row(ACTIVATIONS[0].bench, ACTIVATIONS[0].what, of(ours), "MiB", ACTIVATIONS[0].bar, words,
-                        of(plain), counts=counts))
-    run.rows.append(Row(ACTIVATIONS[1].bench, ACTIVATIONS[1].what, ours.seconds, "seconds a step", ACTIVATIONS[1].bar,
-                        words, plain.seconds, interval=plain.interval,
-                        counts=[*counts, Count("memory, of that without", of(ours) / of(plain), 0.3)]))
+    run.add(Row(ACTIVATIONS[0].bench, ACTIVATIONS[0].what, of(ours), "MiB", ACTIVATIONS[0].bar, words, of(plain),
+                counts=counts))
+    run.add(Row(ACTIVATIONS[1].bench, ACTIVATIONS[1].what, ours.seconds, "seconds a step", ACTIVATIONS[1].bar, words,
+                plain.seconds, interval=plain.interval,
+                counts=[*counts, Count("memory, of that without", of(ours) / of(plain), 0.3)]))
     for declared, name in zip(ACTIVATIONS[2:], ("save_on_cpu", "torchtune"), strict=True):
         peer = found[name]
         if peer.failed:
             run.missing(declared, run.peers.missing.get(name) or peer.failed)
             continue
         time, memory = ours.seconds / peer.seconds, of(ours) / of(peer)
-        run.rows.append(Row(declared.bench, declared.what, max(time, memory), "times", declared.bar, name, 1.0,
-                            interval=peer.interval, counts=[Count("step time, of the peer's", time),
-                                                            Count("memory, of the peer's", memory, 1.0)]))
+        run.add(Row(declared.bench, declared.what, max(time, memory), "times", declared.bar, f"{name}, {limit}", 1.0,
+                    interval=peer.interval, counts=[Count("step time, of the peer's", time),
+                                                    Count("memory, of the peer's", memory, 1.0)]))
 
 
 def forward(run: Run) -> None:
@@ -113,7 +114,7 @@ def forward(run: Run) -> None:
     if subject.failed or peer.failed:
         run.missing(FORWARD, str(subject.failed or peer.failed))
         return
-    run.rows.append(Row(
+    run.add(Row(
         FORWARD.bench, FORWARD.what, subject.seconds, "seconds a pass", FORWARD.bar,
         f"Accelerate's disk_offload, {weights / MIB:.0f} MiB of weights, {limit / MIB:.0f} MiB of memory for each",
         peer.seconds, interval=peer.interval,

@@ -11,25 +11,31 @@ counts as short. Losses are compared with plain PyTorch's bit for bit. The last 
 rows: those that were asked for. short: those whose bar does not hold, or that are missing. The exit status is 1 if
 losses differ, and says nothing of times. In full it takes an hour or two. The model of 1.0 billion parameters, which
 --quick trains too while all others are small then, needs 20 GiB of disk.
+
+Each row is printed as soon as it is there. A run that is interrupted says which rows it has not measured, and draws the
+others; --resume FILE, with what its --json wrote, goes on with those.
 """
 
 import argparse
+import contextlib
 import ctypes
-import json
 import os
 import pathlib
 import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 import memory_room
 import suites_billion
 import suites_offload
 import suites_other
 from contender import Place
-from peers import Peers, prepare
-from rows import Missing, Row, last_line, to_text
+from peers import prepare
+from report import Report, measured_before
+from rows import Missing, Row
 from run import Declared, Run
 from sizes import FULL, QUICK
 
@@ -70,9 +76,15 @@ def wanted_suites(names: str | None) -> set[str]:
     return found
 
 
-def run_suites(run: Run, wanted: set[str]) -> None:
-    """Those that are wanted. A suite that fails leaves its rows missing."""
+def rows_of(wanted: set[str]) -> list[Declared]:
+    """The rows of suites."""
+    return [declared for rows, suite in SUITES if suite in wanted for declared in rows]
+
+
+def run_suites(run: Run, report: Report, wanted: set[str]) -> None:
+    """Those of the suites that are wanted whose rows are not all there. A suite that fails leaves its rows missing."""
     sizes = run.sizes
+    wanted = {suite for suite in wanted if not all(report.has(row.bench) for row in rows_of({suite}))}
     ways = {"losses": lambda: suites_other.matrix(run),
             "dram": lambda: suites_offload.in_memory(run),
             "block_85m": lambda: suites_offload.on_block(run, "85m", sizes.small, sizes.rounds),
@@ -84,15 +96,24 @@ def run_suites(run: Run, wanted: set[str]) -> None:
     for declared, suite in SUITES:
         if suite in wanted:
             run.say(f"=== {suite}")
+            run.losses.clear()
+            why = "what it is measured with failed before it"
             try:
                 ways[suite]()
             except Exception as error:
-                run.say(f"{suite} failed: {type(error).__name__}: {error}")
-                for row in declared:
-                    if row.bench not in {one.bench for one in run.rows}:
-                        run.missing(row, f"{type(error).__name__}: {error}")
-    order = row_names()
-    run.rows.sort(key=lambda row: order.index(row.bench))
+                why = f"{type(error).__name__}: {error}"
+            for row in declared:
+                if not report.has(row.bench):
+                    run.missing(row, why)
+
+
+def take_over(before: list[Row], wanted: set[str], report: Report) -> None:
+    """Takes the rows of an earlier run, of the suites that are wanted and were measured whole."""
+    found = {row.bench: row for row in before}
+    for declared, suite in SUITES:
+        if suite in wanted and all(row.bench in found for row in declared):
+            for row in declared:
+                report.add(found[row.bench])
 
 
 def remove_stale(disk: pathlib.Path) -> None:
@@ -103,19 +124,6 @@ def remove_stale(disk: pathlib.Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def report(rows: list[Row | Missing], arguments: argparse.Namespace, out) -> None:
-    """The table, the objects, the picture."""
-    for row in rows:
-        print("\n".join(to_text(row)), file=out)
-        if arguments.json:
-            print(json.dumps(row.to_json()))
-    if arguments.plot:
-        from picture import draw
-
-        draw(arguments.plot, rows)
-        print(f"drawn: {arguments.plot}", file=out)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="train_peers", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,6 +131,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="an object a row on stdout; the table goes to stderr")
     parser.add_argument("--plot", type=pathlib.Path, help="draw ratios and bars into this PNG")
     parser.add_argument("--rows", help="only these, by name or its beginning, separated by commas (all: --list)")
+    parser.add_argument("--resume", type=pathlib.Path, metavar="FILE", help="a file that --json of an earlier run was "
+                        "written to: what was measured there is taken from it")
     parser.add_argument("--list", action="store_true", help="name the rows and their bars, and end")
     parser.add_argument("--disk", type=pathlib.Path, default=ROOT / "build",
                         help="folder for block files (%(default)s)")
@@ -133,49 +143,75 @@ def main() -> int:
         for declared in (row for rows, _ in SUITES for row in rows):
             print(f"{declared.bench:32} <= {declared.bar:<6} {declared.what}")
         return 0
+    sizes = "quick" if arguments.quick else "full"
     try:
         wanted = wanted_suites(arguments.rows)
-    except ValueError as error:
+        before = [] if arguments.resume is None else measured_before(arguments.resume, sizes)
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     if not os.access(arguments.terraced, os.X_OK):
         parser.error(f"{arguments.terraced} is not there: build it, or name one with --terraced")
-    return compare(arguments, wanted)
-
-
-def compare(arguments: argparse.Namespace, wanted: set[str]) -> int:
-    """Runs what is wanted, and cleans up whatever happens."""
-    begun = time.monotonic()
     out = sys.stderr if arguments.json else sys.stdout
+    report = Report(row_names(), sizes, out, sys.stdout if arguments.json else None)
+    take_over(before, wanted, report)
+    return compare(arguments, wanted, report, out)
+
+
+@contextlib.contextmanager
+def folder_on(disk: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder for contenders' files, until they are done."""
+    remove_stale(disk)
+    folder = disk.resolve() / f"{FOLDER}{os.getpid()}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def interrupt_on_signals() -> None:
+    """Lets whatever ends a run end all that it has started."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+def compare(arguments: argparse.Namespace, wanted: set[str], report: Report, out: TextIO) -> int:
+    """Runs what is wanted, and cleans up and reports whatever happens."""
+    begun = time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun:6.0f} s] {text}", file=out, flush=True)
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background job is started with SIGINT ignored
-        signal.signal(number, signal.default_int_handler)
+    interrupt_on_signals()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # whatever a contender leaves behind is ours to end
     os.environ["TERRACED"] = os.path.abspath(arguments.terraced)
-    remove_stale(arguments.disk)
+    interrupted = False
+    try:
+        with folder_on(arguments.disk) as folder:
+            run_suites(prepared(arguments, folder, say, report), report, wanted)
+    except KeyboardInterrupt:
+        interrupted = True
+        say("interrupted; everything that was started is ended")
+        for declared in rows_of(wanted):
+            if not report.has(declared.bench):
+                report.add(Missing(declared.bench, declared.what, declared.bar, "interrupted before it was measured"))
+    line = report.end(arguments.plot)
+    print(line)
+    return 130 if interrupted else 0 if line.endswith("=true") else 1
+
+
+def prepared(arguments: argparse.Namespace, folder: pathlib.Path, say: Callable[[str], None], report: Report) -> Run:
+    """The peers, and where contenders run."""
     cgroups = memory_room.find()
     memory_room.remove_stale(cgroups[1])
-    folder = arguments.disk.resolve() / f"{FOLDER}{os.getpid()}"
-    folder.mkdir(parents=True)
-    try:
-        peers: Peers = prepare(ROOT / "build/peers", say)
-        counted = f"cgroups {cgroups[0]}" if cgroups[1] else "PSS, without limits: no memory cgroup can be made here"
-        say(f"memory is counted by {counted}; {shutil.disk_usage(folder).free >> 30} GiB of disk are free; "
-            f"{arguments.threads} threads; load {os.getloadavg()[0]:.1f}")
-        place = Place(peers.python, folder, cgroups, arguments.threads)
-        run = Run(QUICK if arguments.quick else FULL, place, peers, say)
-        run_suites(run, wanted)
-    except KeyboardInterrupt:
-        say("interrupted; everything that was started is ended")
-        return 130
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    report(run.rows, arguments, out)
-    line = last_line(run.rows, run.losses)
-    print(line)
-    return 0 if line.endswith("=true") else 1
+    peers = prepare(ROOT / "build/peers", say)
+    counted = f"cgroups {cgroups[0]}" if cgroups[1] else "PSS, without limits: no memory cgroup can be made here"
+    say(f"memory is counted by {counted}; {shutil.disk_usage(folder).free >> 30} GiB of disk are free; "
+        f"{arguments.threads} threads; load {os.getloadavg()[0]:.1f}")
+    place = Place(peers.python, folder, cgroups, arguments.threads)
+    return Run(QUICK if arguments.quick else FULL, place, peers, say, report)
 
 
 if __name__ == "__main__":

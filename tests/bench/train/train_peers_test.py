@@ -8,9 +8,11 @@ import io
 import json
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
@@ -20,6 +22,8 @@ import rounds
 import run
 import sizes
 import train_peers
+from peers import Peers
+from report import Report, measured_before
 from rows import Count, Losses, Missing, Row, against_itself, compare_losses, last_line, to_text
 
 FIELDS = {"bench", "value", "unit", "reference", "reference_value", "ratio", "bar", "better", "interval", "counts",
@@ -95,9 +99,11 @@ class Said(unittest.TestCase):
 
     def test_what_is_missing_is_short(self):
         rows = [row(1.0), row(2.0), Missing("train.none", "", 1.0, "why")]
-        self.assertEqual(last_line(rows, [Losses("us", 3, None)]), "train_peers: rows=3 short=2 losses_equal=true")
-        self.assertTrue(last_line(rows, []).endswith("losses_equal=false"))
-        self.assertTrue(last_line(rows, [Losses("us", 3, None), Losses("us", 3, 1)]).endswith("losses_equal=false"))
+        self.assertTrue(last_line(rows).endswith("losses_equal=false"), "none were compared")
+        rows[0].losses_equal = True
+        self.assertEqual(last_line(rows), "train_peers: rows=3 short=2 losses_equal=true")
+        rows[1].losses_equal = False
+        self.assertTrue(last_line(rows).endswith("losses_equal=false"))
         self.assertIn("why", "\n".join(to_text(rows[2])))
         self.assertIn("SHORT", to_text(rows[1])[0])
 
@@ -117,6 +123,19 @@ class Said(unittest.TestCase):
         self.assertEqual(len(train_peers.wanted_suites(None)), len(train_peers.SUITES))
         with self.assertRaisesRegex(ValueError, "train.fits_dram"):
             train_peers.wanted_suites("nothing")
+
+    def test_a_row_is_printed_as_it_comes_with_what_its_suite_compared(self):
+        out, objects = io.StringIO(), io.StringIO()
+        found = Report(["train.some", "train.other"], "quick", out, objects)
+        one = run.Run(sizes.QUICK, None, None, self.fail, found)
+        one.losses.append(Losses("us", 3, None))
+        one.add(row(1.0))
+        self.assertIn("train.some", out.getvalue())
+        self.assertTrue(json.loads(objects.getvalue())["losses_equal"])
+        one.losses.append(Losses("us", 3, 2))
+        one.add(Row("train.other", "", 3.0, "MiB", 3.0))
+        self.assertFalse(json.loads(objects.getvalue().splitlines()[1])["losses_equal"])
+        self.assertEqual(found.end(None), "train_peers: rows=2 short=0 losses_equal=false")
 
     def test_the_models_are_as_large_as_they_are_called(self):
         for model, parameters in ((sizes.FULL.small, 85e6), (sizes.FULL.medium, 350e6), (sizes.FULL.billion, 1.0e9)):
@@ -144,6 +163,9 @@ class Contenders(unittest.TestCase):
 
     def contender(self, name, kind="works", seconds=1.0):
         return contender.Contender(self.place, name, kind, seconds=seconds)
+
+    def run_here(self):
+        return run.Run(sizes.QUICK, self.place, None, self.said.append, Report([], "quick", io.StringIO()))
 
     def check_nothing_is_left(self, *crew):
         for one in crew:
@@ -182,23 +204,104 @@ class Contenders(unittest.TestCase):
         self.check_nothing_is_left(*crew)
 
     def test_a_disk_that_is_too_small_is_said(self):
-        one = run.Run(sizes.QUICK, self.place, None, self.said.append)
+        one = self.run_here()
         self.assertIn("are free", one.short_of_disk(1 << 60))
         self.assertIsNone(one.short_of_disk(-run.SPARE_DISK_BYTES))
+
+    def test_all_of_a_row_have_one_limit(self):
+        crew = [self.contender("reference"), self.contender("subject")]
+        crew[0].expected_bytes, crew[1].expected_bytes = 4 << 20, 8 << 20
+        words = self.run_here().limit(crew)
+        if self.place.cgroups[1] is None:
+            self.assertIn("no memory limit", words)
+            self.assertEqual([one.limit_bytes for one in crew], [None, None])
+        else:
+            self.assertEqual(words, "10 MiB of memory for each")
+            self.assertEqual([one.limit_bytes for one in crew], [10 << 20, 10 << 20])
 
     def test_memory_is_limited_where_it_can_be(self):
         if self.place.cgroups[1] is None:
             self.skipTest("no memory cgroup can be made here")
         hungry = self.contender("hungry")
         (self.folder / "worker.py").write_text("import sys; taken = b'x' * (256 << 20)\n")
-        hungry._limit_bytes = 64 << 20
+        hungry.limit_bytes = 64 << 20
         with self.assertRaisesRegex(contender.Ended, "for want of memory"):
             hungry.start()
         self.check_nothing_is_left(hungry)
 
 
 class Whole(unittest.TestCase):
-    """The script."""
+    """The script, with suites that stand in for its own."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(dir=os.environ.get("TERRACE_BUILD"))))
+        peers = Peers(self.folder, {})
+        self.enterContext(unittest.mock.patch.object(train_peers, "prepare", lambda *_: peers))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+
+    def main(self, *arguments):
+        """Its status, its objects by row, and its last line."""
+        out = io.StringIO()
+        command = ["train_peers", "--quick", "--json", "--terraced", "/bin/true", "--disk", str(self.folder),
+                   *arguments]
+        with (unittest.mock.patch.object(sys, "argv", command), contextlib.redirect_stdout(out),
+              contextlib.redirect_stderr(io.StringIO())):
+            status = train_peers.main()
+        (self.folder / "said").write_text(out.getvalue())
+        *objects, last = out.getvalue().splitlines()
+        return status, {said["bench"]: said for said in map(json.loads, objects)}, last
+
+    def suites(self, matrix, forward):
+        for name, does in (("matrix", matrix), ("forward", forward)):
+            self.enterContext(unittest.mock.patch.object(train_peers.suites_other, name, does))
+
+    def test_what_was_measured_is_said_when_it_is_interrupted_and_not_measured_again(self):
+        def losses(found):
+            found.losses.append(Losses("us", 50, None))
+            found.add(Row("train.losses", "losses", 0, "combinations", 0))
+
+        def interrupts(_):
+            raise KeyboardInterrupt
+
+        def forward(found):
+            found.add(Row("train.forward", "forward", 0.3, "seconds", 0.5, "peer", 1.0, interval=(0.9, 1.1),
+                          counts=[Count("bytes", 1.0, 2.0)]))
+
+        self.suites(losses, interrupts)
+        plot = self.folder / "rows.png"
+        with unittest.mock.patch.dict(sys.modules, picture=unittest.mock.Mock()) as modules:
+            status, found, last = self.main("--rows", "losses,forward", "--plot", str(plot))
+            modules["picture"].draw.assert_called_once()
+        self.assertEqual((status, last), (130, "train_peers: rows=2 short=1 losses_equal=true"))
+        self.assertIn("interrupted", found["train.forward"]["missing"])
+
+        self.suites(interrupts, forward)
+        status, again, last = self.main("--rows", "losses,forward", "--resume", str(self.folder / "said"))
+        self.assertEqual((status, last), (0, "train_peers: rows=2 short=0 losses_equal=true"))
+        self.assertEqual(again["train.losses"], found["train.losses"])
+        _, last_time, _ = self.main("--rows", "losses,forward", "--resume", str(self.folder / "said"))
+        self.assertEqual(last_time, again)
+
+    def test_a_suite_that_fails_leaves_its_rows_missing_and_the_next_one_runs(self):
+        def fails(_):
+            raise RuntimeError("out of luck")
+
+        def forward(found):
+            found.add(Row("train.forward", "forward", 0.3, "seconds", 0.5))
+
+        self.suites(fails, forward)
+        status, found, last = self.main("--rows", "losses,forward")
+        self.assertIn("out of luck", found["train.losses"]["missing"])
+        self.assertEqual(found["train.forward"]["by"], "ratio")
+        self.assertEqual((status, last), (1, "train_peers: rows=2 short=1 losses_equal=false"))
+
+    def test_rows_of_other_sizes_are_not_taken(self):
+        said = self.folder / "said.json"
+        said.write_text(json.dumps(row(1.0).to_json() | {"sizes": "full"}) + '\n{"bench": "train.cut')
+        self.assertEqual([one.bench for one in measured_before(said, "full")], ["train.some"])
+        with self.assertRaisesRegex(ValueError, "'full'"):
+            measured_before(said, "quick")
 
     def test_it_lists_its_rows(self):
         out = io.StringIO()

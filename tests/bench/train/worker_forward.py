@@ -31,7 +31,7 @@ class Terrace(_Forward, Served):
         self.client = self.serve()
         with terrace.torch.init(client=self.client):
             model = make_model(self.shape, self.recipe.seed)
-        self.model, _ = terrace.torch.offload(model.eval(), client=self.client)
+        self.model, _ = terrace.torch.offload(model.eval(), client=self.client, what="parameters")
 
 
 class Accelerate(_Forward, Job):
@@ -49,7 +49,8 @@ class Accelerate(_Forward, Job):
         save_offload_index(index, folder)
         with accelerate.init_empty_weights():
             model = make_model(self.shape, self.recipe.seed)
-        self.model = accelerate.disk_offload(model.eval(), folder, execution_device=torch.device("cpu"))
+        self.model = accelerate.disk_offload(  # a layer of its own uses a weight that is one of its parts'
+            model.eval(), folder, execution_device=torch.device("cpu"), preload_module_classes=["Embedding"])
 
 
 def job_of(spec):

@@ -9,7 +9,8 @@ from gpt_model import loss_of
 from torch.utils.checkpoint import checkpoint
 from worker_training import Served, make_model
 
-OFFLOADED = ("model", "model and optimizer", "activations", "all", "all, stepping in backward")
+PARTS = ("parameters", "gradients", "states")
+OFFLOADED = (*PARTS, "model", "model and optimizer", "activations", "all", "all, stepping in backward")
 
 
 def combinations():
@@ -20,8 +21,7 @@ def combinations():
 
 
 class Matrix(Served):
-    """SPEC's steps: of each combination. Parameters and their gradients are offloaded together: there is no way to
-    offload one of the two."""
+    """SPEC's steps: of each combination."""
 
     def make(self):
         self.client = self.serve()
@@ -47,14 +47,16 @@ class Matrix(Served):
 
         model = make_model(self.shape, self.recipe.seed)
         optimizer = self.recipe.optimizer(list(model.parameters()))
-        if what == "model":
+        if what in PARTS:
+            terrace.torch.offload(model, optimizer, client=self.client, what=what)
+        elif what == "model":
             terrace.torch.offload(model, client=self.client)
         elif what not in (None, "activations"):
             terrace.torch.offload(model, optimizer, client=self.client, step_in_backward="backward" in what)
         losses = []
         for step in range(self.spec["steps"]):
             for number in range(batches):
-                moving = (contextlib.nullcontext() if what in (None, "model", "model and optimizer")
+                moving = (contextlib.nullcontext() if what in (None, *PARTS, "model", "model and optimizer")
                           else terrace.torch.activations(self.client, min_bytes=1024))
                 with moving:
                     loss = self._loss(model, step * batches + number, bfloat16, checkpointing) / batches

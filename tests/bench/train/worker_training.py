@@ -174,6 +174,19 @@ class Offloaded(Served):
                 "wait_seconds": now.sum("terrace_acquire_wait_seconds_sum")}
 
 
+def _torchtune():
+    """torchtune's own context. It knows GPUs alone: where there is none, this machine's memory is the GPU's, too."""
+    from torchtune.training import OffloadActivations
+
+    if not torch.cuda.is_available():
+        torch.cuda.default_stream = lambda: None
+        torch.cuda.stream = lambda _: contextlib.nullcontext()
+        to = torch.Tensor.to
+        torch.Tensor.to = lambda tensor, *where, **options: (
+            tensor.clone() if where == ("cuda",) else to(tensor, *where, **options))
+    return OffloadActivations(use_pin_memory=False, use_streams=False)
+
+
 class WithActivations(Served):
     """All in memory but what autograd saves. where: "here", "save_on_cpu", "torchtune", or "terrace"."""
 
@@ -189,9 +202,7 @@ class WithActivations(Served):
         if where == "save_on_cpu":
             return torch.autograd.graph.save_on_cpu(pin_memory=False)
         if where == "torchtune":
-            from torchtune.training import OffloadActivations
-
-            return OffloadActivations(use_pin_memory=False, use_streams=False)
+            return _torchtune()
         import terrace.torch
 
         self.client = self.serve()

@@ -47,6 +47,12 @@ TEST_F(Calling, AsksForEachOperation) {
   EXPECT_EQ(step.value, 2u);
   EXPECT_EQ(step.count, 0u);
   EXPECT_GE(step.block_bytes, shm::kBlockBytesMin);
+  const DeclaredSet declared{{set.begin(), set.end()}, Place::device(0), Mode::kOverwrite, std::chrono::seconds(2)};
+  const shm::Submission first = asked([&] { return client_.declare_step({&declared, 1}, StepKind::kEval); });
+  EXPECT_EQ(first.operation, shm::Operation::kDeclareStep);
+  EXPECT_EQ(first.mode, 2u);
+  EXPECT_EQ(first.place, shm::kPlaceDevice0);
+  EXPECT_EQ(first.value, (shm::DeclaredValue{.kind = 2, .position = 0, .compute_us = 2'000'000}.packed()));
 }
 
 TEST_F(Calling, MayBeAnsweredInAnyOrder) {

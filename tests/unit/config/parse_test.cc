@@ -96,6 +96,7 @@ write_budget = "7.68TB/day"
 name = "team-a"
 uids = [1000, 1001]
 quota = "1TiB"
+weight = 3
 [[tenant]]
 name = "team-b"
 data_socket = "/b/data"
@@ -131,6 +132,8 @@ uids = "any"
   EXPECT_EQ(config->tenants[0].data_socket, "/a/data");
   EXPECT_THAT(config->tenants[0].uids, ElementsAre(1000, 1001));
   EXPECT_EQ(config->tenants[0].quota_bytes, 1024 * kGiB);
+  EXPECT_EQ(config->tenants[0].weight, 3u);
+  EXPECT_EQ(config->tenants[1].weight, 1u);
   EXPECT_EQ(config->tenants[1].data_socket, "/b/data");
   EXPECT_TRUE(config->tenants[1].any_uid);
 }
@@ -139,10 +142,13 @@ TEST(Parse, LinksAreSpeedsAndLatencies) {
   const Result<Config> config = parse_here(R"([links]
 host_to_device = "55GB/s"
 device_to_host = "15.5 GiB/s"
+device_both = "60GB/s"
 device_latency_us = 30
 block_read = "6500MB/s"
 block_write = "3.5GB/s"
+block_both = "7GB/s"
 block_latency_us = 20
+request_latency_us = 40
 )");
   ASSERT_TRUE(config) << config.error().message;
   const Links& links = config->links;
@@ -152,6 +158,9 @@ block_latency_us = 20
   EXPECT_EQ(links.block_read_bytes_per_s, 6'500'000'000u);
   EXPECT_EQ(links.block_write_bytes_per_s, 3'500'000'000u);
   EXPECT_EQ(links.block_latency_us, 20u);
+  EXPECT_EQ(links.device_both_bytes_per_s, 60'000'000'000u);
+  EXPECT_EQ(links.block_both_bytes_per_s, 7'000'000'000u);
+  EXPECT_EQ(links.request_latency_us, 40u);
   for (const char* wrong : {"\"55GB\"", "\"fast\"", "\"0B/s\"", "\"/s\"", "\"-1GB/s\"", "55"}) {
     EXPECT_THAT(error_of(std::string("[links]\nblock_read = ") + wrong), StartsWith("t.toml:2: links.block_read: is "));
   }

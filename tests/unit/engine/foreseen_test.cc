@@ -3,55 +3,10 @@
 // is leased; and one that has nothing to do with what happens is given up.
 #include <gtest/gtest.h>
 
-#include "unit/engine/harness.h"
+#include "unit/engine/planned.h"
 
 namespace terrace::engine {
 namespace {
-
-constexpr std::uint32_t kTensors = 6;  // the device tier has room for four
-constexpr std::int64_t kApartNs = 1'000'000'000;
-
-struct Planned {
-  Harness harness{[] {
-    Options options = three_tiers();
-    options.make_policy = make_next_use_policy;
-    options.observe = true;
-    return options;
-  }()};
-  Harness::Client& client = *harness.open();
-  std::vector<Handle> tensors;
-
-  Planned() {
-    for (std::uint32_t i = 0; i < kTensors; ++i) {
-      tensors.push_back(harness.create(client, std::to_string(i), kMiB));
-      harness.write(client, tensors.back(), i);
-    }
-    for (const Handle tensor : tensors) EXPECT_TRUE(harness.ask(client.id, Evict{{tensor}}));
-  }
-
-  void mark_step() { ASSERT_TRUE(harness.ask(client.id, MarkStep{})); }
-  void read(std::uint32_t tensor) { EXPECT_EQ(harness.read(client, tensors[tensor]), tensor); }
-  bool is_in_device(std::uint32_t tensor) {
-    harness.settle();
-    return client.slots[index(tensors[tensor].slot)].place == kDevice;
-  }
-  // Reads of the tensors in this order, a second apart.
-  foresight::Plan plan_of(const std::vector<std::uint32_t>& order) const {
-    foresight::Plan plan;
-    plan.number = 7;
-    for (const std::uint32_t tensor : order)
-      plan.uses.push_back({.slot = tensors[tensor].slot,
-                           .place = kDevice,
-                           .at_ns = static_cast<std::int64_t>(plan.uses.size()) * kApartNs});
-    plan.period_ns = static_cast<std::int64_t>(order.size()) * kApartNs;
-    return plan;
-  }
-  void plan(foresight::Plan plan) {
-    harness.engine->plan(harness.now, client.id, std::make_shared<const foresight::Plan>(std::move(plan)));
-    harness.drain();
-  }
-  SessionStatus session() { return harness.status().sessions.front(); }
-};
 
 TEST(Foreseen, UsesOfThePlanAreMatchedAndOthersStray) {
   Planned planned;
@@ -64,6 +19,28 @@ TEST(Foreseen, UsesOfThePlanAreMatchedAndOthersStray) {
   planned.read(1);
   EXPECT_EQ(planned.session().matched, 3u) << "in whatever order";
   EXPECT_EQ(planned.session().strayed, 1u);
+}
+
+TEST(Foreseen, TheStatusSaysHowSureItIs) {
+  Planned planned;
+  planned.mark_step();
+  planned.read(5);
+  foresight::Plan plan = planned.plan_of({0, 1, 2});
+  plan.kind = 2;
+  plan.match = {.matched = 2, .missed = 1, .added = 1};
+  plan.fetches.push_back({.from = 1, .slot = planned.tensors[2].slot, .place = kDevice, .due_ns = 2 * kApartNs});
+  planned.plan(std::move(plan));
+  for (const std::uint32_t tensor : {0, 1, 2, 4}) planned.read(tensor);
+  const SessionStatus status = planned.session();
+  EXPECT_EQ(status.plan_kind, 2u);
+  EXPECT_EQ(status.plan_uses, 3u);
+  EXPECT_EQ(status.plan_match.matched, 2u);
+  EXPECT_EQ(status.matched, 3u);
+  EXPECT_EQ(status.strayed, 1u);
+  EXPECT_EQ(status.planned_bytes, kMiB);
+  EXPECT_EQ(status.demanded_bytes, 4 * kMiB);
+  planned.plan({});
+  EXPECT_EQ(planned.session().plan_uses, 0u) << "nothing is followed";
 }
 
 TEST(Foreseen, WhatThePlanBringsIsThereBeforeItIsLeased) {
@@ -88,6 +65,27 @@ TEST(Foreseen, WhatIsNeededSoonerDoesNotGoForWhatAPlanBrings) {
   planned.plan(std::move(plan));
   for (const std::uint32_t tensor : {0, 1, 2, 3}) EXPECT_TRUE(planned.is_in_device(tensor)) << tensor;
   EXPECT_FALSE(planned.is_in_device(4));
+}
+
+TEST(Foreseen, AWriteBackBeginsWhenItsWriteIsOverWhateverComesNext) {
+  Planned planned;
+  Harness& harness = planned.harness;
+  planned.mark_step();
+  foresight::Plan plan = planned.plan_of({0, 1, 2});
+  plan.cleans.push_back({.after = 3, .slot = planned.tensors[1].slot, .place = kDevice, .write = 1});
+  planned.plan(std::move(plan));
+  const auto stir = [&] {
+    harness.engine->accessed(harness.now, planned.client.id, {}, 0);
+    harness.drain();
+    return harness.transfers.size();
+  };
+  harness.write(planned.client, planned.tensors[0], 0);
+  EXPECT_EQ(stir(), 0u);
+  ASSERT_TRUE(harness.acquire(planned.client, kDevice, shm::Mode::kOverwrite, {planned.tensors[1]}));
+  EXPECT_EQ(stir(), 0u) << "not while it is written";
+  harness.fill(planned.client, planned.tensors[1], 1);
+  harness.release(planned.client, planned.tensors[1], shm::Mode::kOverwrite);
+  EXPECT_EQ(stir(), 1u);
 }
 
 // A step begins with a plan of many uses, of two tensors by turns, in which tensor 5 comes but once; tensor 4 is

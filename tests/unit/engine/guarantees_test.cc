@@ -41,6 +41,33 @@ TEST(Guarantees, DefaultsAreHalfTheCapacityByTheRanks) {
   EXPECT_EQ(places[1].guarantee_bytes, 16 * kMiB);
 }
 
+TEST(Guarantees, DefaultsAreByTheTenantsWeights) {
+  Options options = three_tiers(16 * kMiB, 64 * kMiB, 128 * kMiB);
+  options.weights = {1, 3};
+  Harness harness(options);
+  const auto floors = [&](std::uint32_t socket) {
+    OpenSession open;
+    open.tenant.socket = socket;
+    const auto* client = harness.open(open);
+    const SessionStatus last = harness.status().sessions.back();
+    EXPECT_NE(client, nullptr);
+    return std::vector<std::uint64_t>{last.places[0].guarantee_bytes, last.places[1].guarantee_bytes};
+  };
+  EXPECT_EQ(floors(0), (std::vector<std::uint64_t>{4 * kMiB, 16 * kMiB}));
+  EXPECT_EQ(floors(1), (std::vector<std::uint64_t>{12 * kMiB, 48 * kMiB}));
+}
+
+TEST(Guarantees, AHeavyTenantLeavesTheOthersTheirs) {
+  Options options = three_tiers(16 * kMiB, 64 * kMiB, 128 * kMiB);
+  options.weights = {100, 1, 1};
+  Harness harness(options);
+  for (const std::uint32_t socket : {0u, 1u, 2u}) {
+    OpenSession open;
+    open.tenant.socket = socket;
+    EXPECT_NE(harness.open(open), nullptr) << harness.refusal.message;
+  }
+}
+
 TEST(Guarantees, NonsenseIsNamed) {
   Harness harness(three_tiers());
   EXPECT_EQ(harness.open(with_floors(5 * kMiB, 0)), nullptr);

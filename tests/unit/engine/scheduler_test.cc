@@ -72,6 +72,25 @@ TEST_F(Order, TenantsTakeTurnsByBytes) {
   EXPECT_EQ(ones, 2u) << "two of 16 MiB to four of 8 MiB, though every deadline of the first is earlier";
 }
 
+TEST_F(Order, AHeavierTenantSendsSoManyTimesTheBytesOfALighterOne) {
+  Scheduler weighted({kRead}, 1, {1, 1, 3});  // by socket: tenant one has 1, and tenant two 3
+  for (std::uint64_t i = 0; i < 60; ++i) {
+    weighted.push(one, kFirst, transfer(100 + i, mover::Class::kDemand, 1, 5 * kMiB));
+    weighted.push(two, kSecond, transfer(200 + i, mover::Class::kDemand, 9, 7 * kMiB));
+  }
+  std::uint64_t bytes[2] = {0, 0};
+  std::vector<mover::Transfer> out;
+  while (bytes[0] + bytes[1] < 400 * kMiB) {
+    out.clear();
+    weighted.dispatch(out);
+    for (const auto& down : out) {
+      bytes[static_cast<std::uint64_t>(down.id) < 200 ? 0 : 1] += down.bytes;
+      weighted.finished(down.link, down.bytes);
+    }
+  }
+  EXPECT_NEAR(static_cast<double>(bytes[0]) / kMiB, 100, 16 + 5) << "a quarter, but for a turn";
+}
+
 TEST_F(Order, SessionsOfATenantTakeTurnsByBytes) {
   for (std::uint64_t i = 0; i < 8; ++i)
     scheduler.push(one, kFirst, transfer(10 + i, mover::Class::kDemand, 1, 2 * kMiB));
@@ -183,17 +202,45 @@ TEST(Bounds, SmallOnesAreBoundedByNumberAndLargeOnesByBytesButForTwo) {
   EXPECT_EQ(handed_down(), 2u);
 }
 
-TEST(Bounds, AreReachedByBytesFromManyOfThem) {
-  Scheduler scheduler({kRead}, 8);
+// How many go down at first and after each of the quarters of kInFlightBytes that are done, where 32 wait.
+std::vector<std::size_t> quarters_handed_down(mover::Class urgency, std::size_t done) {
+  Scheduler scheduler({kRead}, 32);
   const std::uint64_t quarter = Scheduler::kInFlightBytes / 4;
-  for (std::uint64_t i = 0; i < 8; ++i)
-    scheduler.push({.socket = 1, .uid = 0}, kFirst, transfer(i, mover::Class::kDemand, 1, quarter));
+  for (std::uint64_t i = 0; i < 32; ++i)
+    scheduler.push({.socket = 1, .uid = 0}, kFirst, transfer(i, urgency, 1, quarter));
+  std::vector<std::size_t> counts;
+  for (std::size_t i = 0; i <= done; ++i) {
+    if (i > 0) scheduler.finished(kRead, quarter);
+    std::vector<mover::Transfer> out;
+    scheduler.dispatch(out);
+    counts.push_back(out.size());
+  }
+  return counts;
+}
+
+TEST(Bounds, AreReachedByBytesFromManyOfThem) {
+  EXPECT_EQ(quarters_handed_down(mover::Class::kLatePrefetch, 2), (std::vector<std::size_t>{4, 1, 1}));
+}
+
+TEST(Bounds, GrowToTwiceAsManyBytesForDemandsOfABusyLink) {
+  EXPECT_EQ(quarters_handed_down(mover::Class::kDemand, 6), (std::vector<std::size_t>{4, 2, 2, 2, 2, 1, 1}));
+}
+
+TEST(Bounds, AreWhatTheyWereOnceALinkWasIdle) {
+  Scheduler scheduler({kRead}, 32);
+  const std::uint64_t half = Scheduler::kInFlightBytes / 2;
   std::vector<mover::Transfer> out;
-  scheduler.dispatch(out);
-  EXPECT_EQ(out.size(), 4u);
-  scheduler.finished(kRead, quarter);
-  scheduler.dispatch(out);
-  EXPECT_EQ(out.size(), 5u);
+  for (std::uint64_t round = 0; round < 2; ++round) {
+    for (std::uint64_t i = 0; i < 8; ++i)
+      scheduler.push({.socket = 1, .uid = 0}, kFirst, transfer(8 * round + i, mover::Class::kDemand, 1, half));
+    out.clear();
+    scheduler.dispatch(out);
+    EXPECT_EQ(out.size(), 2u);
+    for (std::uint64_t done = 0; done < 8; ++done) {
+      scheduler.finished(kRead, half);
+      scheduler.dispatch(out);
+    }
+  }
 }
 
 TEST(LruPolicy, OffersTheLeastRecentlyUsedFirst) {

@@ -183,6 +183,22 @@ TEST(Swap, HomesSlideTogetherWhenFreeBytesLieApart) {
   EXPECT_EQ(harness.read(client, e, kHost), 5000u);
 }
 
+TEST(Swap, CopiesSlideTogetherBeforeOneIsWrittenBack) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 4; ++i) tensors.push_back(harness.create(client, std::to_string(i), kMiB));
+  for (std::uint64_t i = 0; i < 4; ++i) harness.write(client, tensors[i], 100 * i);
+  ASSERT_TRUE(harness.ask(client.id, DontNeed{{tensors[0], tensors[2]}}));
+  const std::uint64_t before = link_bytes(harness, mover::LinkKind::kDeviceToHost);
+  const Handle wide = harness.create(client, "wide", 2 * kMiB);
+  harness.write(client, wide, 5000);
+  EXPECT_EQ(link_bytes(harness, mover::LinkKind::kDeviceToHost), before);
+  EXPECT_EQ(harness.read(client, tensors[1]), 100u);
+  EXPECT_EQ(harness.read(client, tensors[3]), 300u);
+  EXPECT_EQ(harness.read(client, wide), 5000u);
+}
+
 TEST(Swap, ColdDirtyCopiesAreCleanedEarly) {
   Harness harness(three_tiers(2 * kMiB, 4 * kMiB));
   const auto& client = *harness.open();

@@ -60,6 +60,19 @@ TEST(Planner, WhereALinkIsTooSlowTheStepIsPlannedAsLongAsItWillTake) {
   EXPECT_LE(given_up(made), 55u);
 }
 
+TEST(Planner, WaitsThatHaveNothingToDoWithEachOtherAddUp) {
+  // Twice a step 20 MB are written in 20 runs of 1 ms, with a second before, in which the link is free, and room for
+  // half of them. The other half takes 10 ms each.
+  Machine machine;
+  machine.devices.push_back({kDevice, 11'000'000, {0.1e9, 0}, {0.1e9, 0}});
+  Template known = loop(40, 1'000'000, kDevice, shm::Mode::kOverwrite);
+  for (std::size_t use = 20; use < known.uses.size(); ++use) known.uses[use].at_ns += 1000 * kRunNs;
+  known.period_ns = 2000 * kRunNs;
+  const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
+  EXPECT_GT(made.period_ns, 2130 * kRunNs);
+  EXPECT_LT(made.period_ns, 2250 * kRunNs);
+}
+
 TEST(Planner, MemoryAboveBlocksIsPlannedToo) {
   Machine machine;
   machine.has_memory = true;
@@ -70,6 +83,20 @@ TEST(Planner, MemoryAboveBlocksIsPlannedToo) {
   EXPECT_LE(made.fetches.size(), 53u);
   EXPECT_GE(made.cleans.size(), 50u);
   for (const PlannedFetch& fetch : made.fetches) EXPECT_EQ(fetch.place, kHost);
+}
+
+TEST(Planner, ACleanSaysWhatWritesItLast) {
+  Machine machine;
+  machine.devices.push_back({kDevice, 50'000'000, {10e9, 0}, {10e9, 0}});
+  const Template known = loop(100, 1'000'000, kDevice, shm::Mode::kWrite);
+  const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
+  ASSERT_FALSE(made.cleans.empty());
+  for (const PlannedClean& clean : made.cleans) {
+    if (clean.write == kNoUse) continue;  // of the step before
+    EXPECT_EQ(made.uses[clean.write].slot, clean.slot);
+    EXPECT_LT(clean.write, clean.after) << "and it is sooner than when the next set has begun";
+  }
+  EXPECT_GE(std::ranges::count_if(made.cleans, [](const PlannedClean& clean) { return clean.write != kNoUse; }), 48);
 }
 
 // A tensor that is born, read, and dead, for one run each; what comes between leaves no doubt about the order.

@@ -42,10 +42,11 @@ struct Loop {
 
 class Loops : public testing::TestWithParam<Loop> {};
 
-TEST_P(Loops, LruFindsNothingAndTheFallbackMostOfWhatIsPossible) {
+TEST_P(Loops, LruFindsNothingAndTheFallbackNearlyAllThatIsPossible) {
   const Loop loop = GetParam();
   EXPECT_EQ(hits(PolicyKind::kLru, loop.tensors()), 0);
-  EXPECT_GE(hits(PolicyKind::kS3Fifo, loop.tensors()), 0.7 * loop.best());
+  EXPECT_GE(hits(PolicyKind::kS3Fifo, loop.tensors()), 0.6 * loop.best());
+  EXPECT_GE(hits(PolicyKind::kUnforeseen, loop.tensors()), 0.9 * loop.best());
   EXPECT_GE(hits(PolicyKind::kDemandMin, loop.tensors()), 0.97 * loop.best());
 }
 
@@ -53,7 +54,8 @@ TEST_P(Loops, ThePlanMovesWhatItMust) {
   EXPECT_GE(hits(PolicyKind::kNextUse, GetParam().tensors()), GetParam().best() - 0.05);
 }
 
-INSTANTIATE_TEST_SUITE_P(OfSomeSizes, Loops, testing::Values(Loop{1.02}, Loop{1.1}, Loop{1.5}, Loop{2.0}),
+INSTANTIATE_TEST_SUITE_P(OfSomeSizes, Loops,
+                         testing::Values(Loop{1.02}, Loop{1.1}, Loop{1.25}, Loop{1.5}, Loop{1.75}, Loop{2.0}),
                          [](const auto& test) {
                            return "Of" + std::to_string(static_cast<int>(test.param.size * 100)) + "Percent";
                          });

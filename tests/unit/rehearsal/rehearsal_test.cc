@@ -231,5 +231,22 @@ INSTANTIATE_TEST_SUITE_P(OnBothNodes, G10,
                          testing::Values(Bar{"g10-bert-base", "g10-2tier", 0.99}, Bar{"g10-vit", "g10-2tier", 0.88},
                                          Bar{"g10-bert-base", "g10", 0.99}, Bar{"g10-vit", "g10", 0.75}));
 
+TEST(Rehearsal, ADeclaredStepIsPlannedFromTheFirstOneOn) {
+  const auto first_step = [](bool declare) {
+    auto rehearsal = Rehearsal::create({.workload = training(24, 8 * kMiB, 4 * kMiB, std::chrono::milliseconds(4)),
+                                        .node = node_of(128 * kMiB, workload::kUnlimited, 0, 16'000'000'000),
+                                        .declare = declare});
+    EXPECT_TRUE(rehearsal);
+    const auto report = (*rehearsal)->step();
+    EXPECT_TRUE(report);
+    return *report;
+  };
+  const StepReport unknown = first_step(false);
+  const StepReport declared = first_step(true);
+  EXPECT_EQ(unknown.foreseen, 0);
+  EXPECT_GE(declared.foreseen, 0.95);
+  EXPECT_LT((declared.makespan - declared.compute) * 2, unknown.makespan - unknown.compute);
+}
+
 }  // namespace
 }  // namespace terrace::rehearsal

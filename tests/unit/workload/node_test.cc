@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "base/bytes.h"
 #include "workload/node_file.h"
@@ -30,6 +31,7 @@ block_read = "3.2GiB/s"
 block_write = "2GB/s"
 block_latency_us = 20
 )";
+constexpr char kSlowerTogether[] = "device_both = \"60GB/s\"\nblock_both = \"3GB/s\"\nrequest_latency_us = 25\n";
 
 // load_node() of a file with this text.
 Result<Node> load_text(const std::string& text) {
@@ -91,6 +93,35 @@ TEST(Node, SeveralGpusShareTheHostAndTheDrives) {
   EXPECT_EQ(node->hbm.in_bytes_per_s, 55'400'000'000u) << "each GPU has a link of its own";
   EXPECT_EQ(node->block.out_bytes_per_s, 1'000'000'000u);
   EXPECT_EQ(node->gpus, 2u);
+}
+
+TEST(Node, DirectionsMaySlowEachOtherDown) {
+  const Result<Node> node = load_text(std::string(kDevice) + kDevice + kMemory + kBlock + kLinks + kSlowerTogether);
+  ASSERT_TRUE(node) << node.error().message;
+  EXPECT_EQ(node->hbm.both_bytes_per_s, 60'000'000'000u);
+  EXPECT_EQ(node->block.both_bytes_per_s, 1'500'000'000u) << "half of it";
+  EXPECT_EQ(node->request_latency, microseconds(25));
+  EXPECT_EQ(whole(*node).block.both_bytes_per_s, 3'000'000'000u);
+}
+
+TEST(Node, IsReadAsItWasWritten) {
+  for (const std::string& links : {std::string(kLinks), std::string(kLinks) + kSlowerTogether}) {
+    const Result<Node> node = load_text(std::string(kDevice) + kMemory + kBlock + links);
+    ASSERT_TRUE(node) << node.error().message;
+    std::ostringstream text;
+    write_node(*node, "/scratch/terrace.block", text);
+    Result<Node> read = load_text(text.str());
+    ASSERT_TRUE(read) << read.error().message;
+    EXPECT_NEAR(static_cast<double>(read->block.in_bytes_per_s), static_cast<double>(node->block.in_bytes_per_s), 1e3)
+        << "3.2 GiB are no whole kilobytes";
+    read->block.in_bytes_per_s = node->block.in_bytes_per_s;
+    EXPECT_EQ(*read, *node);
+  }
+  const Result<Node> small = load_text(kDevice);
+  ASSERT_TRUE(small);
+  std::ostringstream text;
+  write_node(*small, "", text);
+  EXPECT_EQ(*load_text(text.str()), *small);
 }
 
 TEST(Node, WholeIsWhatIsShared) {

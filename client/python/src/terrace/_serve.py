@@ -140,12 +140,14 @@ class _Configuration:
     """The daemon's configuration (docs/configuration.md), and which argument of serve() each of its lines is from.
     JSON's strings, numbers and lists are TOML's."""
 
-    def __init__(self, path: pathlib.Path, metrics_address: str):
+    def __init__(self, path: pathlib.Path, metrics_address: str, policy: str | None):
         self.path = path
         self._lines: list[str] = []
         self._from: list[str] = []
-        self._add("metrics", f"metrics_address = {json.dumps(metrics_address)}", "[sockets]")
-        self._add("", *(f"{name} = {json.dumps(f'{path.parent}/{name}.sock')}" for name in ("data", "grpc", "admin")))
+        if policy is not None:
+            self._add("policy", f"policy = {json.dumps(policy)}")
+        self._add("metrics", f"metrics_address = {json.dumps(metrics_address)}")
+        self._add("", "[sockets]", *(f"{name} = {json.dumps(f'{path.parent}/{name}.sock')}" for name in ("data", "grpc", "admin")))
 
     def _add(self, argument: str, *lines: str) -> None:
         self._lines += lines
@@ -187,7 +189,7 @@ def _as_soon_as(attempt: Callable[[], T], daemon: _Daemon, deadline: float) -> T
 @contextlib.contextmanager
 def serve(memory: str | int = "4GiB", *, device: str | int | None = None, gpu: str = "emulated",
           block: str | None = None, metrics: bool | int = True, terraced: str | os.PathLike[str] | None = None,
-          guarantees: Mapping[str, int] | None = None, label: str = "",
+          policy: str | None = None, guarantees: Mapping[str, int] | None = None, label: str = "",
           timeout: float = 60.0) -> Iterator[ServedClient]:
     """Starts a daemon of one's own, without root or systemd, and gives a client of it; at the end of the `with` the
     daemon stops and everything that it made is removed. So it is, too, if this process is killed.
@@ -198,6 +200,8 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, gpu: s
     block: "FOLDER:SIZE": a block file of that size in the folder, on a disk that can do O_DIRECT; None: none.
     metrics: a port on the loopback for Prometheus; True: a free one; False: none.
     terraced: the daemon's binary; None: $TERRACED, else the PATH's, else the one in the source tree.
+    policy: what decides what leaves fast memory: "lru", "s3-fifo", or "next-use", which learns the steps that are
+        marked; None: the daemon's default.
     guarantees, label: as for terrace.Client. timeout: seconds until it must serve.
 
     InvalidArgument, naming the argument, for what the daemon cannot be configured with here. Unavailable if there is no
@@ -209,7 +213,7 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, gpu: s
         made.callback(shutil.rmtree, folders[0], ignore_errors=True)
         port = _free_port() if metrics is True else int(metrics)
         address = f"127.0.0.1:{port}" if port else ""
-        configuration = _Configuration(folders[0] / "terraced.toml", address)
+        configuration = _Configuration(folders[0] / "terraced.toml", address, policy)
         if device is not None:
             configuration.add_tier("device", device, kind="device", device=gpu)
         configuration.add_tier("memory", memory, kind="memory")

@@ -59,6 +59,10 @@ class Lease:
     def waited(self) -> bool:
         """Whether the daemon was waited for when it was taken: the tensor, or another of the set, was not there."""
     @property
+    def fetched(self) -> bool:
+        """Whether this tensor's bytes were needed, and not there when it was asked for: they came from below, or were
+        on their way. What was waited for otherwise is room for them, or the end of other leases."""
+    @property
     def address(self) -> int:
         """Where the bytes are in this process: of a GPU's memory, the GPU's address."""
     @property
@@ -127,6 +131,10 @@ class Session:
         """Ends pin."""
     def mark_step(self, kind: str = "train") -> None:
         """A step begins: "train", "accumulate" or "eval"."""
+    def declare_step(self, sets: Sequence[tuple[Sequence[Tensor], str, str, float]], kind: str = "train") -> None:
+        """What the steps of a kind are going to lease, in order: tensors that are leased at once, the mode ("read",
+        "write" or "overwrite"), the place, and seconds that they will be computed with, of which a guess is enough. A
+        daemon that plans has a plan of the first one then, and learns over it what steps do lease."""
     @property
     def session(self) -> int:
         """The daemon's number for the session; 0 once closed."""

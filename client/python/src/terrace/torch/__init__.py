@@ -15,16 +15,18 @@ from ._checkpoint import load, save
 from ._init import init
 from ._managed import is_managed
 from ._offload import offload
+from ._optimizers import elementwise
 from ._progress import progress
 from ._scratch import scratch
 from ._stage import Stage, StagedBatches, stage
-from ._summary import ModuleSummary, Summary, summary
+from ._summary import ActivationsSummary, LeaseSummary, ModuleSummary, Overview, Summary, summary
 
 if TYPE_CHECKING:
     from ._trainer import TerraceCallback as TerraceCallback
 
-__all__ = ["Activations", "ModuleSummary", "Stage", "StagedBatches", "Summary", "activations", "init", "is_managed",
-           "load", "offload", "progress", "save", "scratch", "stage", "summary"]
+__all__ = ["Activations", "ActivationsSummary", "LeaseSummary", "ModuleSummary", "Overview", "Stage", "StagedBatches",
+           "Summary", "activations", "elementwise", "init", "is_managed", "load", "offload", "progress", "save",
+           "scratch", "stage", "summary"]
 
 
 def __getattr__(name: str) -> Any:

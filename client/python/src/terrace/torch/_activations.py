@@ -17,6 +17,7 @@ from ._casts import Cast, cast_parameter
 from ._default_client import client_for
 from ._heap import give_back_freed_memory
 from ._kept import Here, InTerrace, Source, View
+from ._made_again import MadeAgain, note_kept, recipe_of
 from ._managed import is_managed
 from ._shelf import Shelf, class_bytes
 from ._storages import StorageReference, number_of
@@ -90,6 +91,12 @@ def _keeper_of(client: Client) -> _Keeper:
         return keeper
 
 
+def shelves() -> list[Shelf]:
+    """Where activations are: of each client that has had some one."""
+    with _keepers_lock:
+        return [keeper.shelf for keeper in _keepers.values()]
+
+
 class Activations:
     """The context that activations() gives. May be entered again, and within itself or another.
 
@@ -104,16 +111,19 @@ class Activations:
     """Saved tensors whose storage was there already, and went nowhere."""
     recast: int
     """Saved casts of parameters that backward makes again."""
+    remade: int
+    """Saved storages that backward makes again of others, by a cheap operation."""
     stayed: int
     """Saved tensors that stay in memory because moving them does not pay."""
     refused: int
     """Saved tensors that stay in memory because Terrace did not take them."""
 
-    def __init__(self, client: Client, min_bytes: int, keep_bytes: int | None, recompute_casts: bool):
+    def __init__(self, client: Client, min_bytes: int, keep_bytes: int | None, recompute: bool, recompute_casts: bool):
         self.client = client
-        self.moved = self.moved_bytes = self.duplicates = self.recast = self.stayed = self.refused = 0
+        self.moved = self.moved_bytes = self.duplicates = self.recast = self.remade = self.stayed = self.refused = 0
         self._min_bytes = min_bytes
         self._keep_bytes = keep_bytes
+        self._recompute = recompute
         self._recompute_casts = recompute_casts
         self._keeper = _keeper_of(client)
         self._entered = threading.local()
@@ -160,16 +170,21 @@ class Activations:
         source = None if known.source is None else known.source()
         if source is not None:
             self.duplicates += 1
-            return View(tensor, source)
+            return self._noted(View(tensor, source), tensor)
         if self._recompute_casts and (parameter := cast_parameter(tensor)) is not None:
             self.recast += 1
             cast = Cast(parameter, tensor.dtype)
             known.source = weakref.ref(cast)
             return View(tensor, cast)
-        return self._place(tensor, storage, size, known)
+        return self._noted(self._place(tensor, storage, size, known), tensor)
 
-    def _place(self, tensor: torch.Tensor, storage: torch.UntypedStorage, size: int, known: _Storage) -> Any:
-        """Moves the storage, if enough of it was saved by now and moving it pays."""
+    def _noted(self, packed: View | Here, tensor: torch.Tensor) -> View | Here:
+        if self._recompute:
+            note_kept(packed, tensor)
+        return packed
+
+    def _place(self, tensor: torch.Tensor, storage: torch.UntypedStorage, size: int, known: _Storage) -> View | Here:
+        """Moves the storage, or has it made again, if enough of it was saved by now and that pays."""
         if known.staying:
             return Here(tensor)
         part = (tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -178,12 +193,18 @@ class Activations:
             here = Here(tensor)
             known.here.append(weakref.ref(here))
             return here
-        saved, stays, begins = self._keeper.order.save(size, self._keep_bytes)
+        recipe = recipe_of(tensor) if self._recompute else None
+        saved, begins = self._keeper.order.save(size, self._keep_bytes, recipe is not None)
         if begins:
             self._keeper.begin_step()
-        source = None if stays else self._move(storage, saved)
+        source: Source | None = None
+        if recipe is not None and saved.is_made_again and not saved.stays:
+            self.remade += 1
+            source = MadeAgain(tensor, recipe, saved, self._keeper.order)
+        elif not saved.stays:
+            source = self._move(storage, saved)
         if source is None:
-            self.stayed += stays
+            self.stayed += saved.stays
             known.staying = True
             return Here(tensor, lambda: self._note_use(saved))
         known.source = weakref.ref(source)
@@ -245,7 +266,7 @@ def _refusal(error: Error, size: int, shelf: Shelf) -> str:
 
 
 def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, keep_bytes: int | None = None,
-                recompute_casts: bool = False) -> Activations:
+                recompute: bool = False, recompute_casts: bool = False) -> Activations:
     """What autograd saves within the `with` waits in Terrace for the backward pass, which leases it.
 
         with terrace.torch.activations():
@@ -260,6 +281,9 @@ def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, kee
     min_bytes: storages below it stay in memory; moving one takes about as long as copying this much.
     keep_bytes: how much of a step's saved tensors may stay in memory because moving them does not pay, as the steps
         before showed; None: a sixteenth; 0: nothing.
+    recompute: what GELU, SiLU, Mish, Hardswish and LeakyReLU made of a tensor that is saved as well is made again of it
+        in backward, the same bits, where the steps before showed that this takes less time than moving it. Right only if
+        nothing writes to what they made unseen, through `.data` or NumPy.
     recompute_casts: casts of parameters, which autocast makes, are made again in backward instead of being moved. Right
         only if no parameter changes between the forward pass that made the cast and the backward pass: autocast keeps
         casts until its region ends, and fused optimizers and writes through `.data` cannot be noticed.
@@ -269,4 +293,4 @@ def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, kee
     """
     least = max(1, _checks.count(_CALL, "min_bytes", min_bytes, BYTES_MAX))
     kept = None if keep_bytes is None else _checks.count(_CALL, "keep_bytes", keep_bytes, BYTES_MAX)
-    return Activations(client_for(_CALL, client), least, kept, bool(recompute_casts))
+    return Activations(client_for(_CALL, client), least, kept, bool(recompute), bool(recompute_casts))

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ._costs import Saving, stay_in_memory
+from ._costs import Saving, made_again, stay_in_memory
 
 COURSES_MAX = 8
 UNLEARNED_MAX = 8
@@ -23,12 +23,18 @@ DOUBT_EVERY_STEPS = 64
 class Saved:
     """One saving of a step: what is known of it, and where it is."""
 
-    __slots__ = ("__weakref__", "move_seconds", "number", "outlived", "place", "saved_at", "size", "step", "used_at")
+    __slots__ = ("__weakref__", "is_made_again", "make_seconds", "move_seconds", "number", "outlived", "place",
+                 "saved_at", "size", "stays", "step", "used_at")
 
-    def __init__(self, step: "Step", number: int, size: int):
+    def __init__(self, step: "Step", number: int, size: int, makeable: bool):
         self.step = step
         self.number = number
         self.size = size
+        course = step.course
+        self.stays = course is not None and number in course.staying
+        """It is to stay in memory; else, it is to be made again, or moved."""
+        self.is_made_again = makeable and course is not None and number in course.made_again
+        self.make_seconds = 0.0 if makeable else None
         self.saved_at = time.perf_counter()
         self.used_at: float | None = None
         self.move_seconds = 0.0
@@ -44,7 +50,9 @@ class Course:
         self.sizes = sizes
         self.order: list[int] = []
         self.staying: frozenset[int] = frozenset()
+        self.made_again: frozenset[int] = frozenset()
         self._move_seconds = [0.0] * len(sizes)
+        self._make_seconds = [0.0] * len(sizes)
         self._outlived = [False] * len(sizes)
         self._steps = 0
 
@@ -55,17 +63,20 @@ class Course:
             return
         savings = []
         for number, saved in enumerate(step.savings):
-            if saved.move_seconds:
-                self._move_seconds[number] = saved.move_seconds
+            if saved.move_seconds or saved.make_seconds:
+                self._move_seconds[number] = saved.move_seconds or self._move_seconds[number]
+                self._make_seconds[number] = saved.make_seconds or self._make_seconds[number]
                 self._outlived[number] = saved.outlived
             rest = None if saved.used_at is None else saved.used_at - saved.saved_at
-            savings.append(Saving(saved.size, rest, self._move_seconds[number], self._outlived[number]))
+            make = None if saved.make_seconds is None else self._make_seconds[number]
+            savings.append(Saving(saved.size, rest, self._move_seconds[number], self._outlived[number], make))
         self.order = step.order
         if self._steps % DOUBT_EVERY_STEPS == 0:
             self._outlived = [False] * len(self.sizes)  # what stays is not looked at: once in a while all is moved
-            self.staying = frozenset()
+            self.staying = self.made_again = frozenset()
         else:
             self.staying = stay_in_memory(savings, keep_bytes)
+            self.made_again = made_again(savings)
 
 
 class Step:
@@ -135,17 +146,17 @@ class BackwardOrder:
         with self._lock:
             return self._begin(keep_bytes)
 
-    def save(self, size: int, keep_bytes: int | None) -> tuple[Saved, bool, bool]:
-        """Numbers a saving. Whether it stays in memory, and whether a step begins with it."""
+    def save(self, size: int, keep_bytes: int | None, makeable: bool = False) -> tuple[Saved, bool]:
+        """Numbers a saving. Whether a step begins with it. makeable: it can be made again."""
         with self._lock:
             begins = bool(self._step.order) and self._begin(keep_bytes)
             step = self._step
             number = len(step.savings)
             if not _follows(step.course, number, size):
                 step.course = self._course_of([*step.sizes(), size])
-            saved = Saved(step, number, size)
+            saved = Saved(step, number, size, makeable)
             step.savings.append(saved)
-            return saved, step.course is not None and number in step.course.staying, begins
+            return saved, begins
 
     def use(self, saved: Saved, window_bytes: int) -> list[Saved]:
         """Notes the first use of a saving; the savings to declare as needed soon."""

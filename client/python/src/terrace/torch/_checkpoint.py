@@ -13,6 +13,7 @@ from torch import nn, optim
 
 from .._errors import InvalidArgument
 from . import _safetensors
+from ._converted import ConvertedTensor
 from ._lazy import OffloadedTensor
 from ._locals import is_split
 from ._optimizer import managed_optimizer
@@ -63,6 +64,8 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def item_of(name: str, tensor: torch.Tensor) -> Item:
     """A tensor to be written, which is leased when it is its turn."""
+    if isinstance(tensor, ConvertedTensor):
+        return Item(name, tensor.dtype, tuple(tensor.shape), tensor.terrace_make, leave=tensor.terrace_sources.let_go)
     if not isinstance(tensor, OffloadedTensor):
         return Item(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
     store, slot = tensor.terrace_store, tensor.terrace_slot
@@ -140,6 +143,11 @@ def _memory(tensor: torch.Tensor) -> Any:
 def _fill(file: Any, entry: Entry, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, OffloadedTensor):
         _safetensors.read_into(file, entry, tensor)
+        return
+    if not tensor.terrace_store.writable:
+        read = torch.empty_like(tensor)
+        _safetensors.read_into(file, entry, read)
+        tensor.copy_(read)  # which raises where it is not what is there
         return
     slot = tensor.terrace_slot
     (shown,) = tensor.terrace_store.lease([slot], "write" if slot.shown else "overwrite")

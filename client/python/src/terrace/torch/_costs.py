@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which saved tensors are worth moving: by what moving costs, how much memory that frees, and for how long."""
+"""Which saved tensors are worth moving: by what moving costs, and making them again, how much memory that frees, and
+for how long."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,14 +18,22 @@ class Saving(NamedTuple):
     """Out and back in, as the training waited for it."""
     outlived: bool
     """The script itself still held the storage when backward came to use it."""
+    make_seconds: float | None = None
+    """Making it again in backward took this long; 0: not tried yet; None: it cannot be."""
+
+
+def made_again(savings: Sequence[Saving]) -> frozenset[int]:
+    """The numbers of those that are better made again than moved: where that takes less time, or was not tried yet."""
+    return frozenset(number for number, saving in enumerate(savings) if saving.make_seconds is not None
+                     and (not saving.move_seconds or saving.make_seconds < saving.move_seconds))
 
 
 def stay_in_memory(savings: Sequence[Saving], keep_bytes: int | None) -> frozenset[int]:
     """The numbers of those that are better left where they are.
 
     What the script holds anyway: moving that frees nothing. Of the rest, at most `keep_bytes` (None: a sixteenth of
-    all), those first that cost the most to move for each byte and second that they would lie in memory: small ones, and
-    the ones saved last, which are used first.
+    all), those first that cost the most, to move or to make again, for each byte and second that they would lie in
+    memory: small ones, and the ones saved last, which are used first.
     """
     outlived = frozenset(number for number, saving in enumerate(savings) if saving.outlived)
     room = sum(saving.size for saving in savings) // KEPT_PARTS if keep_bytes is None else keep_bytes
@@ -38,6 +47,7 @@ def stay_in_memory(savings: Sequence[Saving], keep_bytes: int | None) -> frozens
 
 
 def _memory_for_time(saving: Saving) -> float:
-    """Byte-seconds of memory that are won by a second of moving."""
+    """Byte-seconds of memory that are won by a second of moving, or of making again."""
     assert saving.rest_seconds is not None
-    return saving.size * saving.rest_seconds / max(saving.move_seconds, 1e-9)
+    seconds = min(saving.move_seconds, saving.make_seconds or saving.move_seconds)
+    return saving.size * saving.rest_seconds / max(seconds, 1e-9)

@@ -12,6 +12,7 @@ from .._errors import FailedPrecondition
 
 if TYPE_CHECKING:
     from ._parameters import ManagedParameter
+    from ._parts import ParameterInMemory
 
 
 def wrong_with(wrapper: DistributedDataParallel, in_backward: bool) -> str:
@@ -25,12 +26,12 @@ def wrong_with(wrapper: DistributedDataParallel, in_backward: bool) -> str:
     return ""
 
 
-def check_running(parameters: Sequence[ManagedParameter]) -> None:
+def check_running(parameters: Sequence[ManagedParameter | ParameterInMemory]) -> None:
     """Raises FailedPrecondition where a wrapper that was built after offload() runs these, and would be wrong."""
     wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
     if wrapper is None:
         return
-    wrong = wrong_with(wrapper, any(one.gradient.in_backward for one in parameters))
+    wrong = wrong_with(wrapper, any(one.gradient is not None and one.gradient.in_backward for one in parameters))
     trained = [one for one in parameters if one.parameter.requires_grad] if wrong else []
     if not trained:
         return

@@ -14,7 +14,7 @@ from .._errors import FailedPrecondition
 from ._lazy import OffloadedTensor, SpentTensor
 
 if TYPE_CHECKING:
-    from ._parameters import ManagedParameter
+    from ._parts import Like
     from ._slot import Slot
     from ._store import Store
 
@@ -32,7 +32,7 @@ _SPENT_AGAIN = ("a second gradient of a parameter before optimizer.zero_grad(). 
 class Room:
     """Where the gradients of one parameter go."""
 
-    def __init__(self, like: Slot, slots: list[Slot]):
+    def __init__(self, like: Like, slots: list[Slot]):
         self._like = like
         self._slots = slots
 
@@ -58,17 +58,20 @@ class Room:
         """Whether it is an ordinary tensor as the optimizer is going to want it: not sparse, and without a graph."""
         geometry = self._like.placeholder
         return (type(made) is torch.Tensor and not made.requires_grad and made.layout == torch.strided
-                and made.dtype == geometry.dtype and made.stride() == geometry.stride())
+                and made.dtype == geometry.dtype and made.device == geometry.device
+                and made.shape == geometry.shape and made.stride() == geometry.stride())
 
 
 class Gradient:
     """The gradient of one parameter. A gradient that the script has set itself is the script's, and left alone."""
 
-    def __init__(self, managed: ManagedParameter, slots: list[Slot],
+    def __init__(self, parameter: nn.Parameter, store: Store, room: Room | None,
                  step: Callable[[nn.Parameter], bool] | None = None):
-        """slots: room for it. step: steps the parameter with the gradient as it comes, which is then used up."""
-        self._reference = weakref.ref(managed)
-        self._room = Room(managed.slot, slots)
+        """room: None: it stays in memory. step: steps the parameter with the gradient as it comes, which is then used
+        up."""
+        self._reference = weakref.ref(parameter)
+        self._store = store
+        self._room = room
         self._step = step
         self._fresh = False  # there was none before this accumulation
         self._attached: tuple[OffloadedTensor, torch.Tensor] | None = None  # what .grad was, and what it is meanwhile
@@ -82,9 +85,9 @@ class Gradient:
         return self._step is not None
 
     @property
-    def _managed(self) -> ManagedParameter:
+    def _parameter(self) -> nn.Parameter:
         found = self._reference()
-        assert found is not None  # the parameter, which called us, has it
+        assert found is not None  # it called us
         return found
 
     def watch(self) -> None:
@@ -92,7 +95,7 @@ class Gradient:
         if self._watched:
             return
         self._watched = True
-        parameter: Any = self._managed.parameter
+        parameter: Any = self._parameter
         with _raw():
             self._handles = [parameter.register_hook(self._before),
                              parameter.register_post_accumulate_grad_hook(self._after)]
@@ -106,7 +109,7 @@ class Gradient:
 
     def _before(self, _incoming: torch.Tensor) -> None:
         """Autograd is about to accumulate, or to hand the gradient to whoever asked for it."""
-        parameter = self._managed.parameter
+        parameter = self._parameter
         with _raw():
             held: Any = parameter.grad
             self._fresh = held is None
@@ -124,23 +127,23 @@ class Gradient:
 
     def _after(self, parameter: torch.Tensor) -> None:
         """Autograd has accumulated."""
-        self._managed.store.steps.gradient()
+        self._store.steps.gradient()
         if self._attached is not None:
             self._detach()
             return
         with _raw():
             made = parameter.grad
-        if not self._fresh or made is None or not self._room.fits(made):
+        if not self._fresh or made is None or self._room is None or not self._room.fits(made):
             return
         self._fresh = False
         if self._zeroed:
             with torch.no_grad():
                 made.add_(0.0)  # as to a gradient of zeros: a negative zero becomes a positive one
-        if self._step is not None and self._step(self._managed.parameter):
+        if self._step is not None and self._step(self._parameter):
             with _raw():
                 parameter.grad = SpentTensor.of(made, f"terrace.torch.offload(step_in_backward=True): {_SPENT}")
             return
-        held = self._room.take(self._managed.store, made)
+        held = self._room.take(self._store, made)
         with _raw():
             parameter.grad = held
 
@@ -150,7 +153,7 @@ class Gradient:
             return
         held, shown = self._attached
         self._attached = None
-        parameter = self._managed.parameter
+        parameter = self._parameter
         with _raw():
             if parameter.grad is shown:
                 parameter.grad = held

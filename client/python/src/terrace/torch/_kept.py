@@ -26,7 +26,7 @@ class Source(Protocol):
 class View:
     """A tensor whose storage is elsewhere: the same type, extents, strides and offset over the storage's bytes."""
 
-    __slots__ = ("_dtype", "_offset", "_size", "_source", "_stride")
+    __slots__ = ("__weakref__", "_dtype", "_offset", "_size", "_source", "_stride")
 
     def __init__(self, tensor: torch.Tensor, source: Source):
         self._source = source
@@ -90,7 +90,7 @@ class InTerrace:
         self._shown: StorageReference | None = None
         begin = time.perf_counter()
         self.slot: Slot = shelf.take(self._size)
-        with self.slot.tensor.overwrite() as lease:
+        with self.slot.overwrite() as lease:
             shown(lease)[:self._size].copy_(over(storage, torch.uint8, 0, [self._size], [1]))
         saved.move_seconds += time.perf_counter() - begin
         saved.place = weakref.ref(self)

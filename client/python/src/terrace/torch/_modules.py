@@ -15,7 +15,7 @@ from torch import nn
 
 from .._errors import FailedPrecondition
 from ._ddp import check_running
-from ._parameters import ManagedParameter, enter, leave
+from ._parameters import ManagedParameter, by_store, enter_each, leave
 from ._saved import pop, push
 from ._store import Store
 
@@ -23,9 +23,9 @@ from ._store import Store
 class _Uses:
     """A module's parameters, and its runs that are under way."""
 
-    def __init__(self, store: Store, parameters: Sequence[ManagedParameter]):
-        self.store = store
+    def __init__(self, parameters: Sequence[ManagedParameter]):
         self.parameters = parameters
+        self.sets = by_store(parameters)
         self.handles: list[Any] = []
         self.names: dict[str, nn.Parameter] = {}
         self.pushed = threading.local()  # of each thread's runs: whether hooks were pushed
@@ -59,8 +59,9 @@ def _before(module: nn.Module, _inputs: Any) -> None:
         raise FailedPrecondition("a module was traced after terrace.torch.offload(), and the trace would not lease: "
                                  "trace a copy.deepcopy() of the model")
     check_running(uses.parameters)
-    uses.store.drop_unneeded()
-    enter(uses.store, uses.parameters)
+    for store, _ in uses.sets:
+        store.drop_unneeded()
+    enter_each(uses.sets)
     uses.runs().append(push())
 
 
@@ -88,7 +89,7 @@ def _used_by(part: nn.Module, whole: bool) -> list[nn.Parameter]:
     return list(dict.fromkeys(found))
 
 
-def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]) -> None:
+def attach(module: nn.Module, managed: dict[int, ManagedParameter]) -> None:
     """Leases the parameters of a module and all in it, module by module, from now on."""
     inside: set[int] = set()
     for part in module.modules():
@@ -101,7 +102,7 @@ def attach(module: nn.Module, store: Store, managed: dict[int, ManagedParameter]
             continue
         for one in own if compiled else ():
             one.compiled = True
-        uses = _uses[part] = _Uses(store, own)
+        uses = _uses[part] = _Uses(own)
         uses.names = {key: one for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
                       if id(one) in managed}
         uses.handles = [part.register_forward_pre_hook(_before, prepend=True),
@@ -124,8 +125,9 @@ def replaced(module: nn.Module) -> list[str]:
             if part._parameters.get(key, expected) is not expected and part._parameters[key] is not None]
 
 
-def largest(module: nn.Module) -> tuple[int, str]:
-    """Bytes of the largest set that is leased at once, and whose it is."""
-    found = [(sum(own.slot.nbytes for own in uses.parameters), f"the module '{name}'")
-             for name, part in module.named_modules() if (uses := _uses.get(part)) is not None]
+def largest(module: nn.Module, store: Store) -> tuple[int, str]:
+    """Bytes of the largest set of a store that is leased at once, and whose it is."""
+    found = [(sum(one.slot.nbytes for one in own), f"the module '{name}'")
+             for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
+             for its, own in uses.sets if its is store]
     return max(found, default=(0, ""))

@@ -5,7 +5,8 @@ import functools
 import math
 import warnings
 import weakref
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn, optim
@@ -14,15 +15,19 @@ from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
 from . import _modules, _optimizers, _steps
+from ._ddp import check_running
+from ._frozen import Frozen
 from ._fsdp import groups_of
-from ._gradients import Gradient
+from ._gradients import Gradient, Room
 from ._init import Building, built, client_of
 from ._lazy import OffloadedParameter
 from ._locals import is_split, local_of
 from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
+from ._parts import ParameterInMemory, wanted_parts
 from ._refusals import check_model, check_place, eligible
 from ._shards import Shards
+from ._shared import SharedStore
 from ._store import Store
 from ._streamed import stream_saves
 
@@ -34,9 +39,13 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=optim.Optimizer | None)
 class Job:
     """What belongs to one offloaded model."""
 
-    def __init__(self, store: Store, parameters: list[ManagedParameter], optimizer: ManagedOptimizer | None):
+    def __init__(self, store: Store, shared: SharedStore | None, parameters: list[ManagedParameter],
+                 in_memory: list[ParameterInMemory],
+                 optimizer: ManagedOptimizer | None):
         self.store = store
+        self.shared = shared  # of frozen parameters that other ranks have as well
         self.parameters = parameters
+        self.in_memory = in_memory
         self.optimizer = optimizer
 
 
@@ -56,8 +65,14 @@ def job_of(model: nn.Module) -> Job:
     return job
 
 
+def jobs() -> list[tuple[nn.Module, Job]]:
+    """All models of this process that are offloaded."""
+    return list(_jobs.items())
+
+
 def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | None = None,  # type: ignore[assignment]
-            place: str = "host", step_in_backward: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
+            what: str | Iterable[str] | None = None, place: str = "host", step_in_backward: bool = False,
+            share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
             timeout: float = TIMEOUT_SECONDS) -> tuple[Module, AnyOptimizer]:
     """Moves a model's parameters, their gradients and the optimizer's states to Terrace; returns both as they came.
 
@@ -67,11 +82,16 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     this rank's shards are moved, and leased while FSDP gathers them.
 
     client: the session to keep them in; None: the process's own, one for all calls that are not given one.
+    what: a set of "parameters", "gradients" and "states" (the optimizer's), which go to Terrace, while the others stay
+        in memory; None: all that there are.
     place: where they are leased: "host", or an emulated device's "device:N"; not a GPU's memory.
     step_in_backward: steps each parameter as its gradient comes, so that gradients need no room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
         gradients first (accumulation, clipping, a GradScaler, DistributedDataParallel) raises FailedPrecondition, or
         InvalidArgument where it is seen here.
+    share_frozen: keeps parameters that require no gradient once for all ranks of torch.distributed that use this
+        daemon, instead of once for each. All ranks call offload() with it, with the same values, or it raises on all of
+        them. These parameters can be neither written to nor unfrozen from then on.
     tensor_bytes_min: smaller tensors stay in the process's memory.
     timeout: seconds that a lease may take.
 
@@ -91,42 +111,80 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
                                      "together, as a torch.nn.ModuleList of them")
     bytes_min = max(1, _checks.count(call, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(call, "timeout", timeout)
+    if step_in_backward and optimizer is None:
+        raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
+    parts = wanted_parts(call, what, optimizer, step_in_backward)
+    if share_frozen and "parameters" not in parts:
+        raise InvalidArgument(f"{call}: share_frozen=True shares parameters that are in Terrace: give what= 'parameters' "
+                              "as well, or offload without it")
     names, left = eligible(model, bytes_min)
     adopted = built(list(names))
     client = client_of(call, client, adopted, model)
     check_place(call, client, place)
-    if step_in_backward and optimizer is None:
-        raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
+    frozen = Frozen(names, share_frozen)
     if step_in_backward and sharded:
         raise InvalidArgument(f"{call}: step_in_backward=True cannot be had with parameters that fully_shard() has "
                               f"split, as '{next(iter(sharded.values()))[0]}'; offload without it")
+    _check_parts(call, parts, [names[one.parameter][0] for one in adopted], sharded)
     store = Store(client, place, seconds, 4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20))
     store.left_alone = left
-    buildings = {one: one.building for one in adopted}
+    buildings = {one: one.building for one in adopted if one.parameter not in frozen.names}
     try:
+        managed = frozen.share(store)
         _take_over(buildings, store, names)
         shards = Shards(store, sharded, groups_of(model))
-        stepped = None if steps is None else ManagedOptimizer(steps, store, shards, bytes_min, step_in_backward)
-        managed = _make(store, {one: name for one, name in names.items() if one not in sharded}, stepped)
-        _modules.attach(model, store, {id(one.parameter): one for one in managed})
-        _check_room(model, store, shards, stepped)
-        _move(managed, shards, stepped)
+        whole = {one: name for one, name in names.items() if one not in sharded and one not in frozen.names}
+        own = _manage(store, whole) if "parameters" in parts else []
+        in_memory = [] if "parameters" in parts else [ParameterInMemory(*whole[one], one, store) for one in whole]
+        stepped = (None if steps is None else
+                   ManagedOptimizer(steps, store, shards, in_memory, parts, bytes_min, step_in_backward))
+        _make_gradients(store, [*own, *in_memory], parts, stepped)
+        managed += own
+        _modules.attach(model, {id(one.parameter): one for one in managed})
+        _check_room(model, store, shards, in_memory if "gradients" in parts else [], stepped)
+        if frozen.store is not None:
+            _check_fits(frozen.store, *_modules.largest(model, frozen.store))
+        _move(managed, in_memory, shards, stepped)
     except BaseException:
         _modules.detach(model)
         for parameter in names:
             if not isinstance(parameter, OffloadedParameter):
                 parameter.__dict__.pop("terrace", None)
         _give_back(buildings, store)
+        frozen.undo()
         store.destroy()
         raise
+    frozen.finish()
     if stepped is not None:
         stepped.attach(functools.partial(_name_replaced, weakref.ref(model), shards, set()))
-    _jobs[model] = Job(store, managed, stepped)
+    _jobs[model] = Job(store, frozen.store, managed, in_memory, stepped)
     store.plan()
+    if in_memory:
+        model.register_forward_pre_hook(_before, prepend=True)
     _steps.attach(model, store.steps)
     store.steps.begin()
     return model, optimizer
+
+
+def _check_parts(call: str, parts: frozenset[str], adopted: list[str],
+                 sharded: dict[nn.Parameter, tuple[str, str]]) -> None:
+    """Raises InvalidArgument where parameters, or gradients, cannot stay in memory."""
+    if adopted and "parameters" not in parts:
+        raise InvalidArgument(f"{call}: the parameter '{adopted[0]}' was built in Terrace by terrace.torch.init(): give "
+                              "what= 'parameters' as well")
+    if sharded and not {"parameters", "gradients"} <= parts:
+        raise InvalidArgument(f"{call}: of what fully_shard() has split, as '{next(iter(sharded.values()))[0]}', "
+                              "parameters and gradients go together: give what= both")
+
+
+def _before(model: nn.Module, _inputs: Any) -> None:
+    """Looks at parameters that stay in memory as the model begins to run, as modules do at those in Terrace."""
+    job = _jobs.get(model)  # a copy of the model has the hook, and no job
+    if job is not None:
+        check_running(job.in_memory)
+        for one in job.in_memory:
+            one.watch()
 
 
 def _name_replaced(model: weakref.ref[nn.Module], shards: Shards, named: set[str]) -> None:
@@ -165,28 +223,35 @@ def _give_back(buildings: dict[ManagedParameter, Building], store: Store) -> Non
             one.join(building.store, one.name, one.slot.owner)
 
 
-def _make(store: Store, names: dict[nn.Parameter, tuple[str, str]],
-          stepped: ManagedOptimizer | None) -> list[ManagedParameter]:
-    """Makes room for parameters and gradients."""
+def _manage(store: Store, names: dict[nn.Parameter, tuple[str, str]]) -> list[ManagedParameter]:
+    """Makes room for parameters."""
     ordinary = [parameter for parameter in names if not isinstance(parameter, OffloadedParameter)]
     slots = store.create([(*names[parameter], parameter.detach()) for parameter in ordinary])
     for parameter, slot in zip(ordinary, slots, strict=True):
         parameter.terrace = ManagedParameter(names[parameter][0], parameter, slot, store)  # type: ignore[attr-defined]
-    managed: list[ManagedParameter] = [parameter.terrace for parameter in names]  # type: ignore[attr-defined]
+    return [parameter.terrace for parameter in names]  # type: ignore[attr-defined]
+
+
+def _make_gradients(store: Store, parameters: Sequence[ManagedParameter | ParameterInMemory], parts: frozenset[str],
+                    stepped: ManagedOptimizer | None) -> None:
+    """Makes room for gradients, where they are to have any."""
     if stepped is not None and stepped.in_backward:
-        for one in managed:
-            one.gradient = Gradient(one, [], stepped.step_now)
-        return managed
-    trained = [one for one in managed if one.parameter.requires_grad]
-    room = store.create([(f"{one.name}/grad", one.slot.owner, one.slot.placeholder) for one in trained])
-    for one in managed:
-        one.gradient = Gradient(one, [])
-    for one, slot in zip(trained, room, strict=True):
-        one.gradient = Gradient(one, [slot])
-    return managed
+        for one in parameters:
+            one.gradient = Gradient(one.parameter, store, Room(one.like, []), stepped.step_now)
+        return
+    if "gradients" not in parts:
+        for one in parameters:
+            one.gradient = Gradient(one.parameter, store, None)
+        return
+    trained = [one for one in parameters if one.parameter.requires_grad]
+    room = store.create([(f"{one.name}/grad", one.like.owner, one.like.placeholder) for one in trained])
+    slots = dict(zip(map(id, trained), room, strict=True))
+    for one in parameters:
+        one.gradient = Gradient(one.parameter, store, Room(one.like, [slots[id(one)]] if id(one) in slots else []))
 
 
-def _move(managed: list[ManagedParameter], shards: Shards, stepped: ManagedOptimizer | None) -> None:
+def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], shards: Shards,
+          stepped: ManagedOptimizer | None) -> None:
     """Moves parameters and states, and back again if that fails half way."""
     moved = []
     try:
@@ -197,14 +262,16 @@ def _move(managed: list[ManagedParameter], shards: Shards, stepped: ManagedOptim
                 one.move_in()
                 moved.append(one)
             one.watch()
+        for other in in_memory:
+            other.watch()
         shards.move_in()
         if stepped is not None:
             for group in stepped.optimizer.param_groups:
                 stepped.adopt(group["params"])
     except BaseException as failed:
-        for one in managed:
-            if one.gradient is not None:
-                one.gradient.unwatch()
+        for watched in (*managed, *in_memory):
+            if watched.gradient is not None:
+                watched.gradient.unwatch()
         for one in moved:
             try:
                 restore(one)
@@ -231,20 +298,30 @@ def restore(one: ManagedParameter) -> None:
     torch.Tensor.data.__set__(found, shown.clone(memory_format=torch.preserve_format))  # type: ignore[attr-defined]
 
 
-def _check_room(model: nn.Module, store: Store, shards: Shards, stepped: ManagedOptimizer | None) -> None:
-    """Raises ResourceExhausted if what is leased at once can never be; warns, once, if it is more than guaranteed."""
-    most, what = max(_modules.largest(model), shards.largest())
+def _check_room(model: nn.Module, store: Store, shards: Shards, in_memory: list[ParameterInMemory],
+                stepped: ManagedOptimizer | None) -> None:
+    """Looks at all that the job leases from its own session at once."""
+    most, what = max(_modules.largest(model, store), shards.largest(),
+                     *((one.like.nbytes, f"the gradient of '{one.name}'") for one in in_memory))
     if stepped is not None:
         of_step, name = stepped.largest()
         if of_step > most:
             most, what = of_step, f"the optimizer's step on '{name}'"
+    _check_fits(store, most, what)
+
+
+def _check_fits(store: Store, most: int, what: str) -> None:
+    """Raises ResourceExhausted if what is leased at once can never be; warns, once, if it is more than guaranteed."""
     mib = math.ceil(most / (1 << 20))
     if most > store.capacity_bytes:
         raise ResourceExhausted(
             f"terrace.torch.offload: {what} leases {most} bytes at once, and {store.place} has {store.capacity_bytes}: "
             f"give the daemon at least {mib} MiB of memory, or make the module smaller")
-    if most > store.guarantee_bytes:
+    of_all = most if store.ranks == 1 else min(most * store.ranks, store.bytes)
+    if of_all > store.guarantee_bytes:
+        mib = math.ceil(of_all / (1 << 20))
+        ranks = "" if store.ranks == 1 else f" of what {store.ranks} ranks share, each by itself"
         warnings.warn(
-            f"terrace.torch.offload: {what} leases {most} bytes at once, and this session is guaranteed "
+            f"terrace.torch.offload: {what} leases {most} bytes at once{ranks}, and this session is guaranteed "
             f"{store.guarantee_bytes} bytes of {store.place}: while other sessions want theirs it may be refused. "
-            f"Connect with terrace.Client(guarantees={{'{store.place}': {mib} << 20}})", stacklevel=3)
+            f"Connect with terrace.Client(guarantees={{'{store.place}': {mib} << 20}})", stacklevel=4)

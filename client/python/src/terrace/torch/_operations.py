@@ -4,6 +4,7 @@
 What a function writes to is written in Terrace, and what it returns as an alias holds its lease.
 """
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ from .._errors import FailedPrecondition
 from ._lazy import OffloadedParameter, OffloadedTensor, leaves, run_with
 from ._lazy_storage import storage_of
 from ._metadata import METADATA
-from ._parameters import ManagedParameter, entered
+from ._parameters import ManagedParameter, entered, is_managed_parameter
+from ._writes import may_write_unseen, read_only_target, slot_of, store_of, write_the_same
 
 _aten = torch.ops.aten
 _raw = torch._C.DisableTorchFunctionSubclass
@@ -82,7 +84,11 @@ def _asked_by_module() -> bool:
 def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs it on leased memory."""
     tensors = {id(leaf): leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OffloadedTensor)}
-    parameters = {id(leaf): leaf for leaf in leaves((args, kwargs)) if _is_managed(leaf)}
+    parameters: dict[int, Any] = {id(leaf): leaf for leaf in leaves((args, kwargs)) if is_managed_parameter(leaf)}
+    refused = read_only_target(func, args, kwargs, [*tensors.values(), *parameters.values()])
+    if refused is not None:
+        write_the_same(refused, func, args)
+        return refused
     if len(tensors) + len(parameters) > 1 and _is_of_lists(func):
         return _one_by_one(func, args, kwargs)
     return _run_leased(func, args, kwargs, list(tensors.values()), [leaf.terrace for leaf in parameters.values()])
@@ -90,11 +96,14 @@ def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
                 tensors: list[OffloadedTensor], parameters: list[ManagedParameter]) -> Any:
-    store = tensors[0].terrace_store if tensors else parameters[0].store
-    slots = {id(lazy): lazy.terrace_slot for lazy in tensors}
-    with entered(store, parameters, list(slots.values())) as leased:
-        by = dict(zip(slots, leased, strict=True))
-        leased.clear()
+    with contextlib.ExitStack() as uses:
+        by: dict[int, torch.Tensor] = {}
+        for store in dict.fromkeys([*(lazy.terrace_store for lazy in tensors), *(one.store for one in parameters)]):
+            slots = {id(lazy): lazy.terrace_slot for lazy in tensors if lazy.terrace_store is store}
+            leased = uses.enter_context(entered(store, [one for one in parameters if one.store is store],
+                                                list(slots.values())))
+            by.update(zip(slots, leased, strict=True))
+            leased.clear()
         before = {key: shown._version for key, shown in by.items()}
         try:
             result = func(*_replaced(args, by), **_replaced(kwargs, by))
@@ -103,31 +112,23 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
                     raise FailedPrecondition(f"'{lazy.terrace_slot.name}' lives in Terrace as {tuple(lazy.shape)}, and "
                                              "was given another shape: it keeps the one it had")
         finally:
-            writes = _may_write_unseen(func)
+            writes = may_write_unseen(func)
             for managed in parameters if writes else ():
                 managed.written()
             for lazy in tensors:
-                if writes or by[id(lazy)]._version != before[id(lazy)]:
-                    store.written(lazy.terrace_slot)
+                changed = by[id(lazy)]._version != before[id(lazy)]
+                if writes or changed:
+                    lazy.terrace_store.may_be_written(lazy.terrace_slot)
+                    if changed:
+                        lazy.terrace_store.refuse_writes(lazy.terrace_slot, done=True)
                     if lazy.terrace_parameter is not None:
                         lazy.terrace_parameter.noticed_write()
         result = _replaced(result, {id(shown): lazy for lazy in tensors for shown in (by[id(lazy)],)})
         by.clear()
         for lazy in tensors:
             if lazy.terrace_slot.shown:  # something that aliases it was made, and may be written to
-                store.written(lazy.terrace_slot)
+                lazy.terrace_store.may_be_written(lazy.terrace_slot)
     return result
-
-
-def _may_write_unseen(func: Callable[..., Any]) -> bool:
-    """Whether a function may write to its arguments without a change of their versions: PyTorch's fused kernels do, and
-    some others. The names of what writes in place end with an underscore, and operators say in their schema."""
-    if isinstance(func, torch._ops.OpOverload):
-        return func._schema.is_mutable
-    if isinstance(func, torch._ops.OpOverloadPacket):
-        return True
-    name = getattr(func, "__name__", "")
-    return name.endswith("_") and not name.endswith("__")
 
 
 def _is_of_lists(func: Callable[..., Any]) -> bool:
@@ -150,14 +151,9 @@ def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return None if results[0] is None else [result for part in results for result in part]
 
 
-def _is_managed(tensor: torch.Tensor) -> bool:
-    """Whether it is a parameter in Terrace. Another thread may be showing it, or have begun to since we were called."""
-    return isinstance(tensor, nn.Parameter) and "terrace" in tensor.__dict__
-
-
 def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
     """`tensor.data = value`."""
-    if _is_managed(self):
+    if is_managed_parameter(self):
         self.terrace.replace_data(value)  # type: ignore[attr-defined]
     elif isinstance(self, OffloadedTensor):
         self.copy_(value)
@@ -168,7 +164,7 @@ def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
 
 def _detached(self: torch.Tensor) -> Any:
     """`tensor.detach()` and `tensor.data`: the same bytes, without a lease."""
-    if _is_managed(self):
+    if is_managed_parameter(self):
         managed: ManagedParameter = self.terrace  # type: ignore[attr-defined]
         return OffloadedTensor.of(managed.slot, managed.store, managed)
     if isinstance(self, OffloadedTensor):
@@ -182,6 +178,11 @@ def _requires(self: torch.Tensor, requires_grad: bool = True) -> Any:
         raise FailedPrecondition(
             f"a tensor that was taken from the parameter '{self.terrace_parameter.name}' (.data, .detach()) was to "
             "require a gradient, and would get none: clone() it first")
+    if requires_grad and is_managed_parameter(self) and not store_of(self).writable:
+        raise FailedPrecondition(
+            f"the parameter '{slot_of(self).name}' is frozen, and shared with the node's other ranks "
+            "(share_frozen=True), so that it cannot be trained: unfreeze it before terrace.torch.offload(), or offload "
+            "without share_frozen")
     with _raw():
         self.requires_grad_(requires_grad)
     if isinstance(self, OffloadedParameter):
@@ -202,7 +203,7 @@ def _address(self: torch.Tensor) -> Any:
             return self.data_ptr()
     if isinstance(self, OffloadedTensor):
         (shown,) = self.terrace_store.lease([self.terrace_slot])
-        self.terrace_store.written(self.terrace_slot)
+        self.terrace_store.may_be_written(self.terrace_slot)
         self.terrace_kept = shown
         self.terrace_slot.addressed = weakref.ref(shown)
         return shown.data_ptr()

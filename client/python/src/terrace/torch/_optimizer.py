@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn, optim
 
-from .._errors import FailedPrecondition
+from .._errors import Error, FailedPrecondition
 from . import _optimizers, _scaling
 from ._lazy import LeasedParameter, OffloadedTensor
 from ._locals import is_split
@@ -24,6 +24,7 @@ from ._places import AsGradient, InDTensor, InState, Place, place_of
 from ._slot import Slot
 
 if TYPE_CHECKING:
+    from ._parts import Like, ParameterInMemory
     from ._shards import Shards
     from ._store import Store
 
@@ -63,6 +64,7 @@ class _Batch:
         self._managed = [managed for parameter in parameters if (managed := owner.managed_of(parameter)) is not None]
         self._written: list[tuple[Place, OffloadedTensor, torch.Tensor]] = []  # states, and shards of parameters
         self._gradients: list[tuple[Place, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = []
+        self._addresses: list[int] = []  # of the parameters in Terrace, while they are shown
         self._entered = False
 
     def enter(self) -> None:
@@ -77,6 +79,7 @@ class _Batch:
         with _raw():
             for managed in self._managed:
                 managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
+            self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
             self._enter_gradients()
 
     def _places(self, parameter: nn.Parameter) -> Iterator[Place]:
@@ -116,25 +119,43 @@ class _Batch:
             if value is tensor:
                 place.put(held)
         self._written.clear()
+        refused = self._keep_replaced()
         for managed in self._managed:
             managed.writes += 1
             if managed.uses > 1 and not managed.compiled:
                 managed.parameter.__class__ = LeasedParameter
         leave(self._managed)
         self._owner.adopt(self.parameters)
+        if refused is not None:
+            raise refused
+
+    def _keep_replaced(self) -> Error | None:
+        """Takes over what a step has put in the place of parameters (`p.data = ...`); what could not be."""
+        refused = None
+        for managed, address in zip(self._managed, self._addresses, strict=False):
+            try:
+                managed.keep_replaced(address)
+            except Error as error:  # the others are to be put back in any case
+                refused = refused or error
+        return refused
 
 
 class ManagedOptimizer:
     """An optimizer whose states live in Terrace."""
 
-    def __init__(self, optimizer: optim.Optimizer, store: Store, shards: Shards, bytes_min: int, in_backward: bool):
+    def __init__(self, optimizer: optim.Optimizer, store: Store, shards: Shards, in_memory: Sequence[ParameterInMemory],
+                 parts: frozenset[str], bytes_min: int, in_backward: bool):
+        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace."""
         self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
         self._reference = weakref.ref(optimizer)
         self.store = store
         self._shards = shards
+        self._in_memory = {id(one.parameter): one for one in in_memory}
+        self._parts = parts
         self._bytes_min = bytes_min
         self._stepped: Callable[[], None] = lambda: None
         self._stepped_now: set[int] = set()  # parameters, by id, that were stepped in backward since the last step()
+        self._group_of: dict[int, int] = {}  # that each parameter, by id, is in, since the first of those was stepped
         self._options_used: dict[int, dict[str, Any]] = {}  # by group: what they were stepped with
         self._reserved: dict[tuple[int, str], Slot] = {}
         self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
@@ -152,10 +173,15 @@ class ManagedOptimizer:
         managed: ManagedParameter | None = parameter.__dict__.get("terrace")
         return managed if managed is not None and managed.store is self.store else None
 
-    def slot_of(self, parameter: nn.Parameter) -> Slot | None:
-        """Where a parameter, or this rank's shard of it, is in Terrace, if it is there."""
+    def like_of(self, parameter: nn.Parameter) -> Like | None:
+        """What the states of a parameter, or of this rank's shard of it, are made like, if the job has it."""
         managed = self.managed_of(parameter)
-        return self._shards.slot_of(parameter) if managed is None else managed.slot
+        if managed is not None:
+            return managed.slot
+        in_memory = self._in_memory.get(id(parameter))
+        if in_memory is not None and in_memory.stands_for(parameter):
+            return in_memory.like
+        return self._shards.slot_of(parameter)
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         """The optimizer's state of a parameter; empty before its first step."""
@@ -164,29 +190,37 @@ class ManagedOptimizer:
 
     def reserve(self) -> None:
         """Makes room for the states that there are going to be, so that it is not missing later."""
+        if "states" not in self._parts:
+            return
         keys: list[tuple[int, str]] = []
         wanted: list[tuple[str, str, torch.Tensor]] = []
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                slot = self.slot_of(parameter)
-                if slot is None:
+                of = self.like_of(parameter)
+                if of is None:
                     continue
                 for key in _optimizers.states(self.optimizer, group):
                     keys.append((id(parameter), key))
-                    wanted.append((f"{slot.name}/{key}", slot.owner, slot.placeholder))
+                    wanted.append((f"{of.name}/{key}", of.owner, of.placeholder))
         if wanted:
             self._reserved = dict(zip(keys, self.store.create(wanted), strict=True))
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that a step must lease at once, and the parameter's name."""
-        found = [(slot.nbytes * self._tensors_of(group), slot.name)
+        found = [(of.nbytes * self._tensors_of(group), of.name)
                  for group in self.optimizer.param_groups for parameter in group["params"]
-                 if (slot := self.slot_of(parameter)) is not None]
+                 if (of := self.like_of(parameter)) is not None]
         return max(found, default=(0, ""))
 
-    def _tensors_of(self, group: dict[str, Any]) -> int:
-        """Of each parameter: itself, its gradient, its states."""
-        return 2 + len(_optimizers.states(self.optimizer, group))
+    def _tensors_of(self, group: dict[str, Any], parameter: nn.Parameter | None = None) -> int:
+        """Of each parameter, what is in Terrace of itself, its gradient, its states: those that are named, or that this
+        one has."""
+        states = len(_optimizers.states(self.optimizer, group)) if "states" in self._parts else 0
+        if parameter is not None:
+            state = self.state_of(parameter)
+            states = max(states, sum(isinstance(place_of(value, InState(state, key)).get(), OffloadedTensor)
+                                     for key, value in state.items()))
+        return ("parameters" in self._parts) + ("gradients" in self._parts) + states
 
     def attach(self, stepped: Callable[[], None]) -> None:
         """Runs the optimizer's steps over leased memory from now on. stepped: called after each."""
@@ -201,8 +235,8 @@ class ManagedOptimizer:
 
     def adopt(self, parameters: Sequence[nn.Parameter]) -> None:
         """Moves to Terrace the states of parameters that are in memory."""
-        for parameter in parameters:
-            of = self.slot_of(parameter)
+        for parameter in parameters if "states" in self._parts else ():
+            of = self.like_of(parameter)
             if of is None:
                 continue
             state = self.state_of(parameter)
@@ -223,7 +257,7 @@ class ManagedOptimizer:
                 if isinstance(held, OffloadedTensor) and held.terrace_store is self.store:
                     place.put(held.clone())
 
-    def _moved(self, of: Slot, slot: Slot | None, key: str, value: torch.Tensor) -> OffloadedTensor:
+    def _moved(self, of: Like, slot: Slot | None, key: str, value: torch.Tensor) -> OffloadedTensor:
         geometry = None if slot is None else slot.placeholder
         if (slot is None or geometry is None or slot.lazies or slot.shown or geometry.stride() != value.stride()
                 or geometry.shape != value.shape or geometry.dtype != value.dtype):
@@ -236,8 +270,9 @@ class ManagedOptimizer:
     def step_now(self, parameter: nn.Parameter) -> bool:
         """Steps one parameter, whose gradient is there. Whether it is one of the optimizer's."""
         groups = self.optimizer.param_groups
-        index = next((index for index, group in enumerate(groups) if any(parameter is one for one in group["params"])),
-                     None)
+        if not self._stepped_now:
+            self._group_of = {id(one): index for index, group in enumerate(groups) for one in group["params"]}
+        index = self._group_of.get(id(parameter))
         if index is None:
             return False
         if id(parameter) in self._stepped_now:
@@ -256,27 +291,50 @@ class ManagedOptimizer:
         only: of these, one that is stepped with its gradient at hand.
         """
         self.store.drop_unneeded()
-        for group in self.optimizer.param_groups:
-            for parameters in self._batches([one for one in group["params"] if self._takes_part(one, only)], group):
+        for group, members in self._members(only):
+            for parameters in self._batches(members, group):
                 batch = _Batch(self, parameters)
+                part = {**group, "params": parameters}
                 try:
                     batch.enter()
-                    yield {**group, "params": parameters}
+                    yield part
                 finally:
                     batch.leave()
+                self._check_unwritten(part, group)
 
-    def _takes_part(self, parameter: nn.Parameter, only: nn.Parameter | None) -> bool:
+    def _check_unwritten(self, part: dict[str, Any], group: dict[str, Any]) -> None:
+        """Raises where a step wrote to its group, of which it had a part."""
+        missing = object()
+        for key in part.keys() | group.keys():
+            if key != "params" and part.get(key, missing) is not group.get(key, missing):
+                raise FailedPrecondition(
+                    f"terrace.torch.offload: the step of {type(self.optimizer).__name__} wrote '{key}' to its "
+                    "parameter group, which it is shown in parts, so that this would happen once a part: keep it in self.state "
+                    "of each parameter. The parameters of this part are stepped, and the others are not")
+
+    def _members(self, only: nn.Parameter | None) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
+        groups = self.optimizer.param_groups
         if only is not None:
-            return parameter is only
-        return not self.in_backward or self.managed_of(parameter) is None
+            yield groups[self._group_of[id(only)]], [only]
+            return
+        for group in groups:
+            yield group, self.members_of(group, None)
+
+    def members_of(self, group: dict[str, Any], only: nn.Parameter | None) -> list[nn.Parameter]:
+        """Which parameters of a group a step is to see; only: as in groups()."""
+        if only is not None:
+            return [one for one in group["params"] if one is only]
+        return [one for one in group["params"] if not self.in_backward or self.managed_of(one) is None]
 
     def _batches(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
-        factor = self._tensors_of(group)
+        if len(parameters) == 1:  # as each is that is stepped in backward
+            yield parameters
+            return
         batch: list[nn.Parameter] = []
         total = 0
         for parameter in parameters:
-            slot = self.slot_of(parameter)
-            size = 0 if slot is None else slot.nbytes * factor
+            of = self.like_of(parameter)
+            size = 0 if of is None else of.nbytes * self._tensors_of(group, parameter)
             if batch and total + size > self.batch_bytes:
                 yield batch
                 batch, total = [], 0
@@ -344,4 +402,7 @@ class _Groups(Sequence[dict[str, Any]]):
         return len(self._owner.optimizer.param_groups)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._owner.optimizer.param_groups[index]
+        found = self._owner.optimizer.param_groups[index]
+        if not isinstance(found, dict) or not self._owner.in_backward:
+            return found
+        return {**found, "params": self._owner.members_of(found, self._only)}

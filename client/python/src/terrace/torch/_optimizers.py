@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which optimizers can run over a few parameters at a time, and what each keeps of a parameter."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import optim
@@ -10,6 +10,9 @@ from torch import optim
 from .._errors import InvalidArgument
 
 Group = Mapping[str, Any]
+Kind = TypeVar("Kind", bound=type[optim.Optimizer])
+
+_CALL = "terrace.torch.elementwise"
 
 # Each treats every element by itself. The states are those of the parameter's shape.
 _STATES: dict[type[optim.Optimizer], Callable[[Group], tuple[str, ...]]] = {
@@ -26,11 +29,60 @@ _STATES: dict[type[optim.Optimizer], Callable[[Group], tuple[str, ...]]] = {
     optim.Rprop: lambda group: ("prev", "step_size"),
     optim.SGD: lambda group: (("momentum_buffer",) if group["momentum"] else ()),
 }
+_PYTORCH = tuple(_STATES)
 
 
-def _stepper(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
-    """The class whose step a class runs."""
-    return next(base for base in kind.__mro__ if "step" in vars(base))
+def elementwise(kind: Kind, *, states: Iterable[str] | Callable[[Group], Iterable[str]] = ()) -> Kind:
+    """Says of an optimizer class of your own that it treats every element by itself, so that `offload` takes it.
+
+    Returns the class.
+
+        terrace.torch.elementwise(Lion, states=["exp_avg"])
+        model, optimizer = terrace.torch.offload(model, Lion(model.parameters()))
+
+    Its step() then runs as ever, but is shown a few parameters at a time: `for group in self.param_groups` goes over
+    parts of the groups, each leased while the step is at it. That gives the same weights where what becomes of an
+    element depends on that element of the parameter, its gradient and its states alone, on the group's options, and on
+    counters in `self.state[parameter]`. Do not declare a class that takes norms, means or factors over several
+    parameters: nobody could see that its weights are others.
+
+    states: the names under which it keeps tensors of a parameter's shape in `self.state[parameter]`, or what gives them
+        of a parameter group. `offload` makes room for these before the first step; others go to Terrace as they come.
+
+    TypeError for what is no class of optimizers; InvalidArgument for one without a step of its own to declare, or that
+    is known to be different.
+    """
+    if not isinstance(kind, type) or not issubclass(kind, optim.Optimizer):
+        raise TypeError(f"{_CALL}: {kind!r} is no class of torch.optim.Optimizer; give the class, not an optimizer")
+    stepper = next(base for base in kind.__mro__ if "step" in vars(base))
+    if stepper is optim.Optimizer:
+        raise InvalidArgument(f"{_CALL}: {kind.__qualname__} has no step()")
+    if stepper.__module__.startswith("torch."):
+        known = "is known already" if stepper in _PYTORCH else "does not treat every element by itself"
+        raise InvalidArgument(f"{_CALL}: {kind.__qualname__} runs the step of PyTorch's {stepper.__qualname__}, which "
+                              f"{known}: declare a class with a step of its own")
+    _STATES[kind] = states if callable(states) else _always(states)
+    return kind
+
+
+def _always(states: Iterable[str]) -> Callable[[Group], tuple[str, ...]]:
+    """The same states in every group."""
+    if isinstance(states, Iterable) and not isinstance(states, str):
+        named = tuple(states)
+        if all(isinstance(name, str) for name in named):
+            return lambda group: named
+    raise TypeError(f"{_CALL}: states is {states!r}; it is a list of names, or a function that gives one of a parameter "
+                    "group")
+
+
+def _known(kind: type[optim.Optimizer]) -> type[optim.Optimizer] | None:
+    """The class by which it is known what a class's step does; None: it is not."""
+    for base in kind.__mro__:
+        if base in _STATES:
+            return base
+        if "step" in vars(base):
+            return None
+    return None
 
 
 def check(optimizer: Any) -> None:
@@ -39,10 +91,11 @@ def check(optimizer: Any) -> None:
         raise InvalidArgument(
             f"terrace.torch.offload: {_name(optimizer)} is no torch.optim.Optimizer; offload(model) without it keeps "
             "parameters and gradients in Terrace, and leases them for it as it uses them")
-    if _stepper(type(optimizer)) not in _STATES:
+    if _known(type(optimizer)) is None:
         raise InvalidArgument(
             f"terrace.torch.offload: {_name(optimizer)} is not known to treat every element by itself, so that it "
-            f"cannot run over a part of the parameters at a time. These can: {', '.join(sorted(names()))}. With "
+            f"cannot run over a part of the parameters at a time. These can: {', '.join(sorted(names()))}, and what is "
+            "declared with terrace.torch.elementwise(), for an optimizer of your own that does. With "
             f"{type(optimizer).__name__}, use offload(model) without the optimizer: parameters and gradients live in "
             "Terrace and are leased for it one by one, and its states stay in memory")
     for group in optimizer.param_groups:
@@ -52,13 +105,15 @@ def check(optimizer: Any) -> None:
 
 
 def names() -> list[str]:
-    """The optimizers that can be offloaded."""
+    """The optimizers that can be offloaded, declared ones among them."""
     return [kind.__name__ for kind in _STATES]
 
 
 def states(optimizer: optim.Optimizer, group: Group) -> tuple[str, ...]:
     """The states of a parameter's shape that the optimizer keeps of each parameter of a group."""
-    return _STATES[_stepper(type(optimizer))](group)
+    known = _known(type(optimizer))
+    assert known is not None  # check() has seen it
+    return tuple(_STATES[known](group))
 
 
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:

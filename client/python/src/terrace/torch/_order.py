@@ -25,9 +25,11 @@ class Order:
     go round: what was used last is needed last, so that of what memory does not hold it is what has to go.
     """
 
-    def __init__(self, client: Client, place: str):
+    def __init__(self, client: Client, place: str, *, alone: bool = True):
+        """alone: nobody else uses these tensors, so that what is used up may be sent down."""
         self._client = client
         self._place = place
+        self._alone = alone
         self._orders: dict[str, list[Slot]] = {}  # of the last step of each kind
         self._kind = ""
         self._expected: list[Slot] = []
@@ -50,8 +52,11 @@ class Order:
         self._gone = self._gone if again else []
         self._expected, self._now = self._orders.get(kind, []), []
         self._at, self._ahead = 0, max(0, declared)
-        self._passing = self._beyond_room() if again and kind == "eval" and self.ahead_bytes else set()
+        self._passing = self._beyond_room() if again and kind == "eval" and self._goes_round() else set()
         self._steps_to_declare = max(0, self._steps_to_declare - 1)
+
+    def _goes_round(self) -> bool:
+        return self._alone and self.ahead_bytes > 0
 
     def _beyond_room(self) -> set[Slot]:
         """What is used last of more than there is room for, beside what is fetched ahead and what goes."""

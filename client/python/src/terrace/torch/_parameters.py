@@ -14,8 +14,10 @@ from torch import nn
 from .._errors import Error, FailedPrecondition
 from ._lazy import LeasedParameter, OffloadedParameter, OffloadedTensor
 from ._saved import hooked, parameter_of
+from ._slot import nobody
 
 if TYPE_CHECKING:
+    from ._parts import Like
     from ._slot import Slot
     from ._store import Store
 
@@ -44,6 +46,11 @@ class ManagedParameter:
         slot.reference = weakref.ref(self)
 
     @property
+    def like(self) -> Like:
+        """What its gradient is made like."""
+        return self.slot
+
+    @property
     def parameter(self) -> nn.Parameter:
         """The parameter. It is there: nothing asks for one that is gone."""
         found = self.reference()
@@ -64,11 +71,12 @@ class ManagedParameter:
             self.version = found._version
 
     def move_in(self) -> None:
-        """Moves the bytes of an ordinary parameter to Terrace."""
-        (shown,) = self.store.lease([self.slot], "overwrite")
-        with torch.no_grad():
-            shown.copy_(self.parameter.detach())
-        del shown
+        """Moves the bytes of an ordinary parameter to Terrace, where they are not there already."""
+        if self.store.writable:
+            (shown,) = self.store.lease([self.slot], "overwrite")
+            with torch.no_grad():
+                shown.copy_(self.parameter.detach())
+            del shown
         self.hide()
 
     def join(self, store: Store, name: str, owner: str) -> None:
@@ -78,6 +86,15 @@ class ManagedParameter:
         self.slot.owner = owner
         for tensor in self.taken.values():
             tensor.terrace_store = store  # type: ignore[attr-defined]
+
+    def stand_on(self, slot: Slot, store: Store) -> None:
+        """Has the same bytes in another place from now on."""
+        self.slot.reference = nobody
+        slot.reference = weakref.ref(self)
+        self.slot, self.store = slot, store
+        for tensor in self.taken.values():
+            tensor.terrace_slot, tensor.terrace_store = slot, store  # type: ignore[attr-defined]
+        self.hide()
 
     def show(self, shown: torch.Tensor) -> None:
         """Shows leased memory from now on."""
@@ -92,15 +109,18 @@ class ManagedParameter:
         found = self.parameter
         geometry = self.slot.placeholder
         changed = found.shape != geometry.shape or found.stride() != geometry.stride()
-        if found._version != self.version:
+        wrote = found._version != self.version
+        if wrote:
             self.version = found._version
-            self.store.written(self.slot)
+            self.store.may_be_written(self.slot)
         found.__class__ = OffloadedParameter  # before its data: who comes meanwhile is to lease
         with _raw():
             _set_data(found, geometry)
         if self.slot.shown and not self.saved_alias:
             self.aliased = True
-            self.store.written(self.slot)
+            self.store.may_be_written(self.slot)
+        if wrote:
+            self.store.refuse_writes(self.slot, done=True)
         if changed:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' lives in Terrace as {tuple(geometry.shape)}, and was given another shape "
@@ -110,7 +130,7 @@ class ManagedParameter:
         """Whoever asked may write to what is shown, unseen."""
         self.writes += 1
         if self.uses:
-            self.store.written(self.slot)
+            self.store.may_be_written(self.slot)
 
     def noticed_write(self) -> None:
         """Bytes were written by another way than the parameter: autograd is to know."""
@@ -127,11 +147,27 @@ class ManagedParameter:
         if self.being_built and not self._like(value):
             self.building.take_back(self, value)
             return
-        self._check_alone(value)
         self.check_like(value)
+        if not self.store.writable:
+            OffloadedTensor.of(self.slot, self.store, self).copy_(value)  # good where it is what is there
+            return
+        self._check_alone(value)
         with torch.no_grad(), entered(self.store, [self], []):
             torch.Tensor.copy_(found.detach(), value)
             self.written()
+
+    def keep_replaced(self, address: int) -> None:
+        """Keeps what was put, unseen, in the place of what was shown at this address."""
+        found = self.parameter
+        with _raw():
+            if found.data_ptr() == address:
+                return
+            value = found.data
+        self.check_like(value)
+        (shown,) = self.store.lease([self.slot], "write")
+        with torch.no_grad(), _raw():
+            shown.copy_(value)
+            _set_data(found, shown)
 
     def _check_alone(self, value: torch.Tensor) -> None:
         """Raises where other tensors are of this memory, or would be: an ordinary assignment leaves those as they were,
@@ -173,6 +209,11 @@ class ManagedParameter:
             self.gradient.watch()
 
 
+def is_managed_parameter(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter in Terrace. Another thread may be showing it, or have begun to since we were called."""
+    return isinstance(tensor, nn.Parameter) and "terrace" in tensor.__dict__
+
+
 def shown_parameter(tensor: torch.Tensor) -> ManagedParameter | None:
     """The parameter whose bytes a tensor shows or stands for."""
     if isinstance(tensor, OffloadedTensor):
@@ -204,6 +245,26 @@ def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[
                 managed.show(tensor)
             managed.uses += 1
     return shown[len(hidden):]
+
+
+def by_store(parameters: Sequence[ManagedParameter]) -> list[tuple[Store, list[ManagedParameter]]]:
+    """Sets that can be leased: each is of one store."""
+    sets: dict[Store, list[ManagedParameter]] = {}
+    for one in parameters:
+        sets.setdefault(one.store, []).append(one)
+    return list(sets.items())
+
+
+def enter_each(sets: Sequence[tuple[Store, Sequence[ManagedParameter]]]) -> None:
+    """Shows the parameters of several sets, or of none."""
+    entered: list[ManagedParameter] = []
+    try:
+        for store, parameters in sets:
+            enter(store, parameters)
+            entered += parameters
+    except BaseException:
+        leave(entered)
+        raise
 
 
 def leave(parameters: Sequence[ManagedParameter]) -> None:

@@ -5,6 +5,7 @@ after step, so that a step like the one before creates none."""
 import contextlib
 import itertools
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ import torch
 
 from .._client import Client
 from .._errors import AlreadyExists, Error, FailedPrecondition, ResourceExhausted
-from .._terrace import Tensor
+from .._terrace import Lease, Tensor
 from ._storages import StorageReference, shown
+from ._waits import Waits, note
 
 PAGE_BYTES = 4096
 STEPS_UNUSED_MAX = 16
@@ -30,23 +32,34 @@ def class_bytes(size: int) -> int:
 class Slot:
     """A tensor in Terrace, and what shows it here."""
 
-    __slots__ = ("shown", "size", "tensor", "used_in_step")
+    __slots__ = ("read", "shown", "size", "stored", "tensor", "used_in_step")
 
-    def __init__(self, tensor: Tensor, size: int):
+    def __init__(self, tensor: Tensor, size: int, stored: Waits, read: Waits):
         self.tensor = tensor
         self.size = size
+        self.stored = stored  # of all slots: what was leased to be laid into them
+        self.read = read  # and to be read again
         self.shown: list[StorageReference] = []
         self.used_in_step = 0
 
     def lease(self, device: torch.device, size: int) -> torch.UntypedStorage:
         """A storage with the bytes: on a CPU the leased ones, whose lease it owns; elsewhere a copy of them."""
+        begin = time.perf_counter()
         with self.tensor.read(writable_view=True) as lease:
+            note([self.read], [lease], time.perf_counter() - begin)
             leased = shown(lease)
         if device.type != "cpu":
             return leased[:size].to(device).untyped_storage()
         storage = leased.untyped_storage()
         self.shown.append(StorageReference(storage))
         return storage
+
+    def overwrite(self) -> Lease:
+        """A lease to lay bytes into it."""
+        begin = time.perf_counter()
+        lease = self.tensor.overwrite()
+        note([self.stored], [lease], time.perf_counter() - begin)
+        return lease
 
     def is_shown(self) -> bool:
         """Whether a storage of an earlier lease is still there: then its bytes must not change."""
@@ -70,6 +83,7 @@ class Shelf:
         self._names = itertools.count()
         self._other_bytes = 0
         self.guarantee_bytes = next((place.guarantee_bytes for place in client.places() if place.name == "host"), 0)
+        self.stored, self.read = Waits(), Waits()
         self.slots = 0
         self.slot_bytes = 0
         self.used_bytes = 0
@@ -197,7 +211,7 @@ class Shelf:
             tensor = self._new_tensor(size)
         self.slots += 1
         self.slot_bytes += size
-        return Slot(tensor, size)
+        return Slot(tensor, size, self.stored, self.read)
 
     def _new_tensor(self, size: int) -> Tensor:
         client = self.client()

@@ -15,34 +15,34 @@ import torch
 from .._terrace import Lease, Tensor
 from . import _managed
 from ._placeholder import elements_spanned
+from ._waits import Waits
 
 _from_capsule = torch._C._from_dlpack
 
 
-def _nobody() -> None:
-    return None
+def nobody() -> None:
+    """A reference to nothing."""
 
 
 class Slot:
     """A place for one tensor of a fixed geometry: that of its placeholder."""
 
     __slots__ = ("__weakref__", "addressed", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
-                 "reference", "tensor", "uses", "wait_seconds", "writing")
+                 "reference", "tensor", "waits", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
         self.name = name
         self.owner = owner  # the module, for people
         self.tensor = tensor
-        self.reference: Callable[[], Any] = _nobody  # to the ManagedParameter whose bytes these are
-        self.addressed: Callable[[], Any] = _nobody  # to what shows it where its address was asked for
+        self.reference: Callable[[], Any] = nobody  # to the ManagedParameter whose bytes these are
+        self.addressed: Callable[[], Any] = nobody  # to what shows it where its address was asked for
         self.placeholder = placeholder
         self.dtype = placeholder.dtype
         self.plain = placeholder.stride() == plain_strides(placeholder.shape)
         self.lease: Lease | None = None
         self.lazies = 0  # tensors of the script that stand for its content
         self.writing = False  # the lease is one to write
-        self.uses = 0
-        self.wait_seconds = 0.0
+        self.waits = Waits()
 
     @property
     def parameter(self) -> Any:

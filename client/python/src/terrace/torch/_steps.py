@@ -3,7 +3,8 @@
 
 A step of training ends with the optimizer's step. A forward pass of the whole model after a backward pass, without the
 optimizer's step between them, begins another part of an accumulation: which of its parts is the last one is known from
-the one before it. A forward pass that records no graph, or of a model in evaluation mode, is a step of evaluation.
+the one before it. A forward pass that records no graph, or of a model in evaluation mode, is a step of evaluation; so
+is one of a model of which nothing is trained, whatever mode it is in.
 """
 
 import weakref
@@ -22,7 +23,7 @@ class Steps:
 
     def __init__(self, client: Client, order: Order):
         self._client = client
-        self._order = order
+        self._orders = [order]
         self._kind = ""  # of the step that goes on
         self._forwards = 0  # of it
         self._recorded = False  # the last of them recorded a graph
@@ -36,9 +37,13 @@ class Steps:
         """The job begins."""
         self._mark(self._kind_of_part())
 
+    def follow(self, order: Order) -> None:
+        """Tells another order, too, where steps begin."""
+        self._orders.append(order)
+
     def forward(self, model: nn.Module) -> None:
         """The whole model is about to run."""
-        self._recorded = torch.is_grad_enabled()
+        self._recorded = torch.is_grad_enabled() and any(one.requires_grad for one in model.parameters())
         if not self._recorded or not (model.training or self._trains_in_evaluation_mode):
             if self._kind != "eval" or self._forwards:
                 self._mark("eval")
@@ -70,7 +75,8 @@ class Steps:
         if self.ended is not None and (ends or self._kind != "accumulate"):
             self.ended()
         self._client.mark_step(kind)
-        self._order.begin(kind)
+        for order in self._orders:
+            order.begin(kind)
         self._kind = kind
         self._forwards = 0
 

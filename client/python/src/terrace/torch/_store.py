@@ -21,8 +21,10 @@ from ._passing import Passing
 from ._placeholder import PlaceholderSpace
 from ._slot import Slot, shape_in_terrace
 from ._steps import Steps
+from ._waits import note
 
 NAME_BYTES_MAX = 175
+Wanted = tuple[str, str, torch.Tensor]  # a name and a module, for people, and a tensor of the geometry
 _numbers = itertools.count()
 
 
@@ -35,10 +37,29 @@ class Leased(NamedTuple):
     nbytes: int = 0
 
 
+class Tally:
+    """Counts what a job leases, in all of its stores."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.leased = Leased()
+
+    def add(self, leases: Sequence[Lease], mode: str, seconds: float) -> None:
+        """A set was leased."""
+        looked_for = mode != "overwrite"
+        with self._lock:
+            so_far = self.leased
+            self.leased = Leased(so_far.sets + looked_for, so_far.hits + (looked_for and not leases[0].waited),
+                                 so_far.wait_seconds + seconds, so_far.nbytes + sum(lease.nbytes for lease in leases))
+
+
 class Store:
     """Makes slots in one client's session and leases them."""
 
-    def __init__(self, client: Client, place: str, timeout: float, bytes_expected: int):
+    writable = True  # what is in it may change
+    ranks = 1  # that lease what is in it
+
+    def __init__(self, client: Client, place: str, timeout: float, bytes_expected: int, tally: Tally | None = None):
         self.client = client
         self.place = place
         self.timeout = timeout
@@ -49,25 +70,33 @@ class Store:
         self._lock = threading.RLock()  # between taking a lease and showing it; other threads may want the same one
         self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
         self.unneeded: set[Slot] = set()
-        self.order = Order(client, place)
+        self.order = Order(client, place, alone=self.writable)
         self.steps = Steps(client, self.order)
         self.passing = Passing(client, place)
         offer = next(offer for offer in client.places() if offer.name == place)
         self.capacity_bytes = offer.capacity_bytes
         self.guarantee_bytes = offer.guarantee_bytes
         self.bytes = 0
-        self.leased = Leased()
+        self.tally = tally or Tally()
         self._tensors: list[Tensor] = []
-        weakref.finalize(self, _delete, client, self._tensors).atexit = False
+        weakref.finalize(self, self._end, client, self._tensors).atexit = False
         self.left_alone: list[tuple[str, str]] = []  # parameters that stay in memory, and why
 
-    def create(self, wanted: Sequence[tuple[str, str, torch.Tensor]]) -> list[Slot]:
-        """Makes slots: of each a name and a module, for people, and a tensor of the geometry."""
+    @property
+    def leased(self) -> Leased:
+        """What the job has leased so far."""
+        return self.tally.leased
+
+    def create(self, wanted: Sequence[Wanted]) -> list[Slot]:
+        """Makes slots."""
         specs = []
         for name, _, like in wanted:
             tail = name.encode()[-(NAME_BYTES_MAX - 40):].decode(errors="ignore")
             specs.append((f"{self.prefix}.{next(self._count)}/{tail}", shape_in_terrace(like), like.dtype))
-        tensors = self.client.create_many(specs, timeout=self.timeout)
+        return self._over(wanted, self.client.create_many(specs, timeout=self.timeout))
+
+    def _over(self, wanted: Sequence[Wanted], tensors: list[Tensor]) -> list[Slot]:
+        """Slots over tensors that are there."""
         with ordinary():
             made = [Slot(name, owner, tensor, self.space.take(like.shape, like.stride(), like.dtype))
                     for (name, owner, like), tensor in zip(wanted, tensors, strict=True)]
@@ -91,7 +120,7 @@ class Store:
         gone = list(slots)
         if gone:
             self._remove(gone)
-            _delete(self.client, [slot.tensor for slot in gone])
+            self._end(self.client, [slot.tensor for slot in gone])
 
     def _remove(self, slots: list[Slot]) -> None:
         removed = set(slots)
@@ -111,7 +140,7 @@ class Store:
         """Deletes all tensors; what still shows one keeps its bytes."""
         self.slots.clear()
         self.bytes = 0
-        _delete(self.client, self._tensors)
+        self._end(self.client, self._tensors)
 
     def lease(self, slots: Iterable[Slot], mode: str = "read", *, noted: bool = True) -> list[torch.Tensor]:
         """Leases slots as one set; tensors that show them, in order. Each ends its lease with its memory's last user.
@@ -155,30 +184,28 @@ class Store:
                                "torch.distributed.checkpoint and save_pretrained() write a model of any size")
             raise
         seconds = time.perf_counter() - begin
-        for slot in slots:
-            slot.uses += 1
-            slot.wait_seconds += seconds / len(slots)
-        self._note(leases, mode, seconds)
+        note([slot.waits for slot in slots], leases, seconds)
+        self.tally.add(leases, mode, seconds)
         if noted and mode != "overwrite":
             if leases[0].waited:
                 self.order.missed()
             self.order.used(slots)
         return leases
 
-    def _note(self, leases: list[Lease], mode: str, seconds: float) -> None:
-        looked_for = mode != "overwrite"
-        with self._lock:
-            so_far = self.leased
-            self.leased = Leased(so_far.sets + looked_for, so_far.hits + (looked_for and not leases[0].waited),
-                                 so_far.wait_seconds + seconds, so_far.nbytes + sum(lease.nbytes for lease in leases))
-
     def written(self, slot: Slot) -> None:
-        """Says that what is shown was, or may be, written: it counts as written until nothing shows it."""
+        """Says that what is shown was written: it counts as written until nothing shows it."""
         if not slot.writing:
             leases = self.client._acquire([slot.tensor], "write", self.place, self.timeout, True)
             with self._lock:
                 slot.take(leases[0], True)
                 slot.let_go()
+
+    def may_be_written(self, slot: Slot) -> None:
+        """Says that what is shown may be written to, unseen."""
+        self.written(slot)
+
+    def refuse_writes(self, slot: Slot, *, done: bool = False) -> None:
+        """Raises where nothing is to be written: here it may. done: it was."""
 
     def drop_unneeded(self) -> None:
         """Tells Terrace which contents are of no use any more."""
@@ -188,8 +215,9 @@ class Store:
             if slots:
                 self.client.dont_need([slot.tensor for slot in slots])
 
-
-def _delete(client: Client, tensors: list[Tensor]) -> None:
-    with contextlib.suppress(Error):  # a client that is closed has none
-        client.delete(tensors)
-    tensors.clear()
+    @staticmethod
+    def _end(client: Client, tensors: list[Tensor]) -> None:
+        """Tensors that no store has any more."""
+        with contextlib.suppress(Error):  # a client that is closed has none
+            client.delete(tensors)
+        tensors.clear()

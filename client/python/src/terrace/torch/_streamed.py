@@ -17,13 +17,16 @@ import torch
 
 from . import _safetensors
 from ._checkpoint import item_of
+from ._converted import ConvertedTensor, convert_when_written
 from ._lazy import OffloadedParameter, OffloadedTensor
 
 SaveFile = Callable[..., None]
+_OURS = (OffloadedTensor, ConvertedTensor)
 
 
 def stream_saves() -> None:
     """Has safetensors.torch.save_file() write what is in Terrace a tensor at a time, whoever calls it."""
+    convert_when_written()
     if importlib.util.find_spec("safetensors") is None:
         return
     import safetensors.torch
@@ -57,7 +60,7 @@ def _streaming(theirs: SaveFile) -> SaveFile:
 
 def _is_ours(tensors: Any) -> bool:
     """Whether something of it is in Terrace, and it is what save_file() takes: what it refuses it refuses itself."""
-    if not isinstance(tensors, dict) or not any(isinstance(one, OffloadedTensor) for one in tensors.values()):
+    if not isinstance(tensors, dict) or not any(isinstance(one, _OURS) for one in tensors.values()):
         return False
     plain = all(isinstance(one, torch.Tensor) and one.layout is torch.strided and one.is_contiguous()
                 and _safetensors.can_name(one.dtype) for one in tensors.values())
@@ -68,6 +71,6 @@ def _overlap(tensors: list[torch.Tensor]) -> bool:
     """Whether two of these contiguous tensors have an element in common."""
     slots = [one.terrace_slot for one in tensors if isinstance(one, OffloadedTensor)]
     areas = sorted((str(one.device), one.data_ptr(), one.data_ptr() + one.nbytes)
-                   for one in tensors if not isinstance(one, OffloadedTensor) and one.nbytes)
+                   for one in tensors if not isinstance(one, _OURS) and one.nbytes)
     return len(set(slots)) < len(slots) or any(
         here[0] == there[0] and there[1] < here[2] for here, there in itertools.pairwise(areas))

@@ -2,6 +2,7 @@
 """Hugging Face's Trainer: a callback that offloads what it trains. Imported when it is asked for, as it needs
 `transformers`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn, optim
@@ -30,9 +31,12 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
     the norm that it logs. InvalidArgument for what offload() refuses, and for torch_compile=True.
     """
 
-    def __init__(self, *, client: Client | None = None, place: str = "host", tensor_bytes_min: int = TENSOR_BYTES_MIN,
+    def __init__(self, *, client: Client | None = None, what: str | Iterable[str] | None = None,
+                 place: str = "host", share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
                  timeout: float = TIMEOUT_SECONDS):
         self.client = client
+        self.what = what
+        self.share_frozen = share_frozen
         self.place = _checks.text(_CALL, "place", place)
         self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
         self.timeout = _checks.seconds(_CALL, "timeout", timeout)
@@ -49,8 +53,8 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
         if args.torch_compile:
             raise InvalidArgument(f"{_CALL}: torch_compile=True compiles the whole model; leave it out, and give the "
                                   "Trainer a model whose blocks are compiled by torch.compile(block)")
-        offload(model, optimizer, client=self.client, place=self.place, tensor_bytes_min=self.tensor_bytes_min,
-                timeout=self.timeout)
+        offload(model, optimizer, client=self.client, what=self.what, place=self.place, share_frozen=self.share_frozen,
+                tensor_bytes_min=self.tensor_bytes_min, timeout=self.timeout)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                       model: nn.Module | None = None, **kwargs: Any) -> None:

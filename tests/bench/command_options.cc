@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/command_options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "base/bytes.h"
+#include "bench/leftovers.h"
+#include "bench/neighbours.h"
+
+namespace terrace::bench {
+
+CommandOptions::CommandOptions(CLI::App& app) {
+  settings_.disk = std::filesystem::current_path();
+  app.add_option("--dir", settings_.disk, "Folder on the disk for block files; what is made there is removed")
+      ->capture_default_str();
+  app.add_option("--terraced", settings_.terraced, "The daemon to measure (default: the one beside this program)");
+  app.add_flag("--quick", settings_.quick, "Measure links with less data, in less time: the speeds say little");
+  app.add_flag("--force", force_, "Measure beside a loaded daemon, or on a busy machine");
+}
+
+Result<Settings> CommandOptions::settings(std::uint64_t disk_bytes) {
+  settings_.disk_bytes_max = disk_bytes;
+  if (const auto ready = prepare(settings_); !ready) return std::unexpected(ready.error());
+  std::error_code error;
+  const auto room = std::filesystem::space(settings_.disk, error).available;
+  if (error)
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{} is no folder to measure in: {}", settings_.disk.string(), error.message()));
+  if (room < disk_bytes)
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("{} has room for {}; {} are used there: free some, or name another folder with --dir",
+                            settings_.disk.string(), format_bytes(room), format_bytes(disk_bytes)));
+  const auto seen = neighbours_at_work();
+  if (!seen.empty() && !force_)
+    return fail(ErrorCode::kUnavailable,
+                fmt::format("{}; what is measured beside that says little: wait, stop it, or measure all the same with "
+                            "--force",
+                            fmt::join(seen, "; ")));
+  for (const std::string& what : seen) fmt::print(stderr, "terrace-bench: measured all the same: {}\n", what);
+  return settings_;
+}
+
+Result<void> prepare(Settings& settings) {
+  settings.disk = std::filesystem::absolute(settings.disk);  // a daemon takes nothing else
+  remove_stale_folders(std::filesystem::temp_directory_path());
+  remove_stale_folders(settings.disk);
+  auto terraced = find_terraced(settings.terraced);
+  if (!terraced) return std::unexpected(terraced.error());
+  settings.terraced = std::move(*terraced);
+  return {};
+}
+
+int refuse(const Error& error) {
+  fmt::print(stderr, "terrace-bench: {}\n", error.message);
+  return 1;
+}
+
+}  // namespace terrace::bench

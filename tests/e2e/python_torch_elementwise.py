@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that an optimizer of the script's own, once it is declared to treat every element by itself, steps over leased
+memory to the weights that it gives without Terrace, bit for bit; and that what cannot be declared is said by name."""
+
+import pytest
+import terrace.torch
+import torch
+from python_torch_models import (  # noqa: F401 (fixtures)
+    Recipe,
+    assert_same,
+    build,
+    compare,
+    loss_of,
+    nothing_stays_leased,
+    restless,
+    roomy,
+    weights,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms". with_last: keeps its last update, too."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1, with_last=False):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "with_last": with_last})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(group, parameter, self.state[parameter])
+        return loss
+
+    def update(self, group, parameter, state):
+        if not state:
+            state["steps"] = torch.tensor(0.0)
+            state["exp_avg"] = torch.zeros_like(parameter)
+        state["steps"] += 1
+        slow, slower = group["betas"]
+        update = (state["exp_avg"] * slow + parameter.grad * (1 - slow)).sign_()
+        parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=group["lr"])
+        state["exp_avg"].mul_(slower).add_(parameter.grad, alpha=1 - slower)
+        if group["with_last"]:
+            state["last"] = update
+
+
+class Counting(Lion):
+    """Writes to its groups."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+            for parameter in group["params"]:
+                parameter.data.sub_(parameter.grad, alpha=group["lr"])
+
+
+class Replacing(torch.optim.Optimizer):
+    """Puts new tensors in the place of parameters, of groups that it asks for by number."""
+
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for index in range(len(self.param_groups)):
+            group = self.param_groups[index]
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data = parameter.data - group["lr"] * parameter.grad
+
+
+@pytest.fixture(autouse=True)
+def undeclared(monkeypatch):
+    """What a test declares is forgotten after it."""
+    from terrace.torch import _optimizers
+
+    monkeypatch.setattr(_optimizers, "_STATES", dict(_optimizers._STATES))
+
+
+@pytest.mark.parametrize("options", [{}, {"step_in_backward": True}, {"what": "states"}], ids=str)
+@pytest.mark.parametrize("states", [["exp_avg"], (), lambda group: ["exp_avg", *["last"] * group["with_last"]]],
+                         ids=["named", "unnamed", "by-group"])
+def test_the_same_bits(restless, states, options):
+    assert terrace.torch.elementwise(Lion, states=states) is Lion
+    in_backward = "step_in_backward" in options
+    recipe = Recipe(kind=Lion, options=(("lr", 1e-3), ("with_last", True)), accumulation=1 if in_backward else 2,
+                    clip=not in_backward)
+    model, optimizer = compare(recipe, restless, **options)
+    for parameter in model.parameters():
+        for key in ("exp_avg", "last"):
+            assert type(optimizer.state[parameter][key]).__name__ == "OffloadedTensor"
+
+
+@pytest.mark.parametrize("options", [{}, {"step_in_backward": True}, {"what": "gradients"}], ids=str)
+def test_parameters_that_a_step_replaces(restless, options):
+    terrace.torch.elementwise(Replacing)
+    in_backward = "step_in_backward" in options
+    compare(Recipe(kind=Replacing, accumulation=1 if in_backward else 2, clip=not in_backward), restless, **options)
+
+
+def test_room_is_made_for_the_states_that_are_named(roomy):
+    for states, names in (((), 0), (["exp_avg"], 1)):
+        model = torch.nn.Linear(64, 64)
+        terrace.torch.elementwise(Lion, states=states)
+        terrace.torch.offload(model, Lion(model.parameters()), client=roomy)
+        assert sum("exp_avg" in name for name in roomy.tensors()) == names
+        del model
+
+
+def test_a_class_that_was_made_of_one(roomy):
+    """It is known by what it is made of, until it has a step of its own."""
+    class Hasty(Lion):
+        pass
+
+    class Other(Lion):
+        def step(self, closure=None):
+            raise AssertionError("is not run")
+
+    terrace.torch.elementwise(Lion, states=["exp_avg"])
+    compare(Recipe(kind=Hasty), roomy)
+    model, _ = build(Recipe())
+    with pytest.raises(terrace.InvalidArgument, match=r"Other is not known .*Lion.* declared with .*elementwise\(\)"):
+        terrace.torch.offload(model, Other(model.parameters()), client=roomy)
+
+
+def test_a_closure_and_a_checkpoint(roomy):
+    terrace.torch.elementwise(Lion, states=["exp_avg"])
+
+    def run(model, optimizer):
+        torch.manual_seed(7)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(model, 1)
+            loss.backward()
+            return loss
+
+        return [optimizer.step(closure).item() for _ in range(3)]
+
+    plain, ours = build(Recipe(kind=Lion)), build(Recipe(kind=Lion))
+    terrace.torch.offload(*ours, client=roomy, tensor_bytes_min=1)
+    assert run(*plain) == run(*ours)
+    ours[1].load_state_dict(plain[1].state_dict())
+    assert_same(weights(ours[0]), weights(plain[0]))
+    wanted = plain[1].state_dict()["state"]
+    for number, state in ours[1].state_dict()["state"].items():
+        assert all(torch.equal(state[key].clone(), wanted[number][key]) for key in ("exp_avg", "steps"))
+
+
+def test_a_step_that_writes_to_its_group(roomy):
+    terrace.torch.elementwise(Counting)
+    model, optimizer = build(Recipe(kind=Counting))
+    terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
+    loss_of(model, 1).backward()
+    with pytest.raises(terrace.FailedPrecondition, match="Counting wrote 'count' to its parameter group.*self.state"):
+        optimizer.step()
+    assert roomy.leased_bytes == 0
+
+
+class Stepless(torch.optim.Optimizer):
+    pass
+
+
+@pytest.mark.parametrize("kind, said", [
+    (torch.optim.Muon, "PyTorch's Muon, which does not treat every element by itself"),
+    (torch.optim.LBFGS, "PyTorch's LBFGS, which does not"),
+    (torch.optim.AdamW, "PyTorch's AdamW, which is known already"), (Stepless, r"Stepless has no step\(\)")])
+def test_what_cannot_be_declared(kind, said):
+    with pytest.raises(terrace.InvalidArgument, match=f"terrace.torch.elementwise: .*{said}"):
+        terrace.torch.elementwise(kind)
+
+
+def test_what_is_no_class_and_no_names():
+    with pytest.raises(TypeError, match="elementwise: <class 'torch.nn.modules.linear.Linear'> is no class of"):
+        terrace.torch.elementwise(torch.nn.Linear)
+    with pytest.raises(TypeError, match="elementwise: 3 is no class of"):
+        terrace.torch.elementwise(3)
+    for wrong in ("exp_avg", [3], 3):
+        with pytest.raises(TypeError, match="states is .*; it is a list of names"):
+            terrace.torch.elementwise(Lion, states=wrong)
