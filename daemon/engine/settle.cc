@@ -111,6 +111,7 @@ void EngineImpl::settle_word(Session& session, Slot slot) {
   if (!known || (word.dirty && !planted(Plant::kRestartForgetsDirty))) tensor.valid = bit(level);
   const bool leased = known && word.state == shm::State::kResident && member.maps_segments;
   if (leased) {
+    if (tensor.torn) shm::tear(member.table.word(slot), tensor.incarnation);
     shm::want(member.table.word(slot), false);
     shm::lend(member.table.word(slot), is_shown_where_gone(session, tensor));
     return;

@@ -43,6 +43,7 @@ def catalog():
     yield "twice-tensor", bytes([0, 0, 5, 0, 1, 0, 0, 0, 0, 0]) + struct.pack("<H", 63)
     yield "failed-next-number-0", base64.b64decode(
         "DgkAAAAAAAAAAQAAAAAAAFVwdQAAAAAACwAAAQEAUDAAWwkwBgAAAAEAAAAEAAAAAAQAdQAAAAAAAAAeAAAe")
+    yield "failed-torn-while-leased", base64.b64decode("/wAFAAE9BAcFAAUAAT0EB////wAFAAE9BAf/////////")
 
 
 def submit(operation, count=0, mode=0, place=0, timeout=200, records=b"", field=None):

@@ -93,6 +93,24 @@ TEST_F(Settle, AWriteOverGrpcEndsWithTheCallAndIsTorn) {
   EXPECT_EQ(harness_.read(remote, broken), 3u);
 }
 
+// Of a trainer's word only its leases are believed.
+TEST_F(Settle, AWordThatDeniesATearIsTornAgain) {
+  const Handle torn = harness_.create(*client_, "torn", kMiB);
+  harness_.write(*client_, torn, 1);
+  for (const shm::Mode mode : {shm::Mode::kOverwrite, shm::Mode::kRead})
+    ASSERT_TRUE(harness_.acquire(*client_, kDevice, mode, {torn}));
+  harness_.abandon(*client_, torn);
+  shm::Word word = client_->table.load(torn.slot);
+  ASSERT_TRUE(word.torn && word.leased());
+  word.torn = false;
+  client_->slots[index(torn.slot)].word.store(word.packed());
+  restart();
+  EXPECT_TRUE(client_->table.load(torn.slot).torn);
+  const auto refused = harness_.read(*client_, torn);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("'torn' is torn"));
+}
+
 TEST_F(Settle, ATensorThatNobodyWasToldOfMayBeGoneByThen) {
   unanswered(CreateTensors{{spec_of("gone", kMiB), spec_of("leased", kMiB)}});
   const Handle gone{Slot{0}, 1};
