@@ -28,13 +28,13 @@ rehearsal::Traffic fewest(const workload::Bound& bound) {
           .block_bytes = {bound.block.fewest_in_bytes, bound.block.fewest_out_bytes}};
 }
 
-Json tiers(const Plan& plan) {
+Json tiers_of(const Plan& plan) {
   const workload::Node node = workload::whole(plan.node);
   return {{"hbm", node.hbm_bytes * plan.ranks}, {"dram", size(node.host_bytes)}, {"nvme", size(node.block_bytes)}};
 }
 
 // Empty where the figures are the bound's.
-Json classes(const Plan& plan) {
+Json classes_of(const Plan& plan) {
   Json list = Json::array();
   if (plan.own.outlook->source == forecast::Source::kBound) return list;
   for (std::size_t index = 0; index < workload::kClassNames.size(); ++index) {
@@ -81,7 +81,7 @@ Json point(const Plan& plan, const Point& point) {
   return json;
 }
 
-Json drives(const Plan& plan) {
+Json drives_of(const Plan& plan) {
   if (!plan.own.wear) return nullptr;
   const auto maybe = [](const std::optional<std::uint64_t>& number) { return number ? Json(*number) : Json(); };
   return {{"count", plan.drives.count},
@@ -141,14 +141,14 @@ nlohmann::ordered_json to_json(const Plan& plan) {
           {"parameters", plan.recipe.model.parameters()},
           {"peak_bytes", plan.peak_bytes * plan.ranks},
           {"trainers_own_bytes", plan.made.kept_bytes * plan.ranks},
-          {"tiers", tiers(plan)},
-          {"classes", classes(plan)},
+          {"tiers", tiers_of(plan)},
+          {"classes", classes_of(plan)},
           {"step", point(plan, plan.own)},
           {"busy_us", busy(plan)},
           {"limit", name(busiest(*plan.own.outlook, plan.node).what)},
           {"curve", curve},
           {"sentences", dram_sentences(plan)},
-          {"drives", drives(plan)}};
+          {"drives", drives_of(plan)}};
 }
 
 Result<void> draw_plan(const Plan& plan, const std::string& file, const std::string& python) {

@@ -14,7 +14,7 @@
 namespace terrace::engine {
 namespace {
 
-constexpr std::uint32_t kNone = UINT32_MAX;
+constexpr std::uint32_t kNobody = UINT32_MAX;
 constexpr std::uint8_t kUsesMax = 3;     // counted
 constexpr std::size_t kSmallOneIn = 10;  // part of the copies that the small queue may have
 constexpr std::size_t kGhostsPerCopy = 2;
@@ -52,7 +52,7 @@ class S3FifoPolicy final : public Policy {
     const bool small_first = count_[kSmall] * kSmallOneIn >= count_[kSmall] + count_[kMain];
     for (std::uint8_t uses = 0; uses <= kUsesMax; ++uses)
       for (const Queue queue : {small_first ? kSmall : kMain, small_first ? kMain : kSmall})
-        for (std::uint32_t at = uses == 0 ? next_[queue] : first_[queue]; at != kNone;) {
+        for (std::uint32_t at = uses == 0 ? next_[queue] : first_[queue]; at != kNobody;) {
           const std::uint32_t next = entries_[at].next;  // `take` may make the slot leave
           if (rounds(entries_[at]) == uses && !take(Slot{at})) return;
           at = next;
@@ -62,8 +62,8 @@ class S3FifoPolicy final : public Policy {
  private:
   enum Queue : std::uint8_t { kSmall, kMain, kNowhere };
   struct Entry {
-    std::uint32_t next = kNone;
-    std::uint32_t before = kNone;
+    std::uint32_t next = kNobody;
+    std::uint32_t before = kNobody;
     std::uint64_t ghost = 0;  // number of its leaving, while it is remembered
     Queue queue = kNowhere;
     std::uint8_t uses = 0;
@@ -79,7 +79,7 @@ class S3FifoPolicy final : public Policy {
 
   // From here on. Uses only ever come, except to those that go to an end: so that no entry is looked at twice.
   void find_next(Queue queue, std::uint32_t at) {
-    while (at != kNone && rounds(entries_[at]) != 0) at = entries_[at].next;
+    while (at != kNobody && rounds(entries_[at]) != 0) at = entries_[at].next;
     next_[queue] = at;
   }
 
@@ -111,10 +111,10 @@ class S3FifoPolicy final : public Policy {
     Entry& entry = entries_[at];
     entry.queue = queue;
     entry.before = last_[queue];
-    entry.next = kNone;
-    (last_[queue] == kNone ? first_[queue] : entries_[last_[queue]].next) = at;
+    entry.next = kNobody;
+    (last_[queue] == kNobody ? first_[queue] : entries_[last_[queue]].next) = at;
     last_[queue] = at;
-    if (next_[queue] == kNone) find_next(queue, at);
+    if (next_[queue] == kNobody) find_next(queue, at);
     ++count_[queue];
   }
 
@@ -122,16 +122,16 @@ class S3FifoPolicy final : public Policy {
     Entry& entry = entries_[index(slot)];
     const Queue queue = entry.queue;
     if (next_[queue] == static_cast<std::uint32_t>(slot)) find_next(queue, entry.next);
-    (entry.before == kNone ? first_[queue] : entries_[entry.before].next) = entry.next;
-    (entry.next == kNone ? last_[queue] : entries_[entry.next].before) = entry.before;
+    (entry.before == kNobody ? first_[queue] : entries_[entry.before].next) = entry.next;
+    (entry.next == kNobody ? last_[queue] : entries_[entry.next].before) = entry.before;
     entry.queue = kNowhere;
     --count_[queue];
   }
 
   std::vector<Entry> entries_;
-  std::array<std::uint32_t, 2> first_{kNone, kNone};
-  std::array<std::uint32_t, 2> last_{kNone, kNone};
-  std::array<std::uint32_t, 2> next_{kNone, kNone};  // the first that has no uses to its credit
+  std::array<std::uint32_t, 2> first_{kNobody, kNobody};
+  std::array<std::uint32_t, 2> last_{kNobody, kNobody};
+  std::array<std::uint32_t, 2> next_{kNobody, kNobody};  // the first that has no uses to its credit
   std::array<std::size_t, 2> count_{};
   std::size_t most_ = 0;  // copies there ever were at once
   std::deque<std::pair<Slot, std::uint64_t>> ghosts_;

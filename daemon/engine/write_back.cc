@@ -9,7 +9,7 @@
 namespace terrace::engine {
 namespace {
 
-constexpr std::uint32_t kLooksMax = 1024;    // tensors of a session that are looked at in one go
+constexpr std::uint32_t kWalkedMax = 1024;   // tensors of a session that are looked at in one go
 constexpr std::uint32_t kWriteBacksMax = 4;  // begun and not done, of a session
 constexpr int kPeriodsAfterFailure = 50;     // until the next look: what failed once most likely does so again
 
@@ -34,7 +34,7 @@ void EngineImpl::look_for_write_backs() {
 // Until the end of the round, unless memory for it is on its way: then from there on the next time.
 void EngineImpl::go_round(Session& session) {
   if (session.life != Session::Life::kOpen) return;
-  for (std::uint32_t looks = 0; looks < kLooksMax && session.hand < session.tensors.size(); ++looks, ++session.hand)
+  for (std::uint32_t looks = 0; looks < kWalkedMax && session.hand < session.tensors.size(); ++looks, ++session.hand)
     if (session.cleanings >= kWriteBacksMax || !write_back(session, Slot{session.hand})) return;
 }
 

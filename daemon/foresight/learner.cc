@@ -8,7 +8,7 @@
 namespace terrace::foresight {
 namespace {
 
-constexpr std::uint32_t kNone = UINT32_MAX;
+constexpr std::uint32_t kNever = UINT32_MAX;
 constexpr std::size_t kLongUses = 200'000;  // of a step: then the horizon is shorter
 constexpr std::size_t kHorizonMax = 16;     // steps
 constexpr std::uint32_t kSlotsMax = 1u << 24;
@@ -29,7 +29,7 @@ std::optional<Plan> Learner::observe(const Observation& seen) {
     return std::nullopt;
   } else if (seen.kind == Observation::Kind::kUsed) {
     used(seen);
-  } else if (index(seen.slot) < last_use_.size() && last_use_[index(seen.slot)] != kNone) {
+  } else if (index(seen.slot) < last_use_.size() && last_use_[index(seen.slot)] != kNever) {
     uses_[last_use_[index(seen.slot)]].dies = true;
   }
   return std::nullopt;
@@ -67,7 +67,7 @@ void Learner::used(const Observation& seen) {
   if (seen.waited > before) waited_ += seen.waited - before;
   if (seen.waited > Duration::zero()) waited_until_ = std::max(waited_until_, seen.at);
   if (uses_.size() >= kUsesMax) return missed();
-  if (index(seen.slot) >= last_use_.size()) last_use_.resize(index(seen.slot) + 1, kNone);
+  if (index(seen.slot) >= last_use_.size()) last_use_.resize(index(seen.slot) + 1, kNever);
   last_use_[index(seen.slot)] = static_cast<std::uint32_t>(uses_.size());
   std::int64_t at = (seen.at - step_began_ - waited_).count();
   if (!uses_.empty()) at = std::max(at, uses_.back().at_ns);

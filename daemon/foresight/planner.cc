@@ -11,7 +11,6 @@
 namespace terrace::foresight {
 namespace {
 
-constexpr std::uint32_t kNone = UINT32_MAX;
 constexpr int kRoundsMax = 3;
 constexpr std::int64_t kStretchOneIn = 50;  // waits of less than this part of the step do not make a new plan
 constexpr std::int64_t kNotYet = std::numeric_limits<std::int64_t>::max();

@@ -11,7 +11,6 @@
 namespace terrace::foresight {
 namespace {
 
-constexpr std::uint32_t kNone = UINT32_MAX;
 constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr int kTriesMax = 64;  // candidates that are looked at for one victim
 

@@ -14,6 +14,9 @@
 
 namespace terrace::foresight {
 
+// No use, no write.
+constexpr std::uint32_t kNone = UINT32_MAX;
+
 // How fast bytes move one way between a tier and the one below.
 struct LinkPace {
   double bytes_per_s = 0;  // 0: there is none

@@ -7,6 +7,7 @@
 
 #include "front/grpc_authenticate.h"
 #include "front/grpc_convert.h"
+#include "front/grpc_refused.h"
 
 namespace terrace::front {
 namespace {
@@ -58,20 +59,13 @@ class ReadCall final : public grpc::ServerWriteReactor<v1::ReadResponse> {
   v1::ReadResponse response_;
 };
 
-// A call that failed before it began.
-class Refused final : public grpc::ServerWriteReactor<v1::ReadResponse> {
- public:
-  explicit Refused(const Error& error) { Finish(to_grpc(error)); }
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
 grpc::ServerWriteReactor<v1::ReadResponse>* start_read(const StreamSettings& settings,
                                                        grpc::CallbackServerContext& context,
                                                        const v1::ReadRequest& request) {
   const auto session = authenticate(settings.gateway, settings.peers, context, request.token());
-  if (!session) return new Refused(session.error());
+  if (!session) return new Refused<v1::ReadResponse>(session.error());
   auto* call = new ReadCall(settings, *session, Handle::unpack(request.tensor()));
   call->start(settings, context, request);
   return call;

@@ -4,18 +4,9 @@
 #include <utility>
 
 #include "front/grpc_authenticate.h"
-#include "front/grpc_convert.h"
+#include "front/grpc_refused.h"
 
 namespace terrace::front {
-namespace {
-
-class Refused final : public grpc::ServerWriteReactor<v1::WatchResponse> {
- public:
-  explicit Refused(const Error& error) { Finish(to_grpc(error)); }
-  void OnDone() override { delete this; }
-};
-
-}  // namespace
 
 void Watches::add(WatchCall* call) {
   bool ended = false;
@@ -43,7 +34,7 @@ grpc::ServerWriteReactor<v1::WatchResponse>* WatchCall::start(Gateway& gateway, 
                                                               Watches& watches, grpc::CallbackServerContext& context,
                                                               std::string_view token) {
   const auto session = authenticate(gateway, peers, context, token);
-  if (!session) return new Refused(session.error());
+  if (!session) return new Refused<v1::WatchResponse>(session.error());
   auto* call = new WatchCall(gateway, watches);
   call->watcher_ = gateway.watch([call](const engine::Pressure& pressure) { call->event(pressure); });
   call->watching_ = true;

@@ -17,8 +17,8 @@ namespace terrace::front {
 namespace {
 
 constexpr Duration kLookPeriod = std::chrono::milliseconds(20);
-constexpr Duration kPatienceAfresh = std::chrono::seconds(2);
-constexpr Duration kPatience = std::chrono::seconds(60);  // then it is said once more, and waited on
+constexpr Duration kBlockPatienceAfresh = std::chrono::seconds(2);
+constexpr Duration kBlockPatience = std::chrono::seconds(60);  // then it is said once more, and waited on
 
 constexpr const char* kServing = "STATUS=serving";
 constexpr const char* kServingWithout =
@@ -33,7 +33,7 @@ Result<void> Host::expect_block(bool goes_on) {
   node_.options.former_at_work = node_.block && !node_.block->owned();
   if (!node_.options.former_at_work) return {};
   if (!goes_on) {
-    const Time end = now() + kPatienceAfresh;
+    const Time end = now() + kBlockPatienceAfresh;
     while (!node_.block->held_by_the_living() && now() < end) {
       const auto taken = node_.block->take();
       if (!taken) return std::unexpected(taken.error());
@@ -73,7 +73,7 @@ void Host::look_for_block() {
     block_awaited_->trouble = taken.error().message;
     spdlog::error("the block tier is not served: {}", taken.error().message);
   }
-  if (waited >= kPatience && !std::exchange(block_awaited_->told, true))
+  if (waited >= kBlockPatience && !std::exchange(block_awaited_->told, true))
     spdlog::error(
         "the block tier has not been served for {} s: {} holds its files; its disk does not answer, or "
         "another daemon uses them; this one goes on waiting for them",

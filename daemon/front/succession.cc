@@ -29,7 +29,7 @@
 namespace terrace::front {
 namespace {
 
-constexpr std::chrono::seconds kPatience{8};
+constexpr std::chrono::seconds kCommandPatience{8};
 constexpr std::size_t kAnswerBytesMax = 16 * 1024;
 constexpr int kCatalogNumber = 3;  // what the catalog is open as in the program that is asked
 
@@ -206,13 +206,13 @@ Result<std::string> ask_successor(std::vector<std::string> command, const Fd& ca
   const auto pid = spawn(command, catalog.get(), out.get());
   out.reset();
   if (!pid) return std::unexpected(pid.error());
-  const auto limit = std::chrono::steady_clock::now() + kPatience;
+  const auto limit = std::chrono::steady_clock::now() + kCommandPatience;
   auto said = read_all(answer, limit);
   if (!said) kill(-*pid, SIGKILL);
   const int status = status_of(*pid, limit);
   if (!said)
     return fail(ErrorCode::kDeadlineExceeded,
-                fmt::format("{} did not answer within {} s", command[0], kPatience.count()));
+                fmt::format("{} did not answer within {} s", command[0], kCommandPatience.count()));
   while (said->ends_with('\n')) said->pop_back();
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
     if (said->starts_with(kGoesOn)) return said->substr(kGoesOn.size());

@@ -15,8 +15,6 @@ namespace {
 
 constexpr std::uint64_t kVersion = 1;
 
-std::unexpected<Error> refuse(std::string message) { return fail(ErrorCode::kInvalidArgument, std::move(message)); }
-
 // Takes the lines of a file one after another. Errors are without the line's number.
 class Reading {
  public:

@@ -19,8 +19,6 @@ using nlohmann::json;
 // What "us" is counted in.
 constexpr double kNanosecondsPerMicrosecond = 1000;
 
-std::unexpected<Error> refuse(std::string message) { return fail(ErrorCode::kInvalidArgument, std::move(message)); }
-
 std::string_view type_name(const json& value) {
   switch (value.type()) {
     case json::value_t::null:

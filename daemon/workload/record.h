@@ -16,6 +16,10 @@
 
 namespace terrace::workload {
 
+inline std::unexpected<Error> refuse(std::string message) {
+  return fail(ErrorCode::kInvalidArgument, std::move(message));
+}
+
 // Every error is an InvalidArgument that says what is wrong with the line and what would be right.
 class Record {
  public:

@@ -15,7 +15,7 @@
 namespace terrace::bench {
 namespace {
 
-struct Arguments {
+struct CalibrateArguments {
   std::string device = "1GiB";
   std::string memory = "4GiB";
   std::string block = "16GiB";
@@ -30,7 +30,7 @@ Result<void> take_capacity(const char* option, const std::string& text, std::uin
 }
 
 // What the file says of tiers: nothing is measured with it.
-Result<workload::Node> capacities(const Arguments& arguments) {
+Result<workload::Node> capacities(const CalibrateArguments& arguments) {
   workload::Node node;
   for (const auto& [option, text, bytes] : {std::tuple("--device", &arguments.device, &node.hbm_bytes),
                                             std::tuple("--memory", &arguments.memory, &node.host_bytes),
@@ -50,7 +50,7 @@ Result<void> write(const workload::Node& node, const std::string& block_path, co
               output + " cannot be written; name a file in a folder that can be written to");
 }
 
-int calibrate_into(const Arguments& arguments, CommandOptions& options) {
+int calibrate_into(const CalibrateArguments& arguments, CommandOptions& options) {
   const auto tiers = capacities(arguments);
   if (!tiers) return refuse(tiers.error());
   const auto settings = options.settings(kCalibrationDiskBytes);
@@ -67,7 +67,7 @@ int calibrate_into(const Arguments& arguments, CommandOptions& options) {
 }  // namespace
 
 int calibrate_command(int argc, char** argv) {
-  Arguments arguments;
+  CalibrateArguments arguments;
   CLI::App app(
       "Measures this machine's links through a daemon of its own, and writes a node file: a configuration with link "
       "speeds, for terrace-sim --node, terracectl plan --node, terrace-bench replay --node, and the daemon.",

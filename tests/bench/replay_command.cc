@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t kFirstCompared = 3;
 constexpr std::uint64_t kDiskSpareBytes = 64 << 20;
 
-struct Arguments {
+struct ReplayArguments {
   std::string workload;
   std::string like = "g10";
   std::string node;
@@ -39,7 +39,7 @@ double quotient(const ReplayedStep& step) {
   return milliseconds(step.predicted.makespan) / milliseconds(step.measured.makespan);
 }
 
-nlohmann::ordered_json heading(const Arguments& arguments, const Replay& replay) {
+nlohmann::ordered_json heading(const ReplayArguments& arguments, const Replay& replay) {
   return {{"workload", replay.workload.name},
           {"like", arguments.like},
           {"policy", arguments.policy},
@@ -47,7 +47,7 @@ nlohmann::ordered_json heading(const Arguments& arguments, const Replay& replay)
           {"time_scale", arguments.time_scale}};
 }
 
-void print_json(const Arguments& arguments, const Replay& replay, const std::vector<ReplayedStep>& steps,
+void print_json(const ReplayArguments& arguments, const Replay& replay, const std::vector<ReplayedStep>& steps,
                 const workload::Bound& bound) {
   for (const ReplayedStep& step : steps) {
     nlohmann::ordered_json line = heading(arguments, replay);
@@ -89,7 +89,7 @@ void print_table(const Replay& replay, const std::vector<ReplayedStep>& steps, c
 }
 
 // The workload and the node on which it runs: the tiers of the node that it is like, the links of this machine.
-Result<Replay> prepared(const workload::Node& here, Arguments& arguments) {
+Result<Replay> prepared(const workload::Node& here, ReplayArguments& arguments) {
   const auto like = workload::load_node(arguments.like);
   if (!like) return std::unexpected(like.error());
   auto workload = workload::load(arguments.workload, &*like);
@@ -114,7 +114,7 @@ Result<Replay> prepared(const workload::Node& here, Arguments& arguments) {
   return replay;
 }
 
-int run(Arguments& arguments, CommandOptions& options) {
+int run(ReplayArguments& arguments, CommandOptions& options) {
   auto settings = options.settings(kCalibrationDiskBytes);
   if (!settings) return refuse(settings.error());
   const auto here = arguments.node.empty() ? calibrate(Bench(*settings)) : workload::load_node(arguments.node);
@@ -133,7 +133,7 @@ int run(Arguments& arguments, CommandOptions& options) {
 }  // namespace
 
 int replay_command(int argc, char** argv) {
-  Arguments arguments;
+  ReplayArguments arguments;
   CLI::App app(
       "Runs a workload on a live daemon of its own with real bytes, checks what it reads, and compares the makespans "
       "with those of the same steps in virtual time.",

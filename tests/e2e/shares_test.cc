@@ -36,7 +36,7 @@ Tensor find(Client& client, const std::string& name) {
   return found ? found->front() : Tensor();
 }
 
-void write(Client& client, const Tensor& tensor, std::uint64_t version, Place place = Place::host()) {
+void overwrite(Client& client, const Tensor& tensor, std::uint64_t version, Place place = Place::host()) {
   Result<Lease> lease = client.acquire(tensor, {.place = place, .mode = Mode::kOverwrite});
   ASSERT_TRUE(lease.has_value()) << lease.error().message;
   fill(lease->writable_bytes(), tensor.handle(), version);
@@ -68,7 +68,7 @@ TEST(Shares, AreReadByOtherProcessesAndHeldOnce) {
   Client writer = open(terraced, Use::kCreate);
   const Result<Tensor> layer = writer.create({.name = "layer", .dtype = DType::kFloat32, .shape = {3, 1000, 100}});
   ASSERT_TRUE(layer.has_value()) << layer.error().message;
-  write(writer, *layer, 1);
+  overwrite(writer, *layer, 1);
   std::array<std::unique_ptr<Process>, 2> readers;
   for (auto& reader : readers)
     reader = std::make_unique<Process>([&] {
@@ -91,7 +91,7 @@ TEST(Shares, AreMappedReadOnlyByWhoReads) {
   Client writer = open(terraced, Use::kCreate);
   const Result<Tensor> layer = writer.create({.name = "layer", .bytes = kMiB});
   ASSERT_TRUE(layer.has_value());
-  write(writer, *layer, 1);
+  overwrite(writer, *layer, 1);
   Process scribbler([&] {
     Result<Client> client = Client::connect(part(terraced.data_socket(), Use::kRead));
     if (!client) return 1;
@@ -114,8 +114,8 @@ TEST(Shares, OutliveWhoCreatedThemAndTellOfATornTensor) {
     const Result<Tensor> whole = client->create({.name = "whole", .bytes = kMiB});
     const Result<Tensor> torn = client->create({.name = "torn", .bytes = kMiB});
     if (!whole || !torn) return 2;
-    write(*client, *whole, 1);
-    write(*client, *torn, 1);
+    overwrite(*client, *whole, 1);
+    overwrite(*client, *torn, 1);
     const Result<Lease> held = client->acquire(*torn, {.mode = Mode::kWrite});
     if (!held || !ready.say()) return 3;
     ::pause();
@@ -134,7 +134,7 @@ TEST(Shares, OutliveWhoCreatedThemAndTellOfATornTensor) {
   EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition);
   EXPECT_THAT(refused.error().message, HasSubstr("torn"));
   EXPECT_EQ(first_difference(read->bytes(), whole.handle(), 1), read->bytes().size()) << "its lease stands";
-  write(heir, torn, 2);
+  overwrite(heir, torn, 2);
   EXPECT_TRUE(holds(heir, torn, 2));
   EXPECT_TRUE(holds(heir, whole, 1));
 }
@@ -145,7 +145,7 @@ TEST(Shares, EndWithTheirLastSession) {
     Client creator = open(terraced, Use::kCreate);
     const Result<Tensor> layer = creator.create({.name = "layer", .bytes = kMiB});
     ASSERT_TRUE(layer.has_value());
-    write(creator, *layer, 1);
+    overwrite(creator, *layer, 1);
     const Client reader = open(terraced, Use::kRead);
     creator.close();
     EXPECT_EQ(Client::connect(part(terraced.data_socket(), Use::kCreate)).error().code, ErrorCode::kAlreadyExists);
@@ -181,7 +181,7 @@ TEST(Shares, GoOnOverTheDaemonsDeaths) {
   Client writer = open(terraced, Use::kCreate);
   const Result<Tensor> layer = writer.create({.name = "layer", .bytes = kMiB / 2});
   ASSERT_TRUE(layer.has_value()) << layer.error().message;
-  write(writer, *layer, 1);
+  overwrite(writer, *layer, 1);
   const Pipe ready;
   std::array<std::unique_ptr<Process>, 2> readers;
   for (auto& reader : readers)
@@ -207,7 +207,7 @@ TEST(Shares, GoOnOverTheDaemonsDeaths) {
   ASSERT_TRUE(ready.hear() && ready.hear());
   for (std::uint64_t version = 2; version <= kVersions; ++version) {
     const std::uint64_t reconnects = writer.reconnects();
-    write(writer, *layer, version);
+    overwrite(writer, *layer, version);
     if (version % 20 == 10) {
       ASSERT_TRUE(terraced.replace(SIGKILL)) << terraced.log();
       ASSERT_TRUE(eventually([&] { return writer.reconnects() > reconnects; }));

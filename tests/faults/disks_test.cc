@@ -25,8 +25,8 @@ using e2e::kMiB;
 using e2e::Terraced;
 
 constexpr std::uint64_t kDiskBytes = 96 * kMiB;
-constexpr std::uint64_t kTierMib = 64;
-constexpr std::uint64_t kTensors = 6;
+constexpr std::uint64_t kDiskTierMib = 64;
+constexpr std::uint64_t kDiskTensors = 6;
 
 // An ext4 on a loop device, whose backing file lies sparse in a file system of its own, of memory. Mounted where this
 // process and its children alone see it.
@@ -137,11 +137,11 @@ void expect_no_room(Client& client, const Tensor& tensor) {
 TEST(Disk, ThatFillsUpCostsNoBytes) {
   const LoopDisk disk;
   if (!disk.trouble().empty()) GTEST_SKIP() << disk.trouble();
-  const Terraced terraced({.block_mib = kTierMib, .block_path = disk.file()});
+  const Terraced terraced({.block_mib = kDiskTierMib, .block_path = disk.file()});
   const LogOfFailure log(terraced);
   Client client = terraced.connect();
-  const std::vector<Tensor> safe = create(client, "safe", kTensors);
-  const std::vector<Tensor> tensors = create(client, "t", kTensors);
+  const std::vector<Tensor> safe = create(client, "safe", kDiskTensors);
+  const std::vector<Tensor> tensors = create(client, "t", kDiskTensors);
   for (const Tensor& tensor : safe) write(client, tensor, 1);
   ASSERT_TRUE(client.swap_out(safe).has_value());
   for (const Tensor& tensor : tensors) write(client, tensor, 1);
@@ -150,10 +150,10 @@ TEST(Disk, ThatFillsUpCostsNoBytes) {
   for (const Tensor& tensor : tensors) expect_content(client, tensor, 1);
   for (const Tensor& tensor : safe) expect_content(client, tensor, 1);  // the disk can still be read
   const nlohmann::json tier = block_tier(terraced);
-  EXPECT_GE(count_of(tier, "io_errors"), kTensors) << tier;
+  EXPECT_GE(count_of(tier, "io_errors"), kDiskTensors) << tier;
   EXPECT_GT(count_of(tier, "retired_bytes"), 0u) << tier;
   EXPECT_TRUE(terraced.connect().mark_step().has_value()) << "new sessions too";
-  figure(25, "a loop device that filled up refused " + std::to_string(kTensors) +
+  figure(25, "a loop device that filled up refused " + std::to_string(kDiskTensors) +
                  " write-backs: " + std::to_string(count_of(tier, "io_errors")) + " errors counted, " +
                  std::to_string(count_of(tier, "retired_bytes") / kMiB) + " MiB retired, every source kept");
 }
@@ -161,10 +161,10 @@ TEST(Disk, ThatFillsUpCostsNoBytes) {
 TEST(Disk, ThatLosesWhatWasWrittenIsFoundOut) {
   const LoopDisk disk;
   if (!disk.trouble().empty()) GTEST_SKIP() << disk.trouble();
-  const Terraced terraced({.block_mib = kTierMib, .block_path = disk.file()});
+  const Terraced terraced({.block_mib = kDiskTierMib, .block_path = disk.file()});
   const LogOfFailure log(terraced);
   Client client = terraced.connect();
-  const std::vector<Tensor> tensors = create(client, "t", kTensors);
+  const std::vector<Tensor> tensors = create(client, "t", kDiskTensors);
   const Tensor above = create(client, "above", 1).front();
   for (const Tensor& tensor : tensors) write(client, tensor, 1);
   write(client, above, 1);
@@ -176,34 +176,34 @@ TEST(Disk, ThatLosesWhatWasWrittenIsFoundOut) {
   ASSERT_TRUE(client.swap_out(tensors).has_value());
   for (const Tensor& tensor : tensors) expect_content(client, tensor, 2);
   const nlohmann::json tier = block_tier(terraced);
-  EXPECT_EQ(count_of(tier, "checksum_failures"), kTensors) << tier;
+  EXPECT_EQ(count_of(tier, "checksum_failures"), kDiskTensors) << tier;
   EXPECT_EQ(count_of(tier, "retired_bytes"), 0u) << "the disk takes and gives again: " << tier;
   EXPECT_TRUE(terraced.serves_on());
-  figure(26, std::to_string(kTensors) + " of " + std::to_string(kTensors) +
+  figure(26, std::to_string(kDiskTensors) + " of " + std::to_string(kDiskTensors) +
                  " tensors that a loop device lost reported DATA_LOSS; rewritten, they were right");
 }
 
 TEST(Disk, WhereFilesMayNotGrowAsFarCostsNoBytes) {
-  const Terraced terraced({.block_mib = kTierMib});
+  const Terraced terraced({.block_mib = kDiskTierMib});
   const LogOfFailure log(terraced);
   Client client = terraced.connect();
-  const std::vector<Tensor> tensors = create(client, "t", kTensors);
+  const std::vector<Tensor> tensors = create(client, "t", kDiskTensors);
   for (const Tensor& tensor : tensors) write(client, tensor, 1);
   const rlimit none{.rlim_cur = 0, .rlim_max = RLIM_INFINITY};
   ASSERT_EQ(::prlimit(terraced.pid(), RLIMIT_FSIZE, &none, nullptr), 0);
   for (const Tensor& tensor : tensors) expect_no_room(client, tensor);
   for (const Tensor& tensor : tensors) expect_content(client, tensor, 1);
-  EXPECT_GE(count_of(block_tier(terraced), "io_errors"), kTensors);
+  EXPECT_GE(count_of(block_tier(terraced), "io_errors"), kDiskTensors);
   const rlimit lifted{.rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY};
   ASSERT_EQ(::prlimit(terraced.pid(), RLIMIT_FSIZE, &lifted, nullptr), 0);
   EXPECT_TRUE(terraced.serves_on());
 }
 
 TEST(Disk, WhoseFileIsCutShortSaysSo) {
-  const Terraced terraced({.block_mib = kTierMib});
+  const Terraced terraced({.block_mib = kDiskTierMib});
   const LogOfFailure log(terraced);
   Client client = terraced.connect();
-  const std::vector<Tensor> tensors = create(client, "t", kTensors);
+  const std::vector<Tensor> tensors = create(client, "t", kDiskTensors);
   for (const Tensor& tensor : tensors) write(client, tensor, 1);
   ASSERT_TRUE(client.swap_out(tensors).has_value());
   ASSERT_EQ(::truncate(terraced.block_file().c_str(), 0), 0);

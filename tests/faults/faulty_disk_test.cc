@@ -22,17 +22,19 @@ using e2e::first_difference;
 using e2e::kMiB;
 using e2e::Terraced;
 
-constexpr std::uint64_t kTierMib = 64;
-constexpr std::uint64_t kTensors = 6;
+constexpr std::uint64_t kFaultyTierMib = 64;
+constexpr std::uint64_t kFaultyTensors = 6;
 
 class FaultyDisks : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!disk_.trouble().empty()) GTEST_SKIP() << disk_.trouble();
-    terraced_.emplace(e2e::TerracedOptions{.block_mib = kTierMib, .supervised = true, .block_path = disk_.file()});
+    terraced_.emplace(
+        e2e::TerracedOptions{.block_mib = kFaultyTierMib, .supervised = true, .block_path = disk_.file()});
     client_.emplace(terraced_->connect());
     std::vector<TensorSpec> specs;
-    for (std::uint64_t i = 0; i < kTensors; ++i) specs.push_back({.name = "t" + std::to_string(i), .bytes = kMiB});
+    for (std::uint64_t i = 0; i < kFaultyTensors; ++i)
+      specs.push_back({.name = "t" + std::to_string(i), .bytes = kMiB});
     tensors_ = client_->create(specs).value();
     for (const Tensor& tensor : tensors_) write(tensor, 1);
   }
@@ -87,7 +89,7 @@ class FaultyDisks : public ::testing::Test {
   // Tensors of content 7, until memory has no room for another.
   std::vector<Tensor> fill_memory() {
     std::vector<Tensor> fresh;
-    for (std::uint64_t i = 0; i < kTierMib / 2; ++i) {
+    for (std::uint64_t i = 0; i < kFaultyTierMib / 2; ++i) {
       const Tensor tensor = client_->create({.name = "fresh" + std::to_string(i), .bytes = kMiB}).value();
       const Result<Lease> lease = client_->acquire(tensor, {.mode = Mode::kOverwrite, .timeout = 300ms});
       if (!lease) return fresh;
@@ -98,7 +100,7 @@ class FaultyDisks : public ::testing::Test {
     return fresh;
   }
 
-  FaultyDisk disk_{(kTierMib + 8) * kMiB};
+  FaultyDisk disk_{(kFaultyTierMib + 8) * kMiB};
   std::optional<Terraced> terraced_;
   std::optional<Client> client_;
   std::vector<Tensor> tensors_;
@@ -119,13 +121,13 @@ TEST_F(FaultyDisks, ReadErrorsLoseThatTensorAloneAndRetireItsRegion) {
   EXPECT_EQ(count_of(tier, "io_errors"), kHarmed) << tier;
   EXPECT_EQ(count_of(tier, "checksum_failures"), 0u) << tier;
   EXPECT_GT(count_of(tier, "retired_bytes"), 0u) << tier;
-  for (std::size_t i = kHarmed; i < kTensors; ++i) expect_content(tensors_[i], 1);
+  for (std::size_t i = kHarmed; i < kFaultyTensors; ++i) expect_content(tensors_[i], 1);
   for (std::size_t i = 0; i < kHarmed; ++i) {
     EXPECT_EQ(failure_of(tensors_[i]), ErrorCode::kDataLoss) << "until it is written again";
     write(tensors_[i], 2);
   }
   ASSERT_TRUE(client_->swap_out(tensors_).has_value());
-  for (std::size_t i = 0; i < kTensors; ++i) expect_content(tensors_[i], i < kHarmed ? 2 : 1);
+  for (std::size_t i = 0; i < kFaultyTensors; ++i) expect_content(tensors_[i], i < kHarmed ? 2 : 1);
   figure(24, "one EIO was read over; " + std::to_string(kHarmed) + " tensors whose reads failed twice: DATA_LOSS, " +
                  std::to_string(count_of(tier, "retired_bytes") / kMiB) + " MiB retired, the others whole");
 }
@@ -139,12 +141,12 @@ TEST_F(FaultyDisks, WriteErrorsKeepTheSource) {
   }
   for (const Tensor& tensor : tensors_) expect_content(tensor, 1);
   const nlohmann::json tier = block_tier(*terraced_);
-  EXPECT_GE(count_of(tier, "io_errors"), kTensors) << tier;
+  EXPECT_GE(count_of(tier, "io_errors"), kFaultyTensors) << tier;
   EXPECT_GT(count_of(tier, "retired_bytes"), 0u) << tier;
   disk_.set(Fault::kNone);
   ASSERT_TRUE(client_->swap_out(tensors_).has_value());
   for (const Tensor& tensor : tensors_) expect_content(tensor, 1);
-  figure(25, std::to_string(kTensors) + " writes failed with EIO: " +
+  figure(25, std::to_string(kFaultyTensors) + " writes failed with EIO: " +
                  std::to_string(count_of(tier, "retired_bytes") / kMiB) + " MiB retired, every source kept");
 }
 
@@ -157,7 +159,7 @@ TEST_F(FaultyDisks, LiesAreFoundOutEveryOne) {
   const std::uint64_t rounds = times(8, 2000);
   for (std::uint64_t round = 0; round < rounds && !HasFailure(); ++round) {
     for (const Fault fault : {Fault::kWriteLost, Fault::kWriteTorn, Fault::kWriteMisdirected, Fault::kBitFlipped}) {
-      const Tensor& tensor = tensors_[random() % kTensors];
+      const Tensor& tensor = tensors_[random() % kFaultyTensors];
       const std::uint64_t version = 2 * round + 2;
       write(tensor, version);
       disk_.set(fault);
@@ -189,7 +191,7 @@ TEST_F(FaultyDisks, ARegionThatKeepsNothingIsRetiredOnceItWasTried) {
   write(harmed, 3);
   ASSERT_TRUE(client_->swap_out(tensors_).has_value());
   expect_content(harmed, 3);
-  for (std::size_t i = 1; i < kTensors; ++i) expect_content(tensors_[i], 1);
+  for (std::size_t i = 1; i < kFaultyTensors; ++i) expect_content(tensors_[i], 1);
 }
 
 TEST_F(FaultyDisks, AHangHoldsUpWhoNeedsTheDiskAndNobodyElse) {

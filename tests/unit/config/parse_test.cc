@@ -35,7 +35,7 @@ std::string error_of(std::string_view text) {
 std::string block_tier(std::string_view more) {
   return "[[tier]]\nkind = \"block\"\ncapacity = \"2TiB\"\n" + std::string(more);
 }
-std::string memory_tier(std::string_view more) {
+std::string memory_tier_with(std::string_view more) {
   return "[[tier]]\nkind = \"memory\"\ncapacity = \"64GiB\"\n" + std::string(more);
 }
 
@@ -193,7 +193,7 @@ colour = "blue"
 }
 
 TEST(Parse, AnUnknownKeyGetsTheNearestOne) {
-  EXPECT_THAT(error_of(memory_tier("huge_page = \"auto\"")),
+  EXPECT_THAT(error_of(memory_tier_with("huge_page = \"auto\"")),
               AllOf(StartsWith("t.toml:4: tier[0].huge_page: "), HasSubstr("\"huge_pages\"")));
   EXPECT_THAT(error_of("metric_adress = \"\""), HasSubstr("\"metrics_address\""));
   EXPECT_THAT(error_of("[socket]\ndata = \"/x\""), AllOf(StartsWith("t.toml:1: socket: "), HasSubstr("\"sockets\"")));
@@ -231,13 +231,13 @@ TEST(Parse, CapacitiesThatAreNone) {
 }
 
 TEST(Parse, ValuesOutOfRange) {
-  EXPECT_THAT(error_of(memory_tier("high_mark = 0")), HasSubstr("tier[0].high_mark: is 0"));
-  EXPECT_THAT(error_of(memory_tier("high_mark = 1.1")), HasSubstr("at most 1"));
-  EXPECT_THAT(error_of(memory_tier("high_mark = nan")), HasSubstr("at most 1"));
-  EXPECT_THAT(error_of(memory_tier("high_mark = \"0.9\"")), HasSubstr("without quotes"));
-  EXPECT_THAT(error_of(memory_tier("numa_node = -1")), HasSubstr("\"auto\""));
-  EXPECT_THAT(error_of(memory_tier("numa_node = \"first\"")), HasSubstr("\"auto\""));
-  EXPECT_THAT(error_of(memory_tier("huge_pages = \"1GiB\"")), HasSubstr("\"2MiB\""));
+  EXPECT_THAT(error_of(memory_tier_with("high_mark = 0")), HasSubstr("tier[0].high_mark: is 0"));
+  EXPECT_THAT(error_of(memory_tier_with("high_mark = 1.1")), HasSubstr("at most 1"));
+  EXPECT_THAT(error_of(memory_tier_with("high_mark = nan")), HasSubstr("at most 1"));
+  EXPECT_THAT(error_of(memory_tier_with("high_mark = \"0.9\"")), HasSubstr("without quotes"));
+  EXPECT_THAT(error_of(memory_tier_with("numa_node = -1")), HasSubstr("\"auto\""));
+  EXPECT_THAT(error_of(memory_tier_with("numa_node = \"first\"")), HasSubstr("\"auto\""));
+  EXPECT_THAT(error_of(memory_tier_with("huge_pages = \"1GiB\"")), HasSubstr("\"2MiB\""));
   EXPECT_THAT(error_of("[limits]\nrequest_timeout_ms = 99999999999"), HasSubstr("from 1 to 86400000"));
   EXPECT_THAT(error_of("[limits]\nconnections_max = \"many\""), HasSubstr("whole number"));
   for (const char* address : {"9464", ":9464", "localhost:", "localhost:http"}) {
@@ -250,11 +250,12 @@ TEST(Parse, ValuesOutOfRange) {
 }
 
 TEST(Parse, KeysOfAnotherKind) {
-  EXPECT_THAT(error_of(memory_tier("paths = [\"/x\"]")), HasSubstr("tier[0].paths: is a key of block tiers"));
-  EXPECT_THAT(error_of(memory_tier("write_budget = \"1TB/day\"")), HasSubstr("write_budget: is a key of block tiers"));
-  EXPECT_THAT(error_of(memory_tier("device = \"emulated\"")), HasSubstr("is a key of device tiers"));
-  EXPECT_THAT(error_of(memory_tier("write_back = \"early\"")), HasSubstr("write_back: is a key of device tiers"));
-  EXPECT_THAT(error_of(memory_tier("take_back = \"wait\"")), HasSubstr("take_back: is a key of device tiers"));
+  EXPECT_THAT(error_of(memory_tier_with("paths = [\"/x\"]")), HasSubstr("tier[0].paths: is a key of block tiers"));
+  EXPECT_THAT(error_of(memory_tier_with("write_budget = \"1TB/day\"")),
+              HasSubstr("write_budget: is a key of block tiers"));
+  EXPECT_THAT(error_of(memory_tier_with("device = \"emulated\"")), HasSubstr("is a key of device tiers"));
+  EXPECT_THAT(error_of(memory_tier_with("write_back = \"early\"")), HasSubstr("write_back: is a key of device tiers"));
+  EXPECT_THAT(error_of(memory_tier_with("take_back = \"wait\"")), HasSubstr("take_back: is a key of device tiers"));
   EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\nnuma_node = 0")), HasSubstr("device and memory tiers"));
 }
 
@@ -280,7 +281,7 @@ TEST(Parse, AGpuIsWrittenBackEarly) {
     return "[[tier]]\nkind = \"device\"\ncapacity = \"2MiB\"\n" + keys;
   };
   const auto is_early = [&](const std::string& keys) {
-    return parse_here(device(keys) + memory_tier("")).value().tiers[0].writes_back_early();
+    return parse_here(device(keys) + memory_tier_with("")).value().tiers[0].writes_back_early();
   };
   EXPECT_TRUE(is_early("device = \"cuda:0\"\n"));
   EXPECT_FALSE(is_early("device = \"emulated\"\n")) << "its memory outlives the daemon";
@@ -297,10 +298,11 @@ TEST(Parse, AGpuIsWrittenBackEarly) {
 }
 
 TEST(Parse, TiersStandFastestFirst) {
-  EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\n") + memory_tier("")),
+  EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\n") + memory_tier_with("")),
               AllOf(HasSubstr("t.toml:5: tier[1]"), HasSubstr("device, memory, block")));
   EXPECT_THAT(error_of(block_tier("paths = [\"/x\"]\n") + block_tier("paths = [\"/y\"]")), HasSubstr("stripe"));
-  EXPECT_THAT(error_of(memory_tier("") + memory_tier("")), HasSubstr("t.toml:4: tier[1]: is a second memory tier"));
+  EXPECT_THAT(error_of(memory_tier_with("") + memory_tier_with("")),
+              HasSubstr("t.toml:4: tier[1]: is a second memory tier"));
   const std::string gpu = "[[tier]]\nkind = \"device\"\ncapacity = \"80%\"\ndevice = \"cuda:0\"\n";
   EXPECT_THAT(error_of(gpu + gpu), HasSubstr("tier[1].device: is cuda:0 again"));
   for (const char* device : {"cuda", "cuda:", "cuda:x", "cuda:1x", "gpu0", ""}) {
@@ -308,7 +310,7 @@ TEST(Parse, TiersStandFastestFirst) {
                 HasSubstr("\"cuda:N\""));
   }
   std::string many;
-  for (std::size_t i = 0; i <= kTiersMax; ++i) many += memory_tier("");
+  for (std::size_t i = 0; i <= kTiersMax; ++i) many += memory_tier_with("");
   EXPECT_THAT(error_of(many), HasSubstr("at most 16"));
 }
 

@@ -8,8 +8,8 @@
 namespace terrace::engine {
 namespace {
 
-constexpr Duration kPeriod = std::chrono::milliseconds(100);
-const TierId kDeviceTier{0};
+constexpr Duration kCleanPeriod = std::chrono::milliseconds(100);
+const TierId kFirstTier{0};
 
 // Two sessions whose part of the device is full of what is dirty, and a link that takes one at a time: what the first
 // one has cleaned is under way, what the other has waits its turn behind it.
@@ -18,7 +18,7 @@ class BusyLink : public ::testing::Test {
   static Options options(bool writes_back_early = true) {
     Options options = three_tiers(8 * kMiB);
     options.tiers[0].write_back_early = writes_back_early;
-    options.write_back_period = kPeriod;
+    options.write_back_period = kCleanPeriod;
     options.transfers_in_flight_max = 1;
     return options;
   }
@@ -32,7 +32,7 @@ class BusyLink : public ::testing::Test {
   void SetUp() override { fill_the_link(); }
   void fill_the_link() {
     for (int each = 0; each < 8; ++each) {  // for a segment of memory, each waits for the next look
-      node_.advance(node_.now + kPeriod);
+      node_.advance(node_.now + kCleanPeriod);
       node_.complete_orders();
     }
     ASSERT_EQ(node_.transfers.size(), 1U);
@@ -135,10 +135,10 @@ TEST_F(BusyLink, WhatIsLeasedForWritingIsNotWrittenBackMeanwhile) {
   node_.fill(other_, dirty_[1], 8);
   node_.release(other_, dirty_[1], shm::Mode::kWrite);
   node_.settle();
-  node_.advance(node_.now + kPeriod);
+  node_.advance(node_.now + kCleanPeriod);
   EXPECT_EQ(node_.transfers.size(), 1U) << "but afterwards";
   node_.settle();
-  node_.engine->tier_failed(node_.now, kDeviceTier, {ErrorCode::kUnavailable, "cuda:0 is lost", 0});
+  node_.engine->tier_failed(node_.now, kFirstTier, {ErrorCode::kUnavailable, "cuda:0 is lost", 0});
   node_.drain();
   EXPECT_EQ(node_.read(other_, dirty_[1], kHost), 8U);
 }
@@ -188,7 +188,7 @@ TEST_F(BusyLinkOfHints, WhoNeedsOneOfThemGoesBeforeAllOfThem) {
 }
 
 TEST_F(BusyLink, OfADeviceThatFailedNoneIsHandedDown) {
-  node_.engine->tier_failed(node_.now, kDeviceTier, {ErrorCode::kUnavailable, "cuda:0 is lost", 0});
+  node_.engine->tier_failed(node_.now, kFirstTier, {ErrorCode::kUnavailable, "cuda:0 is lost", 0});
   node_.drain();
   EXPECT_EQ(queued(mover::LinkKind::kDeviceToHost), 0U);
 }
@@ -197,7 +197,7 @@ TEST(BusyLinks, WhoComesForTheMemoryOfACopyGoesBeforeIt) {
   Harness::Client newcomer(8);
   Options options = three_tiers(4 * kMiB);
   options.tiers[0].write_back_early = true;
-  options.write_back_period = kPeriod;
+  options.write_back_period = kCleanPeriod;
   options.transfers_in_flight_max = 1;
   OpenSession open;
   open.guarantees = {{kDevice, 2 * kMiB}, {kHost, 4 * kMiB}};
@@ -207,7 +207,7 @@ TEST(BusyLinks, WhoComesForTheMemoryOfACopyGoesBeforeIt) {
   for (const char* name : {"a", "b", "c", "d"}) tensors.push_back(node.create(client, name, kMiB));
   for (const Handle tensor : tensors) node.write(client, tensor, 7);
   for (int each = 0; each < 4; ++each) {
-    node.advance(node.now + kPeriod);
+    node.advance(node.now + kCleanPeriod);
     node.complete_orders();
   }
   ASSERT_EQ(node.transfers.size(), 1U);
@@ -230,14 +230,14 @@ TEST(BusyDrives, HaveBackInTheirBudgetWhatIsNotWrittenAfterAll) {
   options.tiers.erase(options.tiers.begin() + 1);
   options.tiers[0].write_back_early = true;
   options.tiers[1].write_budget_bytes_per_day = 24 * kGiB;
-  options.write_back_period = kPeriod;
+  options.write_back_period = kCleanPeriod;
   options.transfers_in_flight_max = 1;
   Harness node(options);
   Harness::Client& client = *node.open();
   std::vector<Handle> tensors;
   for (const char* name : {"a", "b"}) tensors.push_back(node.create(client, name, kMiB));
   for (const Handle tensor : tensors) node.write(client, tensor, 1);
-  node.advance(node.now + kPeriod);
+  node.advance(node.now + kCleanPeriod);
   ASSERT_EQ(node.transfers.size(), 1U);
   const auto left = [&] { return node.status().tiers[1].write_budget_left_bytes; };
   const std::int64_t before = left();

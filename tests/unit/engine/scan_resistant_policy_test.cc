@@ -11,7 +11,7 @@
 namespace terrace::engine {
 namespace {
 
-constexpr std::size_t kCopies = 32;
+constexpr std::size_t kLoopCopies = 32;
 
 // A tier of equal copies under a policy.
 class Cache {
@@ -30,7 +30,7 @@ class Cache {
 
  private:
   void bring(std::uint32_t slot) {
-    if (copies_ == kCopies) {
+    if (copies_ == kLoopCopies) {
       std::optional<Slot> victim;
       policy_->offer_victims([&](Slot offered) {
         victim = offered;
@@ -67,34 +67,34 @@ double hits_of_loop(std::unique_ptr<Policy> policy, std::uint32_t tensors, int u
 
 TEST(ScanResistantPolicy, ALoopOfAnyLengthKeepsNearlyAllThatCanBeKept) {
   for (const std::uint32_t tensors : {33, 36, 48, 64, 128, 1024})
-    EXPECT_GE(hits_of_loop(make_scan_resistant_policy(), tensors, 1), 0.9 * kCopies / tensors) << tensors;
+    EXPECT_GE(hits_of_loop(make_scan_resistant_policy(), tensors, 1), 0.9 * kLoopCopies / tensors) << tensors;
 }
 
 TEST(ScanResistantPolicy, SoDoesOneThatUsesEachTensorMoreThanOnce) {
-  EXPECT_GE(hits_of_loop(make_scan_resistant_policy(), 48, 2), 0.9 * kCopies / 48);
-  EXPECT_GE(hits_of_loop(make_scan_resistant_policy(), 48, 5), 0.9 * kCopies / 48);
+  EXPECT_GE(hits_of_loop(make_scan_resistant_policy(), 48, 2), 0.9 * kLoopCopies / 48);
+  EXPECT_GE(hits_of_loop(make_scan_resistant_policy(), 48, 5), 0.9 * kLoopCopies / 48);
 }
 
 TEST(ScanResistantPolicy, AScanFlushesNothingThatIsUsed) {
   Cache cache(make_scan_resistant_policy());
   for (int round = 0; round < 4; ++round)
-    for (std::uint32_t tensor = 0; tensor < kCopies - 4; ++tensor) cache.use(tensor);
+    for (std::uint32_t tensor = 0; tensor < kLoopCopies - 4; ++tensor) cache.use(tensor);
   for (std::uint32_t scanned = 100; scanned < 1'100; ++scanned) cache.use(scanned);
   std::size_t kept = 0;
-  for (std::uint32_t tensor = 0; tensor < kCopies - 4; ++tensor) kept += cache.has(tensor) ? 1 : 0;
-  EXPECT_GE(kept, kCopies - 6);
+  for (std::uint32_t tensor = 0; tensor < kLoopCopies - 4; ++tensor) kept += cache.has(tensor) ? 1 : 0;
+  EXPECT_GE(kept, kLoopCopies - 6);
 }
 
 TEST(ScanResistantPolicy, WhatIsUsedNowTakesThePlaceOfWhatWas) {
   Cache cache(make_scan_resistant_policy());
   const auto use_all = [&](std::uint32_t first) {
     std::size_t hits = 0;
-    for (std::uint32_t tensor = first; tensor < first + kCopies - 4; ++tensor) hits += cache.use(tensor) ? 1 : 0;
+    for (std::uint32_t tensor = first; tensor < first + kLoopCopies - 4; ++tensor) hits += cache.use(tensor) ? 1 : 0;
     return hits;
   };
   for (int round = 0; round < 10; ++round) use_all(0);
   for (int round = 0; round < 3; ++round) use_all(100);
-  EXPECT_EQ(use_all(100), kCopies - 4) << "all of the new ones fit, and nobody uses the former ones";
+  EXPECT_EQ(use_all(100), kLoopCopies - 4) << "all of the new ones fit, and nobody uses the former ones";
 }
 
 TEST(ScanResistantPolicy, VictimsAreTheNewOnesThenTheLeastRecentlyUsed) {

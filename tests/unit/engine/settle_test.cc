@@ -99,7 +99,7 @@ TEST_F(Settle, AWordThatDeniesATearIsTornAgain) {
   harness_.write(*client_, torn, 1);
   for (const shm::Mode mode : {shm::Mode::kOverwrite, shm::Mode::kRead})
     ASSERT_TRUE(harness_.acquire(*client_, kDevice, mode, {torn}));
-  harness_.abandon(*client_, torn);
+  ASSERT_TRUE(harness_.ask(client_->id, Release{shm::Mode::kOverwrite, {torn}, true}));
   shm::Word word = client_->table.load(torn.slot);
   ASSERT_TRUE(word.torn && word.leased());
   word.torn = false;

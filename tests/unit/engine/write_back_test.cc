@@ -13,8 +13,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr Duration kPeriod = std::chrono::milliseconds(100);
-const TierId kDeviceTier{0};
-const Error kWhy{ErrorCode::kUnavailable, "cuda:0 is lost", 0};
+const TierId kUpperTier{0};
+const Error kWhyLost{ErrorCode::kUnavailable, "cuda:0 is lost", 0};
 
 constexpr std::uint64_t kBudgetEnough = 24 * kGiB;  // a day
 
@@ -36,7 +36,7 @@ class WriteBack : public ::testing::Test {
     return node_.transfers;
   }
   std::uint64_t lost_with_the_device() {
-    node_.engine->tier_failed(node_.now, kDeviceTier, kWhy);
+    node_.engine->tier_failed(node_.now, kUpperTier, kWhyLost);
     node_.drain();
     return node_.status().tiers[0].lost_tensors;
   }
@@ -186,7 +186,7 @@ TEST_F(WriteBack, WhatFailedIsTriedAgainMuchLater) {
   const Handle a = node_.create(client_, "a", kMiB);
   node_.write(client_, a, 7);
   ASSERT_EQ(look().size(), 1U);
-  node_.complete_transfer(0, Error{ErrorCode::kInternal, "a bad copy", 1}, kDeviceTier);
+  node_.complete_transfer(0, Error{ErrorCode::kInternal, "a bad copy", 1}, kUpperTier);
   EXPECT_THAT(node_.transfers, IsEmpty());
   node_.advance(node_.now + 10 * kPeriod);
   EXPECT_THAT(node_.transfers, IsEmpty());
@@ -216,7 +216,7 @@ TEST_F(WriteBack, WhatASuccessorFindsIsSafeToo) {
   node_.write(client, a, 7);
   ASSERT_EQ(look().size(), 1U);
   node_.settle();
-  const LostSegment first{client.space, kDeviceTier, {0, kSegment}, "it cannot be imported"};
+  const LostSegment first{client.space, kUpperTier, {0, kSegment}, "it cannot be imported"};
   node_.restart([] { return true; }, false, {&first, 1});
   node_.settle();
   EXPECT_EQ(node_.status().tiers[0].lost_tensors, 0U);

@@ -10,11 +10,11 @@
 namespace terrace::foresight {
 namespace {
 
-constexpr std::uint32_t kDevice = 1;
+constexpr std::uint32_t kPlace = 1;
 
 struct Watched {
   explicit Watched(std::uint64_t capacity_bytes = 100) {
-    machine.devices.push_back({kDevice, capacity_bytes, {1e9, 0}, {1e9, 0}});
+    machine.devices.push_back({kPlace, capacity_bytes, {1e9, 0}, {1e9, 0}});
     learner.emplace(machine);
   }
   Machine machine;
@@ -43,7 +43,7 @@ struct Watched {
     Observation seen;
     seen.kind = Observation::Kind::kUsed;
     seen.slot = Slot{slot};
-    seen.place = kDevice;
+    seen.place = kPlace;
     seen.bytes = bytes;
     seen.mode = mode;
     seen.at = now;
@@ -72,7 +72,7 @@ TEST(Learner, PlansTheFirstStepOfADeclaredKind) {
     Observation seen;
     seen.kind = Observation::Kind::kDeclared;
     seen.slot = Slot{slot};
-    seen.place = kDevice;
+    seen.place = kPlace;
     seen.bytes = 60;
     seen.first = first;
     seen.at = Time{at_ns};

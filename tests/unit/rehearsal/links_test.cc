@@ -11,17 +11,17 @@ namespace {
 using mover::LinkKind;
 using std::chrono::microseconds;
 
-constexpr std::uint64_t kSpeed = 1'000'000'000;
-constexpr std::uint64_t kBytes = 1'000'000;  // a millisecond
+constexpr std::uint64_t kLinkSpeed = 1'000'000'000;
+constexpr std::uint64_t kMoved = 1'000'000;  // a millisecond
 constexpr Time kBegin{1'000'000};
 constexpr Duration kLatency = microseconds(30);
 constexpr Duration kTolerance{100};
 
 workload::Node node(std::uint64_t both_bytes_per_s) {
   workload::Node node;
-  node.hbm = {.in_bytes_per_s = kSpeed, .out_bytes_per_s = kSpeed, .latency = kLatency};
+  node.hbm = {.in_bytes_per_s = kLinkSpeed, .out_bytes_per_s = kLinkSpeed, .latency = kLatency};
   node.hbm.both_bytes_per_s = both_bytes_per_s;
-  node.block = {.in_bytes_per_s = kSpeed, .out_bytes_per_s = kSpeed / 2};
+  node.block = {.in_bytes_per_s = kLinkSpeed, .out_bytes_per_s = kLinkSpeed / 2};
   return node;
 }
 
@@ -47,9 +47,9 @@ TEST_F(LinksTest, ADirectionTakesOneAfterTheOther) {
   const workload::Node speeds = node(0);
   Links links(speeds);
   EXPECT_EQ(links.next(), kNever);
-  start(links, LinkKind::kHostToDevice, kBytes);
-  start(links, LinkKind::kHostToDevice, kBytes);
-  start(links, LinkKind::kBlockWrite, kBytes);
+  start(links, LinkKind::kHostToDevice, kMoved);
+  start(links, LinkKind::kHostToDevice, kMoved);
+  start(links, LinkKind::kBlockWrite, kMoved);
   expect(links, 1, 1030);
   expect(links, 3, 2000);
   expect(links, 2, 2030);
@@ -57,36 +57,36 @@ TEST_F(LinksTest, ADirectionTakesOneAfterTheOther) {
 }
 
 TEST_F(LinksTest, DirectionsDoNotSlowEachOtherDownUnlessTheNodeSaysSo) {
-  for (const std::uint64_t both : {std::uint64_t{0}, 2 * kSpeed}) {
+  for (const std::uint64_t both : {std::uint64_t{0}, 2 * kLinkSpeed}) {
     const workload::Node speeds = node(both);
     Links links(speeds);
     last_ = 0;
-    start(links, LinkKind::kHostToDevice, kBytes);
-    start(links, LinkKind::kDeviceToHost, kBytes);
+    start(links, LinkKind::kHostToDevice, kMoved);
+    start(links, LinkKind::kDeviceToHost, kMoved);
     expect(links, 1, 1030);
     expect(links, 2, 1030);
   }
 }
 
 TEST_F(LinksTest, TwoDirectionsShareWhatTheyHaveTogether) {
-  const workload::Node speeds = node(kSpeed);
+  const workload::Node speeds = node(kLinkSpeed);
   Links links(speeds);
-  start(links, LinkKind::kHostToDevice, kBytes);
-  start(links, LinkKind::kDeviceToHost, 2 * kBytes);
-  start(links, LinkKind::kBlockRead, kBytes);
+  start(links, LinkKind::kHostToDevice, kMoved);
+  start(links, LinkKind::kDeviceToHost, 2 * kMoved);
+  start(links, LinkKind::kBlockRead, kMoved);
   expect(links, 3, 1000);  // another link
   expect(links, 1, 2030);  // at half the speed
   expect(links, 2, 3030);  // the second half of it alone
 }
 
 TEST_F(LinksTest, WhatComesLaterSlowsDownWhatIsUnderWay) {
-  const workload::Node speeds = node(kSpeed);
+  const workload::Node speeds = node(kLinkSpeed);
   Links links(speeds);
-  start(links, LinkKind::kHostToDevice, 2 * kBytes);
-  start(links, LinkKind::kDeviceToHost, kBytes, kBegin + microseconds(1000));
+  start(links, LinkKind::kHostToDevice, 2 * kMoved);
+  start(links, LinkKind::kDeviceToHost, kMoved, kBegin + microseconds(1000));
   expect(links, 1, 3030);
   expect(links, 2, 3030);
-  start(links, LinkKind::kDeviceToHost, kBytes, kBegin + microseconds(5000));
+  start(links, LinkKind::kDeviceToHost, kMoved, kBegin + microseconds(5000));
   expect(links, 3, 6030);
 }
 

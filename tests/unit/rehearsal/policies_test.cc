@@ -9,14 +9,14 @@
 namespace terrace::rehearsal {
 namespace {
 
-constexpr std::uint64_t kBytes = 4 * kMiB;
+constexpr std::uint64_t kTensorBytes = 4 * kMiB;
 constexpr std::uint32_t kFit = 256;  // of a loop's tensors, in HBM
 
 // Share of the uses in the fifth round that found their tensor there.
 double hits(PolicyKind policy, std::uint32_t tensors) {
   auto rehearsal = Rehearsal::create(
-      {.workload = loop(tensors, kBytes, std::chrono::microseconds(2'000), workload::Place::kHbm, false),
-       .node = node_of(kFit * kBytes, workload::kUnlimited, 0, 16'000'000'000),
+      {.workload = loop(tensors, kTensorBytes, std::chrono::microseconds(2'000), workload::Place::kHbm, false),
+       .node = node_of(kFit * kTensorBytes, workload::kUnlimited, 0, 16'000'000'000),
        .policy = policy});
   if (!rehearsal) {
     ADD_FAILURE() << rehearsal.error().message;
@@ -31,7 +31,7 @@ double hits(PolicyKind policy, std::uint32_t tensors) {
     }
     moved = report->traffic.hbm_bytes[0];
   }
-  return 1 - static_cast<double>(moved / kBytes) / tensors;
+  return 1 - static_cast<double>(moved / kTensorBytes) / tensors;
 }
 
 struct Loop {

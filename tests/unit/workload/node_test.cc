@@ -42,7 +42,7 @@ Result<Node> load_text(const std::string& text) {
   return node;
 }
 
-std::string error_of(const std::string& text) {
+std::string node_error_of(const std::string& text) {
   const Result<Node> node = load_text(text);
   EXPECT_FALSE(node) << text;
   if (node) return "";
@@ -141,17 +141,19 @@ TEST(Node, NeedsOnlyTheLinksItHas) {
 }
 
 TEST(Node, RefusesFilesThatDescribeNone) {
-  EXPECT_THAT(error_of(std::string(kMemory) + kLinks), HasSubstr("no device tier"));
-  EXPECT_THAT(error_of(std::string(kDevice) + kMemory),
+  EXPECT_THAT(node_error_of(std::string(kMemory) + kLinks), HasSubstr("no device tier"));
+  EXPECT_THAT(node_error_of(std::string(kDevice) + kMemory),
               AllOf(HasSubstr("links.host_to_device: is missing"), HasSubstr("links.device_to_host: is missing")));
-  EXPECT_THAT(error_of(std::string(kDevice) + kMemory + kBlock +
-                       "[links]\nhost_to_device = \"1GB/s\"\ndevice_to_host = \"1GB/s\"\nblock_read = \"1GB/s\"\n"),
-              HasSubstr("links.block_write: is missing"));
-  EXPECT_THAT(error_of(std::string("[[tier]]\nkind = \"device\"\ncapacity = \"80%\"\n")),
+  EXPECT_THAT(
+      node_error_of(std::string(kDevice) + kMemory + kBlock +
+                    "[links]\nhost_to_device = \"1GB/s\"\ndevice_to_host = \"1GB/s\"\nblock_read = \"1GB/s\"\n"),
+      HasSubstr("links.block_write: is missing"));
+  EXPECT_THAT(node_error_of(std::string("[[tier]]\nkind = \"device\"\ncapacity = \"80%\"\n")),
               HasSubstr(":3: tier[0].capacity: is a part of a machine"));
-  EXPECT_THAT(error_of(std::string(kDevice) + "[[tier]]\nkind = \"device\"\ncapacity = \"80GiB\"\n" + kMemory + kLinks),
-              HasSubstr("tier[1].capacity: differs"));
-  EXPECT_THAT(error_of("[[tier]]\nkind = \"device\"\n"), HasSubstr("tier[0].capacity: is missing"));
+  EXPECT_THAT(
+      node_error_of(std::string(kDevice) + "[[tier]]\nkind = \"device\"\ncapacity = \"80GiB\"\n" + kMemory + kLinks),
+      HasSubstr("tier[1].capacity: differs"));
+  EXPECT_THAT(node_error_of("[[tier]]\nkind = \"device\"\n"), HasSubstr("tier[0].capacity: is missing"));
 }
 
 TEST(Node, NamesTheNodesItKnows) {

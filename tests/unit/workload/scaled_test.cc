@@ -14,7 +14,7 @@
 namespace terrace::workload {
 namespace {
 
-Workload training() {
+Workload scaled_training() {
   Recipe recipe;
   recipe.model = *model("gpt2-1.5b");
   recipe.offload = {true, true, true, true, false};
@@ -22,7 +22,7 @@ Workload training() {
 }
 
 TEST(Scaled, SizesAreDividedAndTimesMultiplied) {
-  const Workload before = training();
+  const Workload before = scaled_training();
   const Workload after = scaled(before, {.bytes = 100, .time = 0.25});
   ASSERT_EQ(after.tensors.size(), before.tensors.size());
   for (std::size_t i = 0; i < after.tensors.size(); ++i) {
@@ -43,7 +43,7 @@ TEST(Scaled, SizesAreDividedAndTimesMultiplied) {
 }
 
 TEST(Scaled, TiersAreDividedAndWhatNeverFillsHoldsAllTensors) {
-  const Workload workload = scaled(training(), {.bytes = 64, .time = 1});
+  const Workload workload = scaled(scaled_training(), {.bytes = 64, .time = 1});
   std::uint64_t all = 0;
   for (const Tensor& tensor : workload.tensors) all += tensor.bytes;
   const Node node = scaled(*reference_node("g10"), {.bytes = 64, .time = 1}, workload);
