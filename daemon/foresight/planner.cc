@@ -182,6 +182,7 @@ class Planner {
                      .bytes = bytes_,
                      .in = device.in,
                      .out = device.out,
+                     .link_bound = spare_bytes_ > 0,
                      .lead_ns = machine_.lead_ns,
                      .lead_from_ns = window_ns_ - machine_.lead_ns,
                      .lead_until_ns = window_ns_ + plan_.period_ns + machine_.lead_ns};
@@ -244,6 +245,7 @@ class Planner {
                      .bytes = bytes_,
                      .in = machine_.memory.in,
                      .out = machine_.memory.out,
+                     .link_bound = spare_bytes_ > 0,
                      .lead_ns = machine_.lead_ns,
                      .lead_from_ns = window_ns_ - machine_.lead_ns,
                      .lead_until_ns = window_ns_ + plan_.period_ns + machine_.lead_ns};

@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr int kTriesMax = 64;  // candidates that are looked at for one victim
+// Where a link bounds the step, what is used in less than one in so many of the time to the farthest's next use stays.
+constexpr std::int64_t kNearOneIn = 20;
 
 struct Candidate {
   std::int64_t next_ns = 0;
@@ -165,8 +167,10 @@ class Sweep {
       candidates_.pop_back();
       if (!is_candidate(candidate, group)) continue;  // for good: its next use makes a new one
       ++tries;
-      gone = try_give_up(candidate, group, false);
+      const bool near = !passed.empty() && is_near(candidate, passed.front(), group);
+      gone = !near && try_give_up(candidate, group, false);
       if (!gone) passed.push_back(candidate);
+      if (near) break;
     }
     if (!gone && !passed.empty()) {
       gone = try_give_up(passed.front(), group, true);
@@ -177,6 +181,13 @@ class Sweep {
       std::push_heap(candidates_.begin(), candidates_.end());
     }
     return gone;
+  }
+
+  // Used so much sooner than the farthest that a link which is short of time had better not move it instead.
+  bool is_near(const Candidate& candidate, const Candidate& farthest, std::uint32_t group) const {
+    const std::int64_t end = begin_ns(groups_);
+    const auto away = [&](const Candidate& which) { return std::min(which.next_ns, end) - begin_ns(group); };
+    return input_.link_bound && away(candidate) < away(farthest) / kNearOneIn;
   }
 
   // `anyway`: although the links have no time for it.

@@ -42,6 +42,7 @@ struct SweepInput {
   std::span<const std::uint64_t> bytes;          // of each tensor
   LinkPace in;
   LinkPace out;
+  bool link_bound = false;   // a link is short of time: rather wait for it than have it move more
   std::int64_t lead_ns = 0;  // fetches may begin that much earlier than they must, where there is room;
   std::int64_t lead_from_ns = std::numeric_limits<std::int64_t>::min();   // it is looked for of those that must begin
   std::int64_t lead_until_ns = std::numeric_limits<std::int64_t>::max();  // then

@@ -76,6 +76,22 @@ TEST(Sweep, WhatHasNoTimeToComeBackIsNotWrittenDownEither) {
   EXPECT_EQ(result.outs[0].tensor, 0u);
 }
 
+TEST(Sweep, WhereALinkBoundsTheStepWhatIsUsedSoonIsNotMovedInPlaceOfTheFarthest) {
+  // As above; tensor 1 is used 13 times, and 28 times, as far ahead as tensor 0.
+  const auto first_out = [](std::uint32_t next_use_of_1, bool link_bound) {
+    Input input = input_of(150, 61, {written(0, 0), written(1, 2), passing(2, 3), read(0, 5), read(1, next_use_of_1)},
+                           {50, 100, 50});
+    input.link_bound = link_bound;
+    const auto result = sweep(input);
+    EXPECT_EQ(result.outs.size(), 1u);
+    EXPECT_EQ(result.delays.empty(), !result.given_up[1]) << "somebody waits for the farthest's way out";
+    return result.outs.at(0).tensor;
+  };
+  EXPECT_EQ(first_out(60, false), 0u);
+  EXPECT_EQ(first_out(30, true), 0u);
+  EXPECT_EQ(first_out(60, true), 1u);
+}
+
 TEST(Sweep, SaysWhatWillBeLate) {
   const auto result = sweep(input_of(100, 2, {written(0, 0), written(1, 1)}, {100, 100}));
   ASSERT_EQ(result.delays.size(), 1u);
