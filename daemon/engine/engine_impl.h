@@ -336,6 +336,7 @@ class EngineImpl final : public Engine {
   void step_over(Session& session);
   void lose_plan(Session& session);
   void tell_policies(Session& session);
+  bool is_hinted(const Session& session, Slot slot, std::size_t tier) const;
   bool expect_first_uses(Session& session);
   void forget_expectations(Session& session);
 

@@ -192,6 +192,12 @@ void EngineImpl::tell_policies(Session& session) {
   forget_expectations(session);
 }
 
+// A client asked for it there, and has not used it since.
+bool EngineImpl::is_hinted(const Session& session, Slot slot, std::size_t tier) const {
+  const Tensor& tensor = session.at(slot);
+  return tensor.hinted && tensor.published == tiers_[tier].level && at_tier(tensor, tier);
+}
+
 // A plan that has just come says of every tensor when it is used first. True: it is all told.
 bool EngineImpl::expect_first_uses(Session& session) {
   Foreseen& foreseen = session.foreseen;
@@ -207,6 +213,10 @@ bool EngineImpl::expect_first_uses(Session& session) {
     for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
       const auto& place = session.places[tier];
       if (place == nullptr) continue;
+      if (is_hinted(session, use.slot, tier)) {
+        place->policy->expect(use.slot, {foreseen.now_ns(), false});
+        continue;
+      }
       const bool first_plan = foreseen.fresh && tiers_[tier].place == use.place;
       Expectation known = place->policy->expected(use.slot);
       known.next_ns = foreseen.base_ns + use.at_ns;
@@ -225,8 +235,9 @@ void EngineImpl::forget_expectations(Session& session) {
   for (; foreseen.cleared < foreseen.told.size() && told < kToldMax && looks < kLooksMax; ++foreseen.cleared, ++looks) {
     if (foreseen.told[foreseen.cleared]) continue;
     const Slot slot{foreseen.cleared};
-    for (const auto& place : session.places) {
-      if (place == nullptr) continue;
+    for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+      const auto& place = session.places[tier];
+      if (place == nullptr || (foreseen.plan && is_hinted(session, slot, tier))) continue;
       const Expectation known = place->policy->expected(slot);
       // What it was told meanwhile still holds.
       if (known.next_ns == kUnforeseen ? !known.give_up : known.next_ns >= foreseen.now_ns() && foreseen.plan) continue;

@@ -86,6 +86,26 @@ TEST(Hints, WhatOneBroughtGoesForADemandAfterWhatIsUsedLater) {
   EXPECT_FALSE(planned.is_in_device(2)) << "and this in two seconds";
 }
 
+// Tensor 3 was asked for before a plan comes that uses these next.
+void demand_after_a_plan_of(const std::vector<std::uint32_t>& order) {
+  Planned planned;
+  planned.mark_step();
+  for (const std::uint32_t tensor : {0, 1, 2}) planned.read(tensor);
+  planned.mark_step();
+  planned.plan(planned.plan_of({0, 1, 2}));
+  ASSERT_TRUE(planned.harness.ask(planned.client.id, Prefetch{kDevice, {planned.tensors[3]}}));
+  ASSERT_TRUE(planned.is_in_device(3));
+  planned.mark_step();
+  planned.plan(planned.plan_of(order));
+  planned.read(4);
+  EXPECT_TRUE(planned.is_in_device(3)) << "it is to be used now";
+  EXPECT_FALSE(planned.is_in_device(2));
+}
+
+TEST(Hints, APlanThatComesDoesNotSayWhenTheyAreUsed) { demand_after_a_plan_of({0, 1, 2, 3}); }
+
+TEST(Hints, APlanThatComesAndDoesNotKnowThemDoesNotForgetThem) { demand_after_a_plan_of({0, 1, 2}); }
+
 TEST(Hints, AnEvictTakesBackWhatWaitsToBeBrought) {
   Planned planned(one_at_a_time());
   Harness& harness = planned.harness;
