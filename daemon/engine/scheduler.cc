@@ -13,6 +13,10 @@ namespace {
 // What a tenant of weight 1, and a session of any, may send in one turn of a link.
 constexpr std::uint64_t kTenantQuantumBytes = 16 * kMiB;
 constexpr std::uint64_t kSessionQuantumBytes = 4 * kMiB;
+// Where weights are far apart, turns are shorter for all, so that the heaviest's is not long; a lesser tenant's large
+// transfer then waits for more of them, of which there is a bound too.
+constexpr std::uint64_t kHeaviestQuantumBytes = 64 * kMiB;
+constexpr std::uint64_t kTenantQuantumBytesMin = 256 * kKiB;
 constexpr std::uint32_t kAlwaysInFlight = 2;
 
 std::size_t index(mover::Class urgency) { return static_cast<std::size_t>(urgency); }
@@ -57,6 +61,8 @@ Scheduler::Scheduler(const std::vector<mover::Link>& links, std::uint32_t in_fli
                      std::vector<std::uint32_t> weights)
     : in_flight_max_(in_flight_max), weights_(std::move(weights)) {
   TERRACE_CHECK(in_flight_max > 0);
+  const std::uint64_t heaviest = weights_.empty() ? 1 : std::max(*std::ranges::max_element(weights_), 1u);
+  unit_quantum_bytes_ = std::clamp(kHeaviestQuantumBytes / heaviest, kTenantQuantumBytesMin, kTenantQuantumBytes);
   for (const mover::Link& link : links) links_.push_back({.link = link});
   std::ranges::sort(links_, {}, &LinkQueue::link);
 }
@@ -159,7 +165,7 @@ std::uint64_t Scheduler::in_flight_bytes_max(const LinkQueue& queue) {
 }
 
 std::uint64_t Scheduler::quantum_bytes(const Tenant& tenant) const {
-  return kTenantQuantumBytes * weight_of(weights_, tenant);
+  return unit_quantum_bytes_ * weight_of(weights_, tenant);
 }
 
 std::uint64_t Scheduler::next_bytes(const SessionQueue& queue) const {

@@ -110,6 +110,7 @@ class Scheduler {
   std::map<TransferId, Waiting> waiting_;  // in the links' classes
   std::uint32_t in_flight_max_;
   std::vector<std::uint32_t> weights_;
+  std::uint64_t unit_quantum_bytes_ = 0;  // what a tenant of weight 1 may send in a turn
 };
 
 }  // namespace terrace::engine

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/bytes.h"
 #include "engine/policy.h"
 
@@ -89,6 +91,31 @@ TEST_F(Order, AHeavierTenantSendsSoManyTimesTheBytesOfALighterOne) {
     }
   }
   EXPECT_NEAR(static_cast<double>(bytes[0]) / kMiB, 100, 16 + 5) << "a quarter, but for a turn";
+}
+
+TEST_F(Order, AHeavyTenantHasItsShareInTurnsThatAreNotLong) {
+  Scheduler weighted({kRead}, 1, {1, 1, 100});
+  for (std::uint64_t i = 0; i < 1000; ++i) {
+    if (i < 20) weighted.push(one, kFirst, transfer(1 + i, mover::Class::kDemand, 1, kMiB));
+    weighted.push(two, kSecond, transfer(100 + i, mover::Class::kDemand, 9, kMiB));
+  }
+  std::uint64_t sent[2] = {0, 0};
+  std::uint64_t in_a_row = 0;
+  std::uint64_t longest = 0;
+  std::vector<mover::Transfer> out;
+  while (sent[1] < 900) {
+    out.clear();
+    weighted.dispatch(out);
+    for (const auto& down : out) {
+      const bool heavy = static_cast<std::uint64_t>(down.id) >= 100;
+      ++sent[heavy ? 1 : 0];
+      in_a_row = heavy ? in_a_row + 1 : 0;
+      longest = std::max(longest, in_a_row);
+      weighted.finished(down.link, down.bytes);
+    }
+  }
+  EXPECT_NEAR(static_cast<double>(sent[0]), 9, 1) << "a hundredth of the other's";
+  EXPECT_LE(longest, 2u * 64) << "MiB: two turns, since one of the lesser's is less than its transfer";
 }
 
 TEST_F(Order, SessionsOfATenantTakeTurnsByBytes) {
