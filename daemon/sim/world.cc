@@ -109,6 +109,7 @@ void World::act() {
   if (dice < 98) return unpin(index);
   if (dice < 99) return send(index, ListTensors{}, kNever);
   if (random_.one_in(12)) return end(index);
+  if (random_.one_in(3)) return declare(index);
   send(index, MarkStep{}, kNever);
 }
 
@@ -222,6 +223,20 @@ void World::foresee(const Trainer& trainer) {
                   plan.fetches.size()));
   node_.engine->plan(node_.now, trainer.client->id, std::make_shared<const foresight::Plan>(std::move(plan)));
   node_.drain();
+}
+
+// Of its next steps, now and then what nobody may say.
+void World::declare(std::size_t index) {
+  DeclareStep step{.kind = static_cast<std::uint32_t>(random_.below(4)),
+                   .position = static_cast<std::uint32_t>(random_.one_in(2) ? 0 : random_.below(6)),
+                   .sets = {}};
+  for (std::uint64_t left = random_.below(5); left > 0; --left) {
+    const auto mode = static_cast<shm::Mode>(random_.below(3));
+    const Duration compute = random_.one_in(20) ? std::chrono::hours(20) : Duration(random_.below(1'000'000));
+    step.sets.push_back({random_.one_in(20) ? static_cast<std::uint32_t>(random_.below(20)) : place(), mode, compute,
+                         some_tensors(trainers_[index])});
+  }
+  send(index, std::move(step), kNever);
 }
 
 void World::unpin(std::size_t index) {

@@ -102,6 +102,7 @@ class World {
   void end(std::size_t index);
   void create(std::size_t index);
   void foresee(const Trainer& trainer);
+  void declare(std::size_t index);
   void unpin(std::size_t index);
   void fast_lease(std::size_t index);
   Tensor* take_in_table(std::size_t index);
