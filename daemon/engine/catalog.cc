@@ -177,7 +177,7 @@ void EngineImpl::try_create(Session& session, Admission& admission) {
     if (home_level_ == Level::kBlock) {
       tensor.extents = bit(Level::kBlock);
       tensor.offset[index(Level::kBlock)] = homes.pieces[i][0].offset;
-      if (homes.pieces[i].size() > 1) tensor.pieces = std::make_unique<tier::Pieces>(homes.pieces[i]);
+      tensor.set_pieces(homes.pieces[i]);
       tensor.first_checksum = homes.checksums[i];
     } else {
       add_copy(session, slot, admission.tier, homes.offsets[i]);

@@ -36,7 +36,7 @@ tier::Location EngineImpl::location(const Session& session, const Tensor& tensor
     at.pieces.push(tensor.extent(level));
     return at;
   }
-  at.pieces = tensor.pieces != nullptr ? *tensor.pieces : tier::Pieces(tensor.extent(level));
+  at.pieces = tensor.pieces() != nullptr ? *tensor.pieces() : tier::Pieces(tensor.extent(level));
   at.first_checksum = tensor.first_checksum;
   return at;
 }
@@ -95,7 +95,8 @@ void EngineImpl::free_extent(Session& session, std::size_t tier, tier::Extent ex
 }
 
 void EngineImpl::free_home(Tensor& tensor) {
-  const tier::Pieces pieces = tensor.pieces != nullptr ? *tensor.pieces : tier::Pieces(tensor.extent(Level::kBlock));
+  const tier::Pieces pieces =
+      tensor.pieces() != nullptr ? *tensor.pieces() : tier::Pieces(tensor.extent(Level::kBlock));
   for (const tier::Extent& piece : pieces.span()) block_space_.free(piece);
   checksum_space_.free({tensor.first_checksum, tier::chunk_count(tensor.bytes)});
   tiers_[block_tier_].used_bytes -= tensor.extent_bytes();
@@ -111,14 +112,14 @@ void EngineImpl::retire_home(Tensor& tensor) {
     tensor.home_bad = true;
     return;
   }
-  const tier::Pieces bad = tensor.pieces != nullptr ? *tensor.pieces : tier::Pieces(tensor.extent(Level::kBlock));
+  const tier::Pieces bad = tensor.pieces() != nullptr ? *tensor.pieces() : tier::Pieces(tensor.extent(Level::kBlock));
   for (const tier::Extent& piece : bad.span()) {
     block_space_.free(piece);
     block_space_.retire(piece);
     retired_.push_back(piece);
   }
   tensor.offset[index(Level::kBlock)] = (*fresh)[0].offset;
-  tensor.pieces = fresh->size() > 1 ? std::make_unique<tier::Pieces>(*fresh) : nullptr;
+  tensor.set_pieces(*fresh);
 }
 
 // Nobody moves the tensor any more: settles it into a state in which the fast path may serve it.

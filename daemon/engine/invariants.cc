@@ -182,7 +182,7 @@ void EngineImpl::check_places(const Session& session) const {
       tier::Extent extent = tensor.extent(level);
       const auto flight = flights_.find(TransferId{tensor.transfer});
       if (tensor.activity == Activity::kSliding && flight != flights_.end() && flight->second.from == level) {
-        const tier::Extent target{tensor.slide->offset, extent.bytes};
+        const tier::Extent target{tensor.slide().offset, extent.bytes};
         if (target.end() > extent.offset && target.offset < extent.offset)
           extent = {target.offset, extent.end() - target.offset};
         else

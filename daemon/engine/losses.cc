@@ -72,8 +72,8 @@ bool EngineImpl::is_gone_at(const Session& session, const Tensor& tensor, std::u
 bool EngineImpl::is_gone(const Session& session, const Tensor& tensor) const {
   if (!tensor.has(Level::kDevice)) return false;
   if (is_gone_at(session, tensor, tensor.offset[index(Level::kDevice)])) return true;
-  return tensor.sliding == Level::kDevice && tensor.slide->bytes > 0 &&
-         is_gone_at(session, tensor, tensor.slide->offset);
+  return tensor.sliding == Level::kDevice && tensor.slide().bytes > 0 &&
+         is_gone_at(session, tensor, tensor.slide().offset);
 }
 
 bool EngineImpl::is_shown_where_gone(const Session& session, const Tensor& tensor) const {

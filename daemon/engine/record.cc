@@ -63,7 +63,7 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
   flag(tensor.forget, kForget);
   flag(tensor.home_bad, kHomeBad);
   flag(!tensor.idle(), kUnderWay);
-  flag(tensor.pieces != nullptr || tensor.sliding != Level::kNone || tensor.holder != SessionId{} ||
+  flag(tensor.pieces() != nullptr || tensor.sliding != Level::kNone || tensor.holder != SessionId{} ||
            tensor.pinner != SessionId{},
        kRare);
   return state;
@@ -71,14 +71,14 @@ TensorState EngineImpl::state_of(const Session& session, const Tensor& tensor) {
 
 TensorRarities EngineImpl::rarities_of(const Tensor& tensor) {
   TensorRarities rarities;
-  if (tensor.slide != nullptr) rarities.slide_offset = tensor.slide->offset;
-  if (tensor.slide != nullptr) rarities.slid_bytes = tensor.slide->bytes;
+  if (tensor.sliding != Level::kNone) rarities.slide_offset = tensor.slide().offset;
+  if (tensor.sliding != Level::kNone) rarities.slid_bytes = tensor.slide().bytes;
   rarities.holder = static_cast<std::uint32_t>(tensor.holder);
   rarities.pinner = static_cast<std::uint32_t>(tensor.pinner);
   rarities.sliding = static_cast<std::uint8_t>(tensor.sliding);
-  if (tensor.pieces == nullptr) return rarities;
-  rarities.piece_count = static_cast<std::uint8_t>(tensor.pieces->size());
-  std::ranges::copy(tensor.pieces->span(), rarities.pieces.begin());
+  if (tensor.pieces() == nullptr) return rarities;
+  rarities.piece_count = static_cast<std::uint8_t>(tensor.pieces()->size());
+  std::ranges::copy(tensor.pieces()->span(), rarities.pieces.begin());
   return rarities;
 }
 

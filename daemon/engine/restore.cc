@@ -279,8 +279,7 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
     const tier::Extent fresh{rare.slide_offset, std::min(tensor.extent_bytes(), apart)};
     if (!place.space.is_free(fresh)) return bad("its extent slid into another's");
     place.space.take(fresh);
-    tensor.sliding = level;
-    tensor.slide = std::make_unique<Slide>(rare.slide_offset, rare.slid_bytes);
+    tensor.begin_slide(level, {rare.slide_offset, rare.slid_bytes});
   }
   if ((was.extents & bit(Level::kBlock)) != 0)
     if (auto restored = restore_home(tensor, record); !restored) return bad(restored.error().message);
@@ -310,7 +309,7 @@ Result<void> EngineImpl::restore_home(Tensor& tensor, const TensorRecord& record
   if (pieces[0].offset != tensor.offset[index(Level::kBlock)]) return bad("its home is in two places");
   if (!checksum_space_.is_free(sums)) return bad("its checksums are another's, or lie outside their table");
   checksum_space_.take(sums);
-  if (pieces.size() > 1) tensor.pieces = std::make_unique<tier::Pieces>(pieces);
+  tensor.set_pieces(pieces);
   tensor.extents |= bit(Level::kBlock);
   tiers_[block_tier_].used_bytes += tensor.extent_bytes();
   return {};

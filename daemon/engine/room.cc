@@ -339,8 +339,7 @@ void EngineImpl::start_slide(Session& session, Slot slot, Level level, std::uint
   const tier::Extent old = tensor.extent(level);
   Place& place = place_of(session, tensor, level);
   place.space.take({new_offset, std::min(old.bytes, old.offset > new_offset ? old.offset - new_offset : old.bytes)});
-  tensor.sliding = level;
-  tensor.slide = std::make_unique<Slide>(new_offset);
+  tensor.begin_slide(level, {new_offset, 0});
   if (tensor.is_valid(level)) return slide_on(session, slot);
   slid(session, slot, {});  // nothing is written there: only the books change
 }
@@ -350,8 +349,8 @@ void EngineImpl::start_slide(Session& session, Slot slot, Level level, std::uint
 void EngineImpl::slide_on(Session& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
   const std::uint64_t old = tensor.offset[index(tensor.sliding)];
-  const std::uint64_t left = tensor.extent_bytes() - tensor.slide->bytes;
-  const std::uint64_t apart = old > tensor.slide->offset ? old - tensor.slide->offset : left;
+  const std::uint64_t left = tensor.extent_bytes() - tensor.slide().bytes;
+  const std::uint64_t apart = old > tensor.slide().offset ? old - tensor.slide().offset : left;
   start(session, slot,
         {.session = session.id,
          .slot = slot,

@@ -62,7 +62,7 @@ void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
     if (tensor.sliding == Level::kDevice && is_gone(session, tensor)) {
       lose_if_gone(session, Slot{at});
       slid(session, Slot{at}, {});  // only the books change
-    } else if (tensor.sliding == Level::kDevice && is_gone_at(session, tensor, tensor.slide->offset)) {
+    } else if (tensor.sliding == Level::kDevice && is_gone_at(session, tensor, tensor.slide().offset)) {
       slid(session, Slot{at}, fail(ErrorCode::kUnavailable, tiers_[tensor.device].loss));  // it stays where it is
     } else if (tensor.sliding != Level::kNone) {
       slide_on(session, Slot{at});

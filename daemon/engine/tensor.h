@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "base/bytes.h"
 #include "base/ids.h"
@@ -36,21 +37,26 @@ struct Slide {
   std::uint64_t bytes = 0;  // those of the first bytes that are there already
 };
 
+// What few tensors have.
+struct Rare {
+  std::optional<tier::Pieces> pieces;
+  std::optional<Slide> slide;
+};
+
 // What of it does not change is in the catalog alone: engine/facts.h.
 struct Tensor {
   std::uint64_t number = 0;                     // never used twice; 0: the slot is free
   std::uint64_t bytes = 0;                      // as asked for
   std::uint64_t version = 0;                    // of the bytes at home on the block tier
   std::array<std::uint64_t, kLevels> offset{};  // of each copy that has an extent (block: of the only piece)
-  std::unique_ptr<tier::Pieces> pieces;         // block: if there are several
-  std::uint64_t first_checksum = 0;             // block
-  std::unique_ptr<Slide> slide;                 // kSliding: of the copy at `sliding`
-  std::uint64_t admission = 0;                  // the admission that is bringing it somewhere; 0: none
-  std::uint64_t transfer = 0;                   // id of the transfer that touches it; 0: none
-  std::uint64_t mark = 0;                       // scratch of whoever walks a set
-  std::uint64_t awaited_by = 0;  // the admission that waits for leases of other members on it to end; 0: none
-  SessionId pinner{};            // of a share's, pinned: by whom
-  SessionId holder{};            // of a share's, published to this member alone, which may write; 0: to all members
+  std::unique_ptr<Rare> rare;
+  std::uint64_t first_checksum = 0;  // block
+  std::uint64_t admission = 0;       // the admission that is bringing it somewhere; 0: none
+  std::uint64_t transfer = 0;        // id of the transfer that touches it; 0: none
+  std::uint64_t mark = 0;            // scratch of whoever walks a set
+  std::uint64_t awaited_by = 0;      // the admission that waits for leases of other members on it to end; 0: none
+  SessionId pinner{};                // of a share's, pinned: by whom
+  SessionId holder{};                // of a share's, published to this member alone, which may write; 0: to all members
   std::uint32_t incarnation = 0;
   std::uint32_t wanted = 0;  // admissions that wait for its leases to end
   std::uint8_t device = 0;   // tier index of the device copy
@@ -77,10 +83,34 @@ struct Tensor {
   bool has(Level level) const { return (extents & bit(level)) != 0; }
   bool is_valid(Level level) const { return (valid & bit(level)) != 0; }
   bool idle() const { return activity == Activity::kIdle; }
+  // Of the block copy, if there are several.
+  const tier::Pieces* pieces() const { return rare != nullptr && rare->pieces ? &*rare->pieces : nullptr; }
+  void set_pieces(const tier::Pieces& home) {
+    if (home.size() > 1)
+      rarely().pieces = home;
+    else if (pieces() != nullptr)
+      rare->pieces.reset();
+  }
+  // Of the copy at `sliding`.
+  Slide& slide() const { return *rare->slide; }
+  void begin_slide(Level level, Slide slide) {
+    sliding = level;
+    rarely().slide = slide;
+  }
+  Slide end_slide() {
+    sliding = Level::kNone;
+    const Slide ended = slide();
+    rare->slide.reset();
+    return ended;
+  }
+  Rare& rarely() {
+    if (rare == nullptr) rare = std::make_unique<Rare>();
+    return *rare;
+  }
   // Of an extent that holds it.
   std::uint64_t extent_bytes() const { return align_up(bytes, kPageBytes); }
   tier::Extent extent(Level level) const { return {offset[index(level)], extent_bytes()}; }
 };
-static_assert(sizeof(Tensor) == 128, "two cache lines, of a million tensors");
+static_assert(sizeof(Tensor) == 120, "of a million tensors");
 
 }  // namespace terrace::engine

@@ -57,10 +57,10 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
   transfer.to = location(session, tensor, flight.to);
   transfer.from = flight.from == Level::kNone ? transfer.to : location(session, tensor, flight.from);
   if (flight.activity == Activity::kSliding) {
-    transfer.bytes = std::min(flight.step_bytes, tensor.bytes - tensor.slide->bytes);
+    transfer.bytes = std::min(flight.step_bytes, tensor.bytes - tensor.slide().bytes);
     const std::uint64_t old = tensor.offset[index(flight.from)];
-    transfer.from.pieces = tier::Pieces({old + tensor.slide->bytes, flight.step_bytes});
-    transfer.to.pieces = tier::Pieces({tensor.slide->offset + tensor.slide->bytes, flight.step_bytes});
+    transfer.from.pieces = tier::Pieces({old + tensor.slide().bytes, flight.step_bytes});
+    transfer.to.pieces = tier::Pieces({tensor.slide().offset + tensor.slide().bytes, flight.step_bytes});
   }
   if (flight.to == Level::kBlock) tensor.valid &= static_cast<std::uint8_t>(~bit(Level::kBlock));
   if (planted(Plant::kCleanBeforeCompletion) && flight.to == Level::kBlock) tensor.valid |= bit(flight.to);
@@ -123,8 +123,8 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
     case Activity::kEvicting:
       return evicted(session, flight, result);
     case Activity::kSliding:
-      tensor.slide->bytes += result ? flight.step_bytes : 0;
-      if (result && tensor.slide->bytes < tensor.extent_bytes()) return slide_on(session, flight.slot);
+      tensor.slide().bytes += result ? flight.step_bytes : 0;
+      if (result && tensor.slide().bytes < tensor.extent_bytes()) return slide_on(session, flight.slot);
       return slid(session, flight.slot, result);
     case Activity::kCleaning:
       if (!result && flight.to == home_level_)
@@ -215,17 +215,16 @@ void EngineImpl::slid(Session& session, Slot slot, const Result<void>& result) {
   const Level level = tensor.sliding;
   const std::size_t tier = tier_index(tensor, level);
   const tier::Extent old = tensor.extent(level);
-  const std::unique_ptr<Slide> slide = std::move(tensor.slide);
-  const tier::Extent fresh{slide->offset, old.bytes};
+  const Slide slide = tensor.end_slide();
+  const tier::Extent fresh{slide.offset, old.bytes};
   const bool overlaps = fresh.offset < old.offset && fresh.end() > old.offset;
-  tensor.sliding = Level::kNone;
   touch(session, slot);
   if (result) {
     tensor.offset[index(level)] = fresh.offset;
     free_extent(session, tier, overlaps ? tier::Extent{fresh.end(), old.end() - fresh.end()} : old);
   } else {
     free_extent(session, tier, overlaps ? tier::Extent{fresh.offset, old.offset - fresh.offset} : fresh);
-    if (slide->bytes > 0) lose_copy(tensor, level);  // the first step writes to nothing that it reads
+    if (slide.bytes > 0) lose_copy(tensor, level);  // the first step writes to nothing that it reads
   }
   rest(session, slot);
 }
