@@ -155,6 +155,49 @@ def what_differs_is_refused_on_each_rank(client, _folder):
     assert model(torch.ones(2, WIDTH)).isfinite().all() and nothing_leased(client)
 
 
+@CHECKS.check
+def what_fails_on_one_before_the_share_fails_on_all(client, _folder):
+    model, optimizer = build()
+    before = weights(model)
+    if distributed.get_rank() == 1:
+        optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(terrace.InvalidArgument, match="LBFGS is not known to treat every element by itself"):
+        offload(client, model, optimizer)
+    assert_as_it_was(client, model, before)
+
+
+def has_no_room_on_one(client, extra_mib):
+    """Rank 1 trains a parameter of its own that the daemon has no room for."""
+    wanted = train(*build(), steps=2)
+    model, optimizer = build()
+    if distributed.get_rank() == 1:
+        model.register_parameter("extra", nn.Parameter(torch.zeros(extra_mib << 18)))
+        optimizer.add_param_group({"params": [model.extra]})
+    before = weights(model)
+    with pytest.raises(terrace.ResourceExhausted):
+        offload(client, model, optimizer)
+    assert_as_it_was(client, model, before)
+    if distributed.get_rank() == 1:
+        del model.extra, optimizer.param_groups[1]
+    model, optimizer = offload(client, model, optimizer)
+    assert train(model, optimizer, steps=2) == wanted and nothing_leased(client)
+
+
+@CHECKS.check
+def one_has_no_room_for_its_gradients(client, _folder):
+    has_no_room_on_one(client, 140)
+
+
+@CHECKS.check
+def one_has_no_room_for_its_states(client, _folder):
+    has_no_room_on_one(client, 80)
+
+
+def assert_as_it_was(client, model, before):
+    assert_same(weights(model), before)
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters()) and not client.tensors()
+
+
 class Deep(nn.Module):
     """Checkpointed blocks of 1 MiB each; more than half of the memory tier, and more than the share's guarantee."""
 

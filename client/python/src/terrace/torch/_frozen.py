@@ -13,6 +13,7 @@ from ._init import built
 from ._lazy import OffloadedParameter
 from ._locals import is_split
 from ._parameters import ManagedParameter
+from ._ranks import Ranks
 from ._shared import SharedStore, share
 
 if TYPE_CHECKING:
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
 class Frozen:
     """Those of one offload() that are shared; it may be none."""
 
-    def __init__(self, names: dict[nn.Parameter, tuple[str, str]], wanted: bool):
-        """names: all of the model's, with their names and modules. wanted: whether the frozen ones are to be shared."""
-        self._wanted = wanted
+    def __init__(self, names: dict[nn.Parameter, tuple[str, str]], ranks: Ranks | None):
+        """names: all of the model's, with their names and modules. ranks: with which the frozen ones are shared."""
+        self._ranks = ranks
         self.names = {parameter: name for parameter, name in names.items()
-                      if wanted and not parameter.requires_grad and not is_split(parameter)}
+                      if ranks is not None and not parameter.requires_grad and not is_split(parameter)}
         self.store: SharedStore | None = None
         self._built = [(one, one.slot, one.building) for one in built(list(self.names))]  # where they are as yet
 
     def share(self, own: Store) -> list[ManagedParameter]:
         """Has them in a share, beside the job's own store, which all ranks find. Nothing shows it yet."""
-        if not self._wanted:
+        if self._ranks is None:
             return []
         wanted = [(*name, parameter.detach()) for parameter, name in self.names.items()]
-        self.store = share(own, wanted)
+        self.store = share(own, wanted, self._ranks)
         own.steps.follow(self.store.order)
         return [self._have(parameter, name, slot)
                 for (parameter, (name, _)), slot in zip(self.names.items(), self.store.slots, strict=True)]

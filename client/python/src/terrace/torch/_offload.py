@@ -25,6 +25,7 @@ from ._locals import is_split, local_of
 from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
 from ._parts import ParameterInMemory, wanted_parts
+from ._ranks import Ranks
 from ._refusals import check_model, check_place, eligible
 from ._shards import Shards
 from ._shared import SharedStore
@@ -98,6 +99,15 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
     more than the place holds. Then the model is as it was.
     """
+    with Ranks(bool(share_frozen)) as ranks:
+        return _offload(model, optimizer, client=client, what=what, place=place, step_in_backward=step_in_backward,
+                        ranks=ranks if share_frozen else None, tensor_bytes_min=tensor_bytes_min, timeout=timeout)
+
+
+def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | Iterable[str] | None,
+             place: str, step_in_backward: bool, ranks: Ranks | None, tensor_bytes_min: int,
+             timeout: float) -> tuple[Module, AnyOptimizer]:
+    """ranks: that all do this now, and have what is frozen in common."""
     call = "terrace.torch.offload"
     stream_saves()
     if isinstance(model, nn.Module) and model in _jobs:
@@ -114,7 +124,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     if step_in_backward and optimizer is None:
         raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     parts = wanted_parts(call, what, optimizer, step_in_backward)
-    if share_frozen and "parameters" not in parts:
+    if ranks is not None and "parameters" not in parts:
         raise InvalidArgument(f"{call}: share_frozen=True shares parameters that are in Terrace: give what= 'parameters' "
                               "as well, or offload without it")
     names, left = eligible(model, bytes_min)
@@ -122,7 +132,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     client = client_of(call, client, adopted, model)
     check_place(call, client, place)
     sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
-    frozen = Frozen(names, share_frozen)
+    frozen = Frozen(names, ranks)
     if step_in_backward and sharded:
         raise InvalidArgument(f"{call}: step_in_backward=True cannot be had with parameters that fully_shard() has "
                               f"split, as '{next(iter(sharded.values()))[0]}'; offload without it")
@@ -145,7 +155,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         _check_room(model, store, shards, in_memory if "gradients" in parts else [], stepped)
         if frozen.store is not None:
             _check_fits(frozen.store, *_modules.largest(model, frozen.store))
-        _move(managed, in_memory, shards, stepped)
+        _move(managed, in_memory, shards, stepped, ranks)
     except BaseException:
         _modules.detach(model)
         for parameter in names:
@@ -251,8 +261,8 @@ def _make_gradients(store: Store, parameters: Sequence[ManagedParameter | Parame
 
 
 def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], shards: Shards,
-          stepped: ManagedOptimizer | None) -> None:
-    """Moves parameters and states, and back again if that fails half way."""
+          stepped: ManagedOptimizer | None, ranks: Ranks | None) -> None:
+    """Moves parameters and states, and back again if that fails half way, or on another rank."""
     moved = []
     try:
         if stepped is not None:
@@ -268,6 +278,8 @@ def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], s
         if stepped is not None:
             for group in stepped.optimizer.param_groups:
                 stepped.adopt(group["params"])
+        if ranks is not None:
+            ranks.finish()
     except BaseException as failed:
         for watched in (*managed, *in_memory):
             if watched.gradient is not None:
@@ -324,4 +336,4 @@ def _check_fits(store: Store, most: int, what: str) -> None:
         warnings.warn(
             f"terrace.torch.offload: {what} leases {most} bytes at once{ranks}, and this session is guaranteed "
             f"{store.guarantee_bytes} bytes of {store.place}: while other sessions want theirs it may be refused. "
-            f"Connect with terrace.Client(guarantees={{'{store.place}': {mib} << 20}})", stacklevel=4)
+            f"Connect with terrace.Client(guarantees={{'{store.place}': {mib} << 20}})", stacklevel=5)

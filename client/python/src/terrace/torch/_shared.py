@@ -11,14 +11,13 @@ import contextlib
 import os
 import pathlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-from torch import distributed
 
 from .._client import Client
 from .._errors import Error, InvalidArgument, PermissionDenied
 from .._terrace import Tensor
+from ._ranks import Ranks, number
 from ._slot import Slot
 from ._store import Store, Wanted
 from ._writes import same_bits
@@ -94,68 +93,42 @@ class _Rank(NamedTuple):
     frozen: dict[str, tuple[Any, ...]]  # by name what of each parameter is to be alike
 
 
-def share(own: Store, wanted: Sequence[Wanted]) -> SharedStore:
+def share(own: Store, wanted: Sequence[Wanted], everyone: Ranks) -> SharedStore:
     """The store of what the ranks have in common, with a slot for each tensor. All ranks call this, and where one of
     them raises all do.
 
-    own: this rank's store. The share is guaranteed what its session is, but no more than is in it.
+    own: this rank's store. everyone: the ranks, in this call. The share is guaranteed what its session is, but no more
+    than is in it.
     """
-    client, number = own.client, _number()
-    ranks: list[_Rank] = _together(lambda: _described(client, wanted))
-    here = [at for at, rank in enumerate(ranks) if rank.daemon == ranks[number].daemon]
+    client, rank = own.client, number()
+    ranks: list[_Rank] = everyone.together(lambda: _described(client, wanted))
+    here = [at for at, one in enumerate(ranks) if one.daemon == ranks[rank].daemon]
     opened: list[SharedStore] = []
 
     def make() -> tuple[str, dict[str, str]] | None:
-        _check_alike(ranks[number], [ranks[at] for at in here])
-        if number != here[0]:
+        _check_alike(ranks[rank], [ranks[at] for at in here])
+        if rank != here[0]:
             return None
         name = f"terrace.torch/{secrets.token_hex(8)}"
-        made = client.create_share(name, guarantees=_guarantees(own, wanted), label=f"rank {number}",
+        made = client.create_share(name, guarantees=_guarantees(own, wanted), label=f"rank {rank}",
                                    timeout=own.timeout)
         opened.append(SharedStore(made, own, wanted, len(here)))
         return name, opened[0].fill(wanted)
 
     def join() -> None:
-        if number != here[0]:
-            found = client.open_share(name, write=True, label=f"rank {number}", timeout=own.timeout)
+        if rank != here[0]:
+            found = client.open_share(name, write=True, label=f"rank {rank}", timeout=own.timeout)
             opened.append(SharedStore(found, own, wanted, len(here)))
             opened[0].find(wanted, names)
 
     try:
-        name, names = _together(make)[here[0]]
-        _together(join)
+        name, names = everyone.together(make)[here[0]]
+        everyone.together(join)
     except BaseException:
         for store in opened:
             store.destroy()
         raise
     return opened[0]
-
-
-def _number() -> int:
-    """This rank's."""
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
-
-
-def _together(call: Callable[[], Any]) -> list[Any]:
-    """What the call gives on each rank, by rank. Where it fails on one of them it fails on all."""
-    given, error = None, None
-    try:
-        given = call()
-    except Exception as failed:  # whatever it is, the others must not wait for this rank
-        error = failed
-    kind: type[Exception] = type(error) if isinstance(error, Error) else RuntimeError
-    everyone: list[Any] = [(given, None if error is None else (kind, str(error)))]
-    if distributed.is_available() and distributed.is_initialized():
-        (own,) = everyone
-        everyone = [None] * distributed.get_world_size()
-        distributed.all_gather_object(everyone, own)
-    if error is not None:
-        raise error
-    for number, (_, failure) in enumerate(everyone):
-        if failure is not None:
-            kind, said = failure
-            raise kind(f"{said} (so rank {number} of torch.distributed says)")
-    return [given for given, _ in everyone]
 
 
 def _described(client: Client, wanted: Sequence[Wanted]) -> _Rank:
