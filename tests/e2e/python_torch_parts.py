@@ -135,6 +135,20 @@ def test_what_cannot_be_had(roomy, said, options):
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("again", PARTS)
+def test_a_parameter_is_of_one_job(roomy, again):
+    """Also one that stays in memory."""
+    model, optimizer = build(Recipe())
+    terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1, what={"gradients", "states"})
+    block = model.blocks[0]
+    name = next(iter(dict(block.named_parameters())))
+    with pytest.raises(terrace.FailedPrecondition, match=f"the parameter '{name}' is offloaded already, with another"):
+        terrace.torch.offload(block, torch.optim.AdamW(block.parameters()), client=roomy, what=again)
+    steps(model, optimizer)
+    loss_of(model, 9).backward()
+    assert in_terrace(block.wide.weight.grad) and type(block.wide.weight) is nn.Parameter
+
+
 def test_what_is_no_set(roomy):
     with pytest.raises(TypeError, match="what is 3; it is a set of 'parameters'"):
         terrace.torch.offload(nn.Linear(64, 64), client=roomy, what=3)

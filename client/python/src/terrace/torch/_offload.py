@@ -166,6 +166,8 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         store.destroy()
         raise
     frozen.finish()
+    for one in in_memory:
+        one.finish()
     if stepped is not None:
         stepped.attach(functools.partial(_name_replaced, weakref.ref(model), shards, set()))
     _jobs[model] = Job(store, frozen.store, managed, in_memory, stepped)

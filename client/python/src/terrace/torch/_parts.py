@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .._errors import FailedPrecondition, InvalidArgument
 from ._modes import ordinary
@@ -69,6 +70,9 @@ def wanted_parts(call: str, what: Any, optimizer: object, in_backward: bool) -> 
     return frozenset(named)
 
 
+_taken: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters of jobs, by what belongs to each there
+
+
 class ParameterInMemory:
     """A parameter that stays in the process's memory, and whose gradient or optimizer states are in Terrace."""
 
@@ -78,6 +82,10 @@ class ParameterInMemory:
         self._reference = weakref.ref(parameter)
         with ordinary():
             self.like = Geometry(name, owner, store.space.take(parameter.shape, parameter.stride(), parameter.dtype))
+
+    def finish(self) -> None:
+        """It is its job's for good."""
+        _taken[self.parameter] = self
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -96,3 +104,8 @@ class ParameterInMemory:
         found = self._reference()  # a model may lose one
         if self.gradient is not None and found is not None and found.requires_grad:
             self.gradient.watch()
+
+
+def is_of_a_job(parameter: nn.Parameter) -> bool:
+    """Whether it stays in memory, and parts of it are in Terrace."""
+    return parameter in _taken

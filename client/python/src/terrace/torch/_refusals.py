@@ -14,6 +14,7 @@ from ._ddp import wrong_with
 from ._fsdp import check_groups, groups_of
 from ._lazy import OffloadedParameter
 from ._locals import is_split, local_of
+from ._parts import is_of_a_job
 from ._placeholder import elements_spanned
 
 _RANKS = "with several ranks, use DistributedDataParallel(model) or fully_shard(model), and offload that on each"
@@ -75,6 +76,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, OffloadedParameter):
         if parameter.terrace.building is not None:
             return
+    if isinstance(parameter, OffloadedParameter) or is_of_a_job(parameter):
         raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model")
     if is_split(parameter):
         raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, and no fully_shard() of this model has "
