@@ -112,3 +112,18 @@ def test_all_of_a_process(served):
     del jobs, job
     gc.collect()
     assert len(terrace.torch.summary().jobs) == len(before.jobs)
+
+
+def test_where_a_client_is_closed(served):
+    """Its job says so, and the others are there."""
+    with terrace.Client(served.socket, guarantees={"host": 1 << 20}) as other:
+        gone = offloaded(other)
+        with terrace.torch.activations(other, min_bytes=1, keep_bytes=0):
+            step(*gone)
+    here = offloaded(served)
+    said = terrace.torch.summary()
+    *_, lost, held = said.jobs
+    assert lost.closed and not held.closed and held.modules[0].place_bytes == {"host": WEIGHT_BYTES}
+    assert sum(one.leases for one in lost.modules) > 0 and all(not one.place_bytes for one in lost.modules)
+    assert "its client is closed" in str(terrace.torch.summary(gone[0])) and "closed" not in str(held)
+    del gone, here

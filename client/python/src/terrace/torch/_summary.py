@@ -70,6 +70,7 @@ class Summary:
     name: str = ""  # of the model's class
     place: str = "host"  # where its tensors are leased
     shared_bytes: int = 0  # of them, what other ranks have as well, and is there once
+    closed: bool = False  # its client is, so that nothing can be leased any more
 
     def __str__(self) -> str:
         lines = [f"{'module':{_NAME}} {'MiB':>9} {'in ' + self.place:>9} {'leases':>7} {'fetched':>9} {'waited s':>9} "
@@ -77,6 +78,8 @@ class Summary:
         lines += [_row(one.name or "(the model)", one, self.place) for one in self.modules]
         lines.append(_row("all", self._sum(), self.place))
         lines.append(f"guaranteed {self.guarantee_bytes / _MIB:.0f} MiB, leased now {self.leased_bytes / _MIB:.2f} MiB")
+        if self.closed:
+            lines.append("its client is closed: nothing of it can be leased any more")
         if self.shared_bytes:
             lines.append(f"{self.shared_bytes / _MIB:.2f} MiB are shared with this node's other ranks")
         if self.kept:
@@ -157,7 +160,7 @@ def _of_job(model: nn.Module, job: Job) -> Summary:
     kept: list[str] = []
     stores = [job.store] if job.shared is None else [job.store, job.shared]
     for store in stores:
-        places = [offer.name for offer in store.client.places()]
+        places = [offer.name for offer in store.client.places()] if store.client.session else []
         for slot in store.slots:
             one = modules.setdefault(slot.owner, ModuleSummary(slot.owner))
             one.nbytes += slot.nbytes
@@ -169,7 +172,8 @@ def _of_job(model: nn.Module, job: Job) -> Summary:
                 kept.append(slot.name)
     return Summary(list(modules.values()), list(job.store.left_alone), kept, sum(store.bytes for store in stores),
                    job.store.guarantee_bytes, sum(store.client.leased_bytes for store in stores),
-                   type(model).__name__, job.store.place, 0 if job.shared is None else job.shared.bytes)
+                   type(model).__name__, job.store.place, 0 if job.shared is None else job.shared.bytes,
+                   not all(store.client.session for store in stores))
 
 
 def _note_place(one: ModuleSummary, store: Store, slot: Slot, places: list[str]) -> None:
