@@ -298,7 +298,9 @@ def test_what_it_cannot_do_is_refused_by_name(roomy):  # noqa: F811
               lambda: torch.add(plain[0].base.weight, 1, out=weight), lambda: torch.nn.init.normal_(weight),
               lambda: setattr(weight, "data", torch.zeros(64, 64)), lambda: weight.data.mul_(2),
               lambda: weight.__iadd__(1), lambda: torch._foreach_add_([weight], 1),
-              lambda: weight.copy_(torch.zeros(64, 64)),
+              lambda: weight.copy_(torch.zeros(64, 64)), lambda: weight.copy_(other=torch.zeros(64, 64)),
+              lambda: torch.ops.aten.mul_(weight, 2), lambda: torch.ops.aten.copy_(weight, src=torch.zeros(64, 64)),
+              lambda: torch.ops.aten.mul(plain[1].base.weight, 2, out=weight),
               lambda: model.load_state_dict({**weights(plain), "1.base.weight": torch.zeros(64, 64)})]
     for write in writes:
         with torch.no_grad(), pytest.raises((terrace.PermissionDenied, RuntimeError),
@@ -308,7 +310,12 @@ def test_what_it_cannot_do_is_refused_by_name(roomy):  # noqa: F811
     with torch.no_grad():
         assert torch.equal(torch.zeros(64, 64).copy_(weight).lerp_(weight, 0.5), plain[1].base.weight)
         weight.copy_(plain[1].base.weight)
+        weight.copy_(other=plain[1].base.weight)
+        torch.ops.aten.copy_(weight, src=plain[1].base.weight)
         weight.data = plain[1].base.weight.data
+    for read in (torch.ops.aten.mul, torch.ops.aten.mul.Tensor):  # neither of which writes to it
+        assert torch.equal(read(weight, torch.tensor(2.0)), 2 * plain[1].base.weight)
+    assert torch.equal(torch.ops.aten.mul(weight, 2), 2 * plain[1].base.weight)
     assert train(model, optimizer) == train(plain, plain_optimizer)
     assert_same(weights(model), weights(plain))
     assert nothing_leased(roomy)

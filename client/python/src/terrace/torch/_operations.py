@@ -18,7 +18,7 @@ from ._lazy import OffloadedParameter, OffloadedTensor, leaves, run_with
 from ._lazy_storage import storage_of
 from ._metadata import METADATA
 from ._parameters import ManagedParameter, entered, is_managed_parameter
-from ._writes import may_write_unseen, read_only_target, slot_of, store_of, write_the_same
+from ._writes import may_write_unseen, read_only_target, resolved, slot_of, store_of, write_the_same
 
 _aten = torch.ops.aten
 _raw = torch._C.DisableTorchFunctionSubclass
@@ -83,11 +83,12 @@ def _asked_by_module() -> bool:
 
 def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs it on leased memory."""
+    func = resolved(func, args, kwargs)
     tensors = {id(leaf): leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OffloadedTensor)}
     parameters: dict[int, Any] = {id(leaf): leaf for leaf in leaves((args, kwargs)) if is_managed_parameter(leaf)}
     refused = read_only_target(func, args, kwargs, [*tensors.values(), *parameters.values()])
     if refused is not None:
-        write_the_same(refused, func, args)
+        write_the_same(refused, func, args, kwargs)
         return refused
     if len(tensors) + len(parameters) > 1 and _is_of_lists(func):
         return _one_by_one(func, args, kwargs)

@@ -32,13 +32,20 @@ def slot_of(tensor: Any) -> Slot:
     return found
 
 
+def resolved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """Of an operator's name (torch.ops.aten.mul) the overload that these arguments choose; else the function."""
+    if not isinstance(func, torch._ops.OpOverloadPacket):
+        return func
+    name = torch._C._jit_resolve_packet(func._qualified_op_name, *args, **kwargs)
+    found: Callable[..., Any] = getattr(func, name or "default")
+    return found
+
+
 def may_write_unseen(func: Callable[..., Any]) -> bool:
     """Whether a function may write to its arguments without a change of their versions: PyTorch's fused kernels do, and
     some others. The names of what writes in place end with an underscore, and operators say in their schema."""
     if isinstance(func, torch._ops.OpOverload):
         return func._schema.is_mutable
-    if isinstance(func, torch._ops.OpOverloadPacket):
-        return True
     name = getattr(func, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
 
@@ -64,10 +71,13 @@ def _targets(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return [*first, kwargs.get("out")]
 
 
-def write_the_same(target: torch.Tensor, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def write_the_same(target: torch.Tensor, func: Callable[..., Any], args: tuple[Any, ...],
+                   kwargs: dict[str, Any]) -> None:
     """Writes nothing where it would be what is there already: whoever loads a checkpoint writes all of it. Else
     PermissionDenied."""
-    source = args[1] if func in _COPIES and len(args) > 1 else None
+    source = None
+    if func in _COPIES:
+        source = args[1] if len(args) > 1 else kwargs.get("src", kwargs.get("other"))
     if not isinstance(source, torch.Tensor) or not same_bits(target, source):
         store_of(target).refuse_writes(slot_of(target))
 
