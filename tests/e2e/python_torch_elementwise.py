@@ -16,6 +16,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     roomy,
     weights,
 )
+from terrace.torch._optimizer import ManagedOptimizer
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
@@ -112,6 +113,18 @@ def test_room_is_made_for_the_states_that_are_named(roomy):
         terrace.torch.offload(model, Lion(model.parameters()), client=roomy)
         assert sum("exp_avg" in name for name in roomy.tensors()) == names
         del model
+
+
+def test_states_that_are_not_named_are_leased_too(roomy, monkeypatch):
+    """The step of a class that was declared counts what each parameter has; PyTorch's own have what is known of them."""
+    looked = []
+    count = ManagedOptimizer._states_kept
+    monkeypatch.setattr(ManagedOptimizer, "_states_kept", lambda *of: looked.append(count(*of)) or looked[-1])
+    terrace.torch.elementwise(Lion)
+    for kind, wanted in ((Lion, {0, 1}), (torch.optim.AdamW, set())):
+        looked.clear()
+        compare(Recipe(kind=kind), roomy)
+        assert set(looked) == wanted
 
 
 def test_a_class_that_was_made_of_one(roomy):

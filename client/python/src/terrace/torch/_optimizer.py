@@ -152,6 +152,7 @@ class ManagedOptimizer:
         self._shards = shards
         self._in_memory = {id(one.parameter): one for one in in_memory}
         self._parts = parts
+        self._of_itself = ("parameters" in parts) + ("gradients" in parts)  # tensors in Terrace, beside the states
         self._bytes_min = bytes_min
         self._stepped: Callable[[], None] = lambda: None
         self._stepped_now: set[int] = set()  # parameters, by id, that were stepped in backward since the last step()
@@ -212,15 +213,16 @@ class ManagedOptimizer:
                  if (of := self.like_of(parameter)) is not None]
         return max(found, default=(0, ""))
 
-    def _tensors_of(self, group: dict[str, Any], parameter: nn.Parameter | None = None) -> int:
-        """Of each parameter, what is in Terrace of itself, its gradient, its states: those that are named, or that this
-        one has."""
+    def _tensors_of(self, group: dict[str, Any]) -> int:
+        """Of each parameter, what is in Terrace of itself, its gradient, and its states that are named."""
         states = len(_optimizers.states(self.optimizer, group)) if "states" in self._parts else 0
-        if parameter is not None:
-            state = self.state_of(parameter)
-            states = max(states, sum(isinstance(place_of(value, InState(state, key)).get(), OffloadedTensor)
-                                     for key, value in state.items()))
-        return ("parameters" in self._parts) + ("gradients" in self._parts) + states
+        return self._of_itself + states
+
+    def _states_kept(self, parameter: nn.Parameter) -> int:
+        """How many states of a parameter are in Terrace."""
+        state = self.state_of(parameter)
+        return sum(isinstance(place_of(value, InState(state, key)).get(), OffloadedTensor)
+                   for key, value in state.items())
 
     def attach(self, stepped: Callable[[], None]) -> None:
         """Runs the optimizer's steps over leased memory from now on. stepped: called after each."""
@@ -331,10 +333,12 @@ class ManagedOptimizer:
             yield parameters
             return
         batch: list[nn.Parameter] = []
-        total = 0
+        total, named = 0, self._tensors_of(group)
+        more = _optimizers.may_keep_more(self.optimizer)
         for parameter in parameters:
             of = self.like_of(parameter)
-            size = 0 if of is None else of.nbytes * self._tensors_of(group, parameter)
+            tensors = max(named, self._of_itself + self._states_kept(parameter)) if more else named
+            size = 0 if of is None else of.nbytes * tensors
             if batch and total + size > self.batch_bytes:
                 yield batch
                 batch, total = [], 0

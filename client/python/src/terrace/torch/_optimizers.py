@@ -116,6 +116,11 @@ def states(optimizer: optim.Optimizer, group: Group) -> tuple[str, ...]:
     return tuple(_STATES[known](group))
 
 
+def may_keep_more(optimizer: optim.Optimizer) -> bool:
+    """Whether there may be other states than these, as of an optimizer that was declared."""
+    return _known(type(optimizer)) not in _PYTORCH
+
+
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:
     """Whether a step writes to gradients without a change of their versions: PyTorch's fused kernels do where they undo
     a GradScaler's scale."""
