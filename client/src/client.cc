@@ -196,6 +196,15 @@ Result<void> Client::evict(std::span<const Tensor> tensors) {
 Result<void> Client::dont_need(std::span<const Tensor> tensors) {
   return ask(Operation::kDontNeed, tensors, 0, kTimeoutDefault);
 }
+Pending<void> Client::prefetch_async(std::span<const Tensor> tensors, Place place) {
+  return ask_async(Operation::kPrefetch, tensors, place.number(), kTimeoutDefault);
+}
+Pending<void> Client::evict_async(std::span<const Tensor> tensors) {
+  return ask_async(Operation::kEvict, tensors, 0, kTimeoutDefault);
+}
+Pending<void> Client::dont_need_async(std::span<const Tensor> tensors) {
+  return ask_async(Operation::kDontNeed, tensors, 0, kTimeoutDefault);
+}
 Result<void> Client::pin(std::span<const Tensor> tensors, Place place, std::chrono::nanoseconds timeout) {
   return ask(Operation::kPin, tensors, place.number(), timeout);
 }

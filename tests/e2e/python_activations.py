@@ -317,13 +317,44 @@ def test_backward_after_the_context_and_on_another_thread(roomy):
     assert leaves_nothing(context)
 
 
+def test_room_is_asked_for_ahead(disk):
+    """As the steps before went: several at a time, and none is left where a step goes otherwise."""
+    with terrace.serve("8MiB", block=f"{disk}:128MiB") as client:
+        context = activations(client, keep_bytes=0)
+        asked = []
+        acquire_later = client._acquire_later
+        client._acquire_later = lambda tensors, *how: asked.append(len(tensors)) or acquire_later(tensors, *how)
+
+        def step(kib, count=24, backward=True):
+            asked.clear()
+            weights = [torch.randn(256 * kib).requires_grad_() for _ in range(count)]
+            with context:
+                loss = sum((weight * 1).square().sum() for weight in weights)
+                if backward:
+                    loss.backward()
+            assert not backward or all(torch.equal(weight.grad, 2 * weight) for weight in weights)
+            return sum(asked)
+
+        assert step(256) == 0
+        step(256)
+        assert step(256) == 23 > 2 * len(asked), "all but the first"
+        for other in ({"count": 12}, {"backward": False}, {"kib": 384, "count": 16}, {"count": 30}):
+            step(**({"kib": 256} | other))
+            assert context.refused == 0
+            assert leaves_nothing(context)
+        with terrace.Client(client.socket, guarantees={"host": 4 * MIB}):  # which takes its part
+            assert step(256) > 0 and leaves_nothing(context)
+        client.create("other", MIB, "uint8")
+        assert step(256) == 0, "somebody else leases in this session"
+
+
 def test_backward_declares_what_it_needs_next(disk):
     """In the order in which it will be used: the reverse of saving at first, then as the steps before went."""
     with terrace.serve("8MiB", block=f"{disk}:128MiB") as client:
         context = activations(client, keep_bytes=0)
         declared = []
-        prefetch = client.prefetch
-        client.prefetch = lambda tensors: declared.extend(tensors) or prefetch(tensors)
+        prefetch = client._prefetch_later
+        client._prefetch_later = lambda tensors, place: declared.extend(tensors) or prefetch(tensors, place)
 
         def step(order):
             declared.clear()

@@ -167,6 +167,11 @@ class Client {
   Result<void> prefetch(std::span<const Tensor> tensors, Place place = Place::host());
   Result<void> evict(std::span<const Tensor> tensors);
   Result<void> dont_need(std::span<const Tensor> tensors);
+  // The same without waiting here; dropped unanswered, they are said all the same. What is not needed must not be
+  // written again before the answer is there.
+  Pending<void> prefetch_async(std::span<const Tensor> tensors, Place place = Place::host());
+  Pending<void> evict_async(std::span<const Tensor> tensors);
+  Pending<void> dont_need_async(std::span<const Tensor> tensors);
 
   // Keeps the set in a place until unpin; counts as leased.
   Result<void> pin(std::span<const Tensor> tensors, Place place = Place::host(),

@@ -102,25 +102,57 @@ std::vector<bool> absent(const Client& client, const std::vector<Tensor>& tensor
   return found;
 }
 
+// Leases that are on their way. Dropped, they are given back as they come.
+class ComingLeases {
+ public:
+  ComingLeases(std::shared_ptr<Connection> connection, const std::vector<Tensor>& tensors, const LeaseOptions& options)
+      : connection_(std::move(connection)), needed_(options.mode != Mode::kOverwrite) {
+    const nb::gil_scoped_release without;
+    missing_ = absent(connection_->client, tensors, options.place);
+    pending_.emplace(connection_->client.acquire_async(tensors, options));
+  }
+
+  std::vector<HeldLease> take() {
+    if (!pending_) raise({ErrorCode::kFailedPrecondition, "the leases were taken already"});
+    const bool waited = !pending_->ready() || std::ranges::find(missing_, true) != missing_.end();
+    Pending<std::vector<Lease>> pending = std::move(*pending_);
+    pending_.reset();
+    std::vector<HeldLease> held;
+    for (Lease& granted : await(std::move(pending))) {
+      const HeldLease::Way way = {.waited = waited, .fetched = needed_ && missing_[held.size()]};
+      held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection_->leased), way);
+    }
+    return held;
+  }
+
+ private:
+  std::shared_ptr<Connection> connection_;
+  bool needed_;
+  std::vector<bool> missing_;
+  std::optional<Pending<std::vector<Lease>>> pending_;
+};
+
+LeaseOptions options_of(const std::string& mode, const std::string& place, double timeout, bool writable_view) {
+  return {
+      .place = place_of(place), .mode = mode_of(mode), .timeout = duration(timeout), .writable_view = writable_view};
+}
+
 std::vector<HeldLease> lease(const std::shared_ptr<Connection>& connection, const std::vector<Tensor>& tensors,
                              const std::string& mode, const std::string& place, double timeout, bool writable_view) {
-  const LeaseOptions options = {
-      .place = place_of(place), .mode = mode_of(mode), .timeout = duration(timeout), .writable_view = writable_view};
-  std::vector<bool> missing;
-  auto pending = [&] {
-    const nb::gil_scoped_release without;
-    missing = absent(connection->client, tensors, options.place);
-    return connection->client.acquire_async(tensors, options);
-  }();
-  const bool waited = !pending.ready() || std::ranges::find(missing, true) != missing.end();
-  const bool needed = options.mode != Mode::kOverwrite;
-  std::vector<HeldLease> held;
-  for (Lease& granted : await(std::move(pending))) {
-    const HeldLease::Way way = {.waited = waited, .fetched = needed && missing[held.size()]};
-    held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection->leased), way);
-  }
-  return held;
+  return ComingLeases(connection, tensors, options_of(mode, place, timeout, writable_view)).take();
 }
+
+// What was said to the daemon, and is not answered yet.
+struct Said {
+  std::optional<Pending<void>> pending;
+
+  void wait() {
+    if (!pending) return;
+    Pending<void> answer = std::move(*pending);
+    pending.reset();
+    await(std::move(answer));
+  }
+};
 
 HeldLease lease_one(const BoundTensor& self, const char* mode, const std::string& place, double timeout,
                     bool writable_view = false) {
@@ -251,6 +283,21 @@ void bind_moves(nb::class_<Session>& session) {
           },
           "tensors"_a)
       .def(
+          "_prefetch_later",
+          [](Session& self, const Tensors& tensors, const std::string& place) {
+            const Place to = place_of(place);
+            const nb::gil_scoped_release without;
+            static_cast<void>(self.connection->client.prefetch_async(plain(tensors), to));
+          },
+          "tensors"_a, "place"_a)
+      .def(
+          "_dont_need_later",
+          [](Session& self, const Tensors& tensors) {
+            const nb::gil_scoped_release without;
+            return Said{self.connection->client.dont_need_async(plain(tensors))};
+          },
+          "tensors"_a)
+      .def(
           "pin",
           [](Session& self, const Tensors& tensors, const std::string& place, double timeout) {
             await(self.connection->client.pin_async(plain(tensors), place_of(place), duration(timeout)));
@@ -287,6 +334,9 @@ void bind_moves(nb::class_<Session>& session) {
 
 void bind_client(nb::module_& module) {
   bind_tensor(module);
+  nb::class_<ComingLeases>(module, "ComingLeases", "Leases that are on their way.").def("take", &ComingLeases::take);
+  nb::class_<Said>(module, "Said", "What was said to the daemon, which may not have answered yet.")
+      .def("wait", &Said::wait);
   auto session =
       nb::class_<Session>(module, "Session", "One connection to the daemon; terrace.Client builds on it.")
           .def(nb::init<std::string, const std::vector<std::pair<std::string, std::uint64_t>>&, std::uint32_t, double,
@@ -302,6 +352,13 @@ void bind_client(nb::module_& module) {
                 return lease(self.connection, plain(tensors), mode, place, timeout, writable_view);
               },
               "tensors"_a, "mode"_a, "place"_a, "timeout"_a, "writable_view"_a)
+          .def(
+              "_acquire_later",
+              [](Session& self, const Tensors& tensors, const std::string& mode, const std::string& place,
+                 double timeout) {
+                return ComingLeases(self.connection, plain(tensors), options_of(mode, place, timeout, false));
+              },
+              "tensors"_a, "mode"_a, "place"_a, "timeout"_a)
           .def(
               "_resident",
               [](const Session& self, const BoundTensor& tensor, const std::string& place) {

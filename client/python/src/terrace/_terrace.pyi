@@ -108,6 +108,18 @@ class Tensor:
     def handle(self) -> int:
         """The session's number for it, as the daemon prints it."""
 
+class ComingLeases:
+    """Leases that are on their way. Dropped, they are given back as they come. One thread at a time."""
+
+    def take(self) -> list[Lease]:
+        """Waits for them. FailedPrecondition once they were taken."""
+
+class Said:
+    """What was said to the daemon, which may not have answered yet. One thread at a time."""
+
+    def wait(self) -> None:
+        """Until it has."""
+
 class Session:
     """One connection to the daemon; terrace.Client builds on it."""
 
@@ -165,6 +177,11 @@ class Session:
     def _delete(self, tensors: Sequence[Tensor], timeout: float) -> None: ...
     def _acquire(self, tensors: Sequence[Tensor], mode: str, place: str, timeout: float,
                  writable_view: bool) -> list[Lease]: ...
+    def _acquire_later(self, tensors: Sequence[Tensor], mode: str, place: str, timeout: float) -> ComingLeases: ...
+    def _prefetch_later(self, tensors: Sequence[Tensor], place: str) -> None:
+        """As prefetch(), without an answer, an error's among them."""
+    def _dont_need_later(self, tensors: Sequence[Tensor]) -> Said:
+        """As dont_need(); until it is answered they must not be written."""
 
 class Placeholder:
     """Address space that stands for tensors whose bytes are elsewhere: it cannot be written, and reads as NaN."""

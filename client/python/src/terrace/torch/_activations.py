@@ -143,6 +143,7 @@ class Activations:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._entered.hooks.pop().__exit__(kind, error, trace)
+        self._keeper.shelf.tidy()
 
     @property
     def slots(self) -> int:

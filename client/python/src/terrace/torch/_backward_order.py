@@ -158,6 +158,19 @@ class BackwardOrder:
             step.savings.append(saved)
             return saved, begins
 
+    def following(self, saved: Saved, bytes_max: int) -> list[int]:
+        """The sizes, up to so many bytes, that are moved after this one, if the step goes on as another one did."""
+        course = saved.step.course
+        sizes: list[int] = []
+        for number in range(saved.number + 1, 0 if course is None else len(course.sizes)):
+            assert course is not None
+            if number not in course.staying and number not in course.made_again:
+                bytes_max -= course.sizes[number]
+                if bytes_max < 0:
+                    break
+                sizes.append(course.sizes[number])
+        return sizes
+
     def use(self, saved: Saved, window_bytes: int) -> list[Saved]:
         """Notes the first use of a saving; the savings to declare as needed soon."""
         with self._lock:

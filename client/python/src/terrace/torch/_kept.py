@@ -9,8 +9,9 @@ from typing import Protocol
 import torch
 
 from .._errors import Error, ResourceExhausted
+from .._terrace import Lease
 from ._backward_order import BackwardOrder, Saved, places_of
-from ._shelf import Shelf, Slot
+from ._shelf import Shelf
 from ._storages import StorageReference, over, shown
 
 WINDOW_PARTS = 4  # what is declared as needed soon is this part of the guarantee
@@ -89,11 +90,19 @@ class InTerrace:
         self._original = StorageReference(storage)
         self._shown: StorageReference | None = None
         begin = time.perf_counter()
-        self.slot: Slot = shelf.take(self._size)
-        with self.slot.overwrite() as lease:
+        self.slot, had = shelf.lay(self._size, lambda most: order.following(saved, most))
+        with self._overwrite(had) as lease:
             shown(lease)[:self._size].copy_(over(storage, torch.uint8, 0, [self._size], [1]))
         saved.move_seconds += time.perf_counter() - begin
         saved.place = weakref.ref(self)
+
+    def _overwrite(self, had: Callable[[], Lease] | None) -> Lease:
+        if had is not None:
+            try:
+                return self.slot.overwrite(had)
+            except Error:
+                self._shelf.refused()
+        return self.slot.overwrite()
 
     def __del__(self) -> None:
         slot = getattr(self, "slot", None)

@@ -8,19 +8,22 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from .._client import Client
 from .._errors import AlreadyExists, Error, FailedPrecondition, ResourceExhausted
-from .._terrace import Lease, Tensor
+from .._terrace import Lease, Said, Tensor
+from ._ahead import Ahead
 from ._storages import StorageReference, shown
 from ._waits import Waits, note
 
 PAGE_BYTES = 4096
 STEPS_UNUSED_MAX = 16
 UNNEEDED_PARTS = 16  # what is not needed any more is said once it is this part of the guarantee
+SAID_MAX = 8  # times that it is said before an answer is waited for
+AHEAD_PARTS = 4  # room for what is laid away next is asked for up to this part of the guarantee
 
 
 def class_bytes(size: int) -> int:
@@ -54,10 +57,10 @@ class Slot:
         self.shown.append(StorageReference(storage))
         return storage
 
-    def overwrite(self) -> Lease:
-        """A lease to lay bytes into it."""
+    def overwrite(self, had: Callable[[], Lease] | None = None) -> Lease:
+        """A lease to lay bytes into it. had: gives the one that was asked for before."""
         begin = time.perf_counter()
-        lease = self.tensor.overwrite()
+        lease = self.tensor.overwrite() if had is None else had()
         note([self.stored], [lease], time.perf_counter() - begin)
         return lease
 
@@ -78,6 +81,9 @@ class Shelf:
         self._lingering: list[Slot] = []
         self._unneeded: list[Tensor] = []
         self._unneeded_bytes = 0
+        self._said: deque[Said] = deque()  # of these, what may not be answered yet
+        self._ahead = Ahead()
+        self._refused_in_step = -1  # what was asked for ahead
         self._returned: deque[Slot] = deque()
         self._step = 0
         self._names = itertools.count()
@@ -102,30 +108,76 @@ class Shelf:
 
     def take(self, size: int) -> Slot:
         """A slot of at least `size` bytes, the caller's until put_back. ResourceExhausted where Terrace is full."""
-        wanted = class_bytes(size)
         with self._lock:
-            self._collect(wanted)
-            free = self._free.get(wanted)
-            # The one that was used last is the likeliest to be in memory still.
-            slot = free.pop() if free else self._create(wanted)
-            slot.used_in_step = self._step
-            self.used_bytes += slot.size
-            return slot
+            return self._take(class_bytes(size))
+
+    def _take(self, wanted: int) -> Slot:
+        self._collect(wanted)
+        free = self._free.get(wanted)
+        # The one that was used last is the likeliest to be in memory still.
+        slot = free.pop() if free else self._create(wanted)
+        slot.used_in_step = self._step
+        self.used_bytes += slot.size
+        return slot
+
+    def lay(self, size: int, following: Callable[[int], list[int]]) -> tuple[Slot, Callable[[], Lease] | None]:
+        """As take(), with the lease to overwrite it, where that was asked for before.
+
+        following: gives, up to so many bytes, the sizes that are likely to be laid away next.
+        """
+        with self._lock:
+            found = self._ahead.next(class_bytes(size))
+            if found is None:
+                self._give_up_ahead()
+        slot = self.take(size) if found is None else found[0]
+        self._ask_ahead(following)
+        if found is None:
+            return slot, None
+        _, group, at = found
+        return slot, lambda: group.take(at)
+
+    def _ask_ahead(self, following: Callable[[int], list[int]]) -> None:
+        """Asks for the room of some of what comes next. Not where others lease of the session: they may need it all."""
+        most = self.guarantee_bytes // AHEAD_PARTS
+        client = self._client()
+        with self._lock:
+            if (client is None or not self.crowded or self._other_bytes or 2 * self._ahead.nbytes > most
+                    or self._refused_in_step == self._step):
+                return
+            slots = []
+            for size in following(most)[len(self._ahead):]:
+                if not self._free.get(class_bytes(size)):
+                    break
+                slots.append(self._take(class_bytes(size)))
+            if slots:
+                self._ahead.ask(client, slots)
+
+    def _give_up_ahead(self) -> None:
+        for slot in self._ahead.give_up():
+            self.put_back(slot)
+
+    def refused(self) -> None:
+        """What was asked for ahead was not to be had."""
+        with self._lock:
+            self._refused_in_step = self._step
+            self._give_up_ahead()
 
     def put_back(self, slot: Slot) -> None:
         """The slot's content is not needed any more. Called from anywhere, finalizers included: takes no lock."""
         self._returned.append(slot)
 
     def tidy(self) -> None:
-        """Says which content is not needed any more, where room is scarce."""
-        if self._returned:
+        """Says which content is not needed any more, where room is scarce. Nothing more is laid away."""
+        if self._returned or self._ahead:
             with self._lock:
+                self._give_up_ahead()
                 self._collect(0)
 
     def begin_step(self) -> None:
         """A step begins: slots that none of the last steps used are deleted."""
         with self._lock:
             self._step += 1
+            self._give_up_ahead()
             self._collect(0)
             self._measure()
             if self._step % STEPS_UNUSED_MAX == 0:
@@ -137,7 +189,7 @@ class Shelf:
         client = self._client()
         if slots and client is not None:
             with contextlib.suppress(Error):
-                client.prefetch([slot.tensor for slot in slots])
+                client._prefetch_later([slot.tensor for slot in slots], "host")
 
     def leased_bytes(self) -> int:
         """What the client holds leased now."""
@@ -147,6 +199,7 @@ class Shelf:
     def in_use(self) -> int:
         """Slots whose content is needed, or shown."""
         with self._lock:
+            self._give_up_ahead()
             self._collect(0)
             self._recheck()
             return self.slots - sum(map(len, self._free.values()))
@@ -154,6 +207,7 @@ class Shelf:
     def clear(self) -> None:
         """Deletes the slots that are not in use."""
         with self._lock:
+            self._give_up_ahead()
             self._collect(0)
             self._recheck()
             self._delete([slot for slots in self._free.values() for slot in slots])
@@ -177,8 +231,10 @@ class Shelf:
         # What is taken again must not be said to be unneeded afterwards.
         if self._unneeded and (wanted or self._unneeded_bytes * UNNEEDED_PARTS > self.guarantee_bytes):
             self._say_unneeded()
+        self._wait_until_said(0 if wanted else SAID_MAX)
 
     def _recheck(self) -> None:
+        self._wait_until_said(0)
         lingering, self._lingering = self._lingering, []
         for slot in lingering:
             if slot.is_shown():
@@ -198,7 +254,13 @@ class Shelf:
         client = self._client()
         if client is not None:
             with contextlib.suppress(Error):
-                client.dont_need(unneeded)
+                self._said.append(client._dont_need_later(unneeded))
+
+    def _wait_until_said(self, left: int) -> None:
+        """Until no more than so many are without an answer; what is laid away meanwhile could be taken for unneeded."""
+        while len(self._said) > left:
+            with contextlib.suppress(Error):
+                self._said.popleft().wait()
 
     def _create(self, size: int) -> Slot:
         try:
