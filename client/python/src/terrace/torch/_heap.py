@@ -5,6 +5,10 @@ PyTorch gets its tensors by posix_memalign. The glibc of Debian 12 (2.36) hardly
 of the same size and alignment, and once it has freed something large it keeps all that is smaller: the process then
 grows by what it has freed. mallopt(3), M_MMAP_THRESHOLD: what is as large is mapped by itself, and unmapped when it is
 freed. It costs the zeroing of fresh pages.
+
+What it does not find is a hole that is too small by what posix_memalign() may take to align: the two ends that it gave
+back at first are in the thread's cache, so that they do not join the hole again. That cache can be kept from them before
+the process starts alone (docs/training.md); then the environment has set how to allocate.
 """
 
 import ctypes
