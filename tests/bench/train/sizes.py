@@ -73,9 +73,15 @@ QUICK = Sizes(small=Model(8, 256, 4, 64, 2), medium=Model(8, 384, 6, 64, 2), bil
 
 def tier_bytes(model: Model) -> int:
     """A memory tier that holds a quarter of a model's state, and what a step needs at once."""
-    return max(model.state_bytes // 4, 2 * model.largest_bytes, 16 * MIB) // (4 * MIB) * (4 * MIB)
+    return _whole(max(model.state_bytes // 4, 2 * model.largest_bytes, 16 * MIB))
 
 
 def room_bytes(model: Model) -> int:
     """A tier that holds all of it, and what alignment and fragments take."""
-    return (model.state_bytes * 9 // 8 + 64 * MIB) // (4 * MIB) * (4 * MIB)
+    return _whole(model.state_bytes * 9 // 8 + 64 * MIB)
+
+
+def _whole(size: int) -> int:
+    """A capacity of which the daemon uses all: a tier gives memory out in sixteenths, of whole 2 MiB."""
+    unit = 32 * MIB if size > 32 * MIB else 4 * MIB
+    return -(-size // unit) * unit
