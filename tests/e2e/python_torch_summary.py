@@ -76,6 +76,23 @@ def test_what_was_fetched_and_what_was_waited_for(served):
     assert after["2"].leased_bytes == before["2"].leased_bytes + WEIGHT_BYTES
 
 
+@pytest.mark.filterwarnings("ignore:terrace.torch.offload")  # of a guarantee of nothing
+def test_where_all_fits_room_is_asked_for_once(served, monkeypatch):
+    """A gradient that zero_grad() drops leaves its place to the next one; where the job is larger, to whatever comes."""
+    for guarantee, drops in ((4 << 20, False), (0, True)):
+        with terrace.Client(served.socket, guarantees={"host": guarantee}) as client:
+            dropped = []
+            dont_need = client.dont_need
+            monkeypatch.setattr(client, "dont_need", lambda tensors: dropped.extend(tensors) or dont_need(tensors))
+            model, optimizer = offloaded(client)
+            for _ in range(2):
+                step(model, optimizer)
+            before = by_name(model)["1"].room_seconds
+            step(model, optimizer)
+            assert (by_name(model)["1"].room_seconds > before) == drops == bool(dropped)
+            del model, optimizer
+
+
 def test_as_a_table(served):
     model, optimizer = offloaded(served, share_frozen=True)
     step(model, optimizer)

@@ -69,8 +69,7 @@ class _Batch:
 
     def enter(self) -> None:
         """Leases all of it, and shows it where the step looks."""
-        places = [place for parameter in self.parameters for place in self._places(parameter)]
-        found = [(place, held) for place in places if isinstance(held := place.get(), OffloadedTensor)]
+        found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
         shown = enter(self._store, self._managed, [held.terrace_slot for _, held in found], "write")
         self._entered = True
         for (place, held), tensor in zip(found, shown, strict=True):
@@ -82,11 +81,16 @@ class _Batch:
             self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
             self._enter_gradients()
 
-    def _places(self, parameter: nn.Parameter) -> Iterator[Place]:
-        if is_split(parameter):
-            yield InDTensor(parameter)
-        for key, value in self._owner.state_of(parameter).items():
-            yield place_of(value, InState(self._owner.state_of(parameter), key))
+    def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Place, OffloadedTensor]]:
+        """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""
+        if is_split(parameter) and isinstance(parameter._local_tensor, OffloadedTensor):
+            yield InDTensor(parameter), parameter._local_tensor
+        state = self._owner.state_of(parameter)
+        for key, value in state.items():
+            if isinstance(value, OffloadedTensor):
+                yield InState(state, key), value
+            elif is_split(value) and isinstance(value._local_tensor, OffloadedTensor):
+                yield InDTensor(value), value._local_tensor
 
     def _enter_gradients(self) -> None:
         places = [place_of(parameter.grad, AsGradient(parameter)) for parameter in self.parameters]

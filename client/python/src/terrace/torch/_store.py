@@ -77,6 +77,7 @@ class Store:
         self.capacity_bytes = offer.capacity_bytes
         self.guarantee_bytes = offer.guarantee_bytes
         self.bytes = 0
+        self.fits = False  # all of it is guaranteed room at once
         self.tally = tally or Tally()
         self._tensors: list[Tensor] = []
         weakref.finalize(self, self._end, client, self._tensors).atexit = False
@@ -132,7 +133,8 @@ class Store:
 
     def plan(self) -> None:
         """Fetches ahead from now on, if not everything fits."""
-        self.order.ahead_bytes = self.guarantee_bytes // 4 if self.bytes > self.guarantee_bytes else 0
+        self.fits = self.bytes <= self.guarantee_bytes
+        self.order.ahead_bytes = 0 if self.fits else self.guarantee_bytes // 4
         # Unless a session asks for more it is guaranteed half of its part.
         self.order.room_bytes = min(self.capacity_bytes, 2 * self.guarantee_bytes)
 
@@ -208,8 +210,11 @@ class Store:
         """Raises where nothing is to be written: here it may. done: it was."""
 
     def drop_unneeded(self) -> None:
-        """Tells Terrace which contents are of no use any more."""
-        if self.unneeded:
+        """Tells Terrace which contents are of no use any more. Where all fits it makes no difference, but that room would
+        have to be asked for again."""
+        if self.fits:
+            self.unneeded.clear()
+        elif self.unneeded:
             slots = [slot for slot in self.unneeded if not slot.shown]
             self.unneeded.clear()
             if slots:
