@@ -17,6 +17,7 @@ import memory_room
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT_SECONDS = 3600.0
 LOG_LINES = 6
+HEAP = "glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0"  # as docs/training.md says; for all contenders
 
 
 class Ended(Exception):
@@ -72,7 +73,7 @@ class Contender:
         self._answer_pipe, child_end = os.pipe()
         command = self.room.command([self._place.python, "-B", str(HERE / "worker.py"), str(child_end),
                                      json.dumps(spec)])
-        environment = os.environ | {"OMP_WAIT_POLICY": "passive", "DS_ACCELERATOR": "cpu"}
+        environment = os.environ | {"OMP_WAIT_POLICY": "passive", "DS_ACCELERATOR": "cpu", "GLIBC_TUNABLES": HEAP}
         try:
             with open(self._log, "wb") as log:
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=folder,
