@@ -78,7 +78,7 @@ def test_what_was_fetched_and_what_was_waited_for(served):
 
 @pytest.mark.filterwarnings("ignore:terrace.torch.offload")  # of a guarantee of nothing
 def test_where_all_fits_room_is_asked_for_once(served, monkeypatch):
-    """A gradient that zero_grad() drops leaves its place to the next one; where the job is larger, to whatever comes."""
+    """A gradient that zero_grad() drops leaves its place to the next one; in a larger job, to whatever comes."""
     for guarantee, drops in ((4 << 20, False), (0, True)):
         with terrace.Client(served.socket, guarantees={"host": guarantee}) as client:
             dropped = []
