@@ -33,6 +33,7 @@ class Client::Use {
   }
   explicit operator bool() const { return state_ != nullptr; }
   Session* operator->() const { return state_->session; }
+  Session& operator*() const { return *state_->session; }
   // To a lease.
   void hand_over() { state_ = nullptr; }
 
@@ -45,6 +46,20 @@ namespace {
 template <typename T>
 Pending<T> closed_pending() {
   return Pending<T>(std::make_unique<client::KnownAnswer<T>>(client_closed()));
+}
+
+Result<void> declare_sets(client::Session& session, std::span<const DeclaredSet> sets, StepKind kind) {
+  for (std::size_t at = 0; at < sets.size(); ++at) {
+    const std::int64_t compute_us = std::clamp<std::int64_t>(sets[at].compute.count(), 0, UINT32_MAX);
+    const shm::DeclaredValue value{static_cast<std::uint8_t>(kind), static_cast<std::uint32_t>(at),
+                                   static_cast<std::uint32_t>(compute_us)};
+    const auto heard = session.ask(sets[at].tensors, {.operation = Operation::kDeclareStep,
+                                                      .mode = static_cast<shm::Mode>(sets[at].mode),
+                                                      .place = sets[at].place.number(),
+                                                      .value = value.packed()});
+    if (!heard) return heard;
+  }
+  return {};
 }
 
 }  // namespace
@@ -226,17 +241,13 @@ Result<void> Client::declare_step(std::span<const DeclaredSet> sets, StepKind ki
   if (!session) return client_closed();
   if (sets.size() > shm::DeclaredValue::kPositionMax)
     return fail(ErrorCode::kInvalidArgument, "a step of more than 16777215 sets: declare a part of it");
-  for (std::size_t at = 0; at < sets.size(); ++at) {
-    const std::int64_t compute_us = std::clamp<std::int64_t>(sets[at].compute.count(), 0, UINT32_MAX);
-    const shm::DeclaredValue value{static_cast<std::uint8_t>(kind), static_cast<std::uint32_t>(at),
-                                   static_cast<std::uint32_t>(compute_us)};
-    const auto heard = session->ask(sets[at].tensors, {.operation = Operation::kDeclareStep,
-                                                       .mode = static_cast<shm::Mode>(sets[at].mode),
-                                                       .place = sets[at].place.number(),
-                                                       .value = value.packed()});
-    if (!heard) return heard;
+  for (;;) {
+    const std::uint64_t reconnects = session->reconnects();
+    const Result<void> heard = declare_sets(*session, sets, kind);
+    // The next daemon has not heard the first sets: they are declared to it again.
+    const bool unheard = !heard && heard.error().code == ErrorCode::kFailedPrecondition;
+    if (!unheard || session->reconnects() == reconnects) return heard;
   }
-  return {};
 }
 
 std::uint32_t Client::session() const {

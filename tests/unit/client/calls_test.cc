@@ -42,6 +42,9 @@ TEST_F(Calling, AsksForEachOperation) {
   EXPECT_EQ(asked([&] { return client_.pin(set); }).operation, shm::Operation::kPin);
   EXPECT_EQ(asked([&] { return client_.unpin(set); }).operation, shm::Operation::kUnpin);
   EXPECT_EQ(asked([&] { return client_.destroy(set); }).operation, shm::Operation::kDelete);
+  EXPECT_EQ(asked([&] { return client_.prefetch_async(set).wait(60s); }).operation, shm::Operation::kPrefetch);
+  EXPECT_EQ(asked([&] { return client_.evict_async(set).wait(60s); }).operation, shm::Operation::kEvict);
+  EXPECT_EQ(asked([&] { return client_.dont_need_async(set).wait(60s); }).operation, shm::Operation::kDontNeed);
   const shm::Submission step = asked([&] { return client_.mark_step(StepKind::kEval); });
   EXPECT_EQ(step.operation, shm::Operation::kMarkStep);
   EXPECT_EQ(step.value, 2u);

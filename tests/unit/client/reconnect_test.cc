@@ -96,6 +96,31 @@ TEST_F(Reconnecting, AsksAgainForWhatHasNoAnswer) {
   EXPECT_EQ(client_->reconnects(), 1u);
 }
 
+// The next daemon knows nothing of the sets that were declared before it.
+TEST_F(Reconnecting, DeclaresAStepFromItsFirstSetAgain) {
+  const DeclaredSet set{{tensor_}};
+  const std::vector<DeclaredSet> sets(2, set);
+  auto declaring = beside([&] { return client_->declare_step(sets); });
+  daemon_.answer(daemon_.next());
+  const Asked second = daemon_.next();
+  EXPECT_EQ(shm::DeclaredValue::unpack(second.submission.value).position, 1u);
+  lose();
+  settle();
+  ASSERT_EQ(asked_.size(), 1u);
+  daemon_.refuse(asked_[0], ErrorCode::kFailedPrecondition, "set 1 of a step whose first 0 are declared");
+  for (std::uint32_t position = 0; position < 2; ++position) {
+    const Asked again = daemon_.next();
+    EXPECT_EQ(again.submission.operation, shm::Operation::kDeclareStep);
+    EXPECT_EQ(shm::DeclaredValue::unpack(again.submission.value).position, position);
+    daemon_.answer(again);
+  }
+  EXPECT_TRUE(declaring.get().has_value());
+
+  auto refused = beside([&] { return client_->declare_step(sets); });
+  daemon_.refuse(daemon_.next(), ErrorCode::kFailedPrecondition, "share 'a' has no steps of its own");
+  EXPECT_EQ(refused.get().error().message, "share 'a' has no steps of its own");
+}
+
 TEST_F(Reconnecting, KeepsWhatWasAnswered) {
   Pending<void> answered = client_->swap_out_async(set_);
   Pending<void> open = client_->swap_in_async(set_, Place::host());
