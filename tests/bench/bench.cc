@@ -13,12 +13,14 @@
 
 namespace terrace::bench {
 
-Bench::Bench(Settings settings) : settings_(std::move(settings)) {}
-
-void Bench::say(const std::string& what) const {
-  fmt::print(stderr, "[{:6.1f} s] {}\n", seconds_since(begin_), what);
+void tell(const std::string& line) {
+  std::fputs((line + "\n").c_str(), stderr);
   std::fflush(stderr);
 }
+
+Bench::Bench(Settings settings) : settings_(std::move(settings)) {}
+
+void Bench::say(const std::string& what) const { tell(fmt::format("[{:6.1f} s] {}", seconds_since(begin_), what)); }
 
 void Bench::add(Row row) {
   if (!std::isfinite(ratio(row))) {

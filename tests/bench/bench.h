@@ -25,6 +25,9 @@ struct Settings {
   std::string fio{};                 // fio's binary
 };
 
+// A line on standard error, or nothing where nobody reads it.
+void tell(const std::string& line);
+
 // Lines on standard error about how far it is; the rows, in the order in which they came.
 class Bench {
  public:

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <filesystem>
 #include <utility>
 
@@ -16,7 +15,7 @@
 namespace terrace::bench {
 
 CommandOptions::CommandOptions(CLI::App& app) {
-  settings_.disk = std::filesystem::current_path();
+  settings_.disk = ".";
   app.add_option("--dir", settings_.disk, "Folder on the disk for block files; what is made there is removed")
       ->capture_default_str();
   app.add_option("--terraced", settings_.terraced, "The daemon to measure (default: the one beside this program)");
@@ -42,13 +41,20 @@ Result<Settings> CommandOptions::settings(std::uint64_t disk_bytes) {
                 fmt::format("{}; what is measured beside that says little: wait, stop it, or measure all the same with "
                             "--force",
                             fmt::join(seen, "; ")));
-  for (const std::string& what : seen) fmt::print(stderr, "terrace-bench: measured all the same: {}\n", what);
+  for (const std::string& what : seen) tell("terrace-bench: measured all the same: " + what);
   return settings_;
 }
 
 Result<void> prepare(Settings& settings) {
-  settings.disk = std::filesystem::absolute(settings.disk);  // a daemon takes nothing else
-  remove_stale_folders(std::filesystem::temp_directory_path());
+  std::error_code error;
+  const auto disk = std::filesystem::absolute(settings.disk, error);  // a daemon takes nothing else
+  if (error)
+    return fail(ErrorCode::kNotFound,
+                fmt::format("{} is no folder to measure in: {}", settings.disk.string(), error.message()));
+  settings.disk = disk;
+  const auto temporary = temporary_folder();
+  if (!temporary) return std::unexpected(temporary.error());
+  remove_stale_folders(*temporary);
   remove_stale_folders(settings.disk);
   auto terraced = find_terraced(settings.terraced);
   if (!terraced) return std::unexpected(terraced.error());
@@ -57,7 +63,7 @@ Result<void> prepare(Settings& settings) {
 }
 
 int refuse(const Error& error) {
-  fmt::print(stderr, "terrace-bench: {}\n", error.message);
+  tell("terrace-bench: " + error.message);
   return 1;
 }
 

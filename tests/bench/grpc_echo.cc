@@ -42,7 +42,7 @@ GrpcEcho::~GrpcEcho() = default;
 
 Result<std::unique_ptr<GrpcEcho>> GrpcEcho::start() {
   std::unique_ptr<GrpcEcho> echo(new GrpcEcho());
-  auto folder = Folder::make(std::filesystem::temp_directory_path());
+  auto folder = Folder::make_temporary();
   if (!folder) return std::unexpected(folder.error());
   echo->folder_ = std::move(*folder);
   const std::string address = "unix:" + (echo->folder_.path() / "echo.sock").string();

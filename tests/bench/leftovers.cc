@@ -10,11 +10,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -25,6 +27,7 @@ namespace terrace::bench {
 namespace {
 
 constexpr std::string_view kPrefix = "terrace-bench-";
+constexpr std::size_t kSuffixLetters = 6;  // mkdtemp's
 constexpr int kTriesMax = 16;
 
 struct Made {
@@ -62,10 +65,11 @@ void become_child(pid_t parent) {
   ::setpgid(0, 0);  // Ctrl-C is the parent's, which takes its children away in order
   const sigset_t set = ending_signals();
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
 }
 
 Fd locked(const std::filesystem::path& folder) {
-  Fd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Fd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (opened && ::flock(opened.get(), LOCK_EX | LOCK_NB) != 0) opened.reset();
   return opened;
 }
@@ -74,6 +78,25 @@ Fd locked(const std::filesystem::path& folder) {
 bool cannot_lock(const std::filesystem::path& folder) {
   const Fd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   return opened && ::flock(opened.get(), LOCK_EX | LOCK_NB) != 0 && errno != EWOULDBLOCK;
+}
+
+// "terrace-bench-", a process's number, "-", and mkdtemp's letters and digits: as Folder::make() names its folders.
+bool is_named_as_ours(std::string_view name) {
+  if (!name.starts_with(kPrefix)) return false;
+  name.remove_prefix(kPrefix.size());
+  const auto is_digit = [](char letter) { return letter >= '0' && letter <= '9'; };
+  const auto is_letter = [&](char letter) {
+    return is_digit(letter) || (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z');
+  };
+  const std::size_t dash = name.find('-');
+  return dash != std::string_view::npos && dash > 0 && name.size() == dash + 1 + kSuffixLetters &&
+         std::ranges::all_of(name.substr(0, dash), is_digit) && std::ranges::all_of(name.substr(dash + 1), is_letter);
+}
+
+// Of this user, and nobody else's to look into: as mkdtemp makes them.
+bool is_made_as_ours(const Fd& folder) {
+  struct stat state{};
+  return ::fstat(folder.get(), &state) == 0 && state.st_uid == ::geteuid() && (state.st_mode & 07777) == 0700;
 }
 
 bool is_there(const Fd& folder) {
@@ -95,6 +118,7 @@ std::vector<char*> arguments_of(const std::vector<std::string>& command) {
 void clean_up_at_signals(std::function<void()> last) {
   const sigset_t set = ending_signals();
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);  // who reads the rows may be gone: what was made is to go all the same
   std::thread([set, last = std::move(last)] {
     int signal = 0;
     ::sigwait(&set, &signal);
@@ -105,10 +129,24 @@ void clean_up_at_signals(std::function<void()> last) {
 void remove_stale_folders(const std::filesystem::path& parent) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(kPrefix)) continue;
-    if (const Fd lock = locked(entry.path())) std::filesystem::remove_all(entry.path(), ignored);
+    if (!is_named_as_ours(entry.path().filename().string())) continue;
+    if (const Fd lock = locked(entry.path()); lock && is_made_as_ours(lock))
+      std::filesystem::remove_all(entry.path(), ignored);
   }
+}
+
+Result<std::filesystem::path> temporary_folder() {
+  std::error_code error;
+  auto folder = std::filesystem::temp_directory_path(error);
+  if (!error) return folder;
+  return fail(ErrorCode::kNotFound,
+              fmt::format("there is no folder for sockets: {}; name one with TMPDIR", error.message()));
+}
+
+Result<Folder> Folder::make_temporary() {
+  const auto parent = temporary_folder();
+  if (!parent) return std::unexpected(parent.error());
+  return make(*parent);
 }
 
 Result<Folder> Folder::make(const std::filesystem::path& parent) {

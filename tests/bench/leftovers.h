@@ -17,17 +17,24 @@
 namespace terrace::bench {
 
 // Call once in main(), before there are threads: from then on a thread waits for those signals, and at the first kills
-// every child, removes every folder, calls `last`, and ends the program with 128 + the signal.
+// every child, removes every folder, calls `last`, and ends the program with 128 + the signal. SIGPIPE is ignored, except
+// by children.
 void clean_up_at_signals(std::function<void()> last = [] {});
 
-// Removes folders in `parent` that benchmarks of this user left which run no more: nobody has them locked.
+// Removes folders in `parent` that benchmarks of this user left which run no more: named and made as Folder::make()
+// does it, and locked by nobody.
 void remove_stale_folders(const std::filesystem::path& parent);
+
+// TMPDIR, or the system's. kNotFound where that is no folder.
+Result<std::filesystem::path> temporary_folder();
 
 // A new folder, gone with the object and all that is in it.
 class Folder {
  public:
   // In `parent`, which must be there.
   static Result<Folder> make(const std::filesystem::path& parent);
+  // In temporary_folder().
+  static Result<Folder> make_temporary();
   Folder() = default;
   Folder(Folder&& other) noexcept;
   Folder& operator=(Folder&& other) noexcept;

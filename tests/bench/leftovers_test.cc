@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <vector>
 
 namespace terrace::bench {
 namespace {
@@ -23,6 +24,7 @@ class Folders : public testing::Test {
   std::filesystem::path left(const std::string& name) const {
     std::filesystem::create_directories(parent_ / name / "block");
     std::ofstream(parent_ / name / "log") << "last words";
+    std::filesystem::permissions(parent_ / name, std::filesystem::perms::owner_all);
     return parent_ / name;
   }
 
@@ -53,6 +55,20 @@ TEST_F(Folders, OfOneThatRunsStayAndOfOneThatDoesNotGo) {
   EXPECT_TRUE(std::filesystem::exists(made->path()));
   EXPECT_FALSE(std::filesystem::exists(gone));
   EXPECT_TRUE(std::filesystem::exists(foreign));
+}
+
+TEST_F(Folders, NotNamedOrMadeAsABenchmarksStay) {
+  std::vector<std::filesystem::path> others;
+  for (const char* name : {"terrace-bench-results", "terrace-bench-1-abcde", "terrace-bench-1-abcdefg",
+                           "terrace-bench--abcdef", "terrace-bench-1a-abcdef", "terrace-bench-1-abcd.f"})
+    others.push_back(left(name));
+  others.push_back(left("terrace-bench-1-abcdef"));
+  std::filesystem::permissions(others.back(), std::filesystem::perms::others_read, std::filesystem::perm_options::add);
+  const auto results = left("results");
+  std::filesystem::create_directory_symlink(results, parent_ / "terrace-bench-2-abcdef");
+  remove_stale_folders(parent_);
+  for (const auto& other : others) EXPECT_TRUE(std::filesystem::exists(other / "log")) << other;
+  EXPECT_TRUE(std::filesystem::exists(parent_ / "terrace-bench-2-abcdef" / "log"));
 }
 
 TEST_F(Folders, OfAnotherContainerStayAsLongAsTheyAreLocked) {

@@ -8,9 +8,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <mutex>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/bytes.h"
@@ -39,7 +42,7 @@ struct Arguments {
 };
 
 int refuse(const std::vector<std::string>& reasons) {
-  for (const std::string& reason : reasons) fmt::print(stderr, "terrace-bench: {}\n", reason);
+  for (const std::string& reason : reasons) tell("terrace-bench: " + reason);
   return 1;
 }
 
@@ -96,20 +99,21 @@ std::vector<std::string> lacks(const Arguments& arguments, const std::vector<Sui
 }
 
 void print_rows(const std::vector<Row>& rows, const Arguments& arguments) {
+  std::string text;
   if (arguments.json) {
-    std::string text;
     for (const Row& row : rows) {
       auto json = to_json(row);
       json["quick"] = arguments.settings.quick;
       text += (text.empty() ? "[\n" : ",\n") + json.dump();
     }
-    fmt::print("{}\n]\n", text.empty() ? "[" : text);
+    text = (text.empty() ? "[" : text) + "\n]\n";
   } else if (arguments.markdown) {
-    fmt::print("{}", to_markdown(rows));
+    text = to_markdown(rows);
   } else {
-    for (const Row& row : rows) fmt::print("{}", to_text(row));
-    fmt::print("{}{}\n", summary(rows), arguments.settings.quick ? " (--quick: figures that say little)" : "");
+    for (const Row& row : rows) text += to_text(row);
+    text += fmt::format("{}{}\n", summary(rows), arguments.settings.quick ? " (--quick: figures that say little)" : "");
   }
+  std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
 }
 
@@ -141,7 +145,7 @@ void print_at_signal() {
   output().mutex.lock();  // never given back: the program ends
   if (output().bench == nullptr) return;
   const std::vector<Row> rows = output().bench->rows();
-  fmt::print(stderr, "terrace-bench: interrupted: these are the {} rows that were measured\n", rows.size());
+  tell(fmt::format("terrace-bench: interrupted: these are the {} rows that were measured", rows.size()));
   print_rows(rows, *output().arguments);
 }
 
@@ -152,7 +156,7 @@ bool run_suite(Bench& bench, const Suite& suite) {
   const std::size_t before = bench.rows().size();
   const int unmeasured = bench.unmeasured();
   if (const auto ran = suite.run(bench); !ran) {
-    fmt::print(stderr, "terrace-bench: {}: {}: {}\n", suite.name, name(ran.error().code), ran.error().message);
+    tell(fmt::format("terrace-bench: {}: {}: {}", suite.name, name(ran.error().code), ran.error().message));
     return false;
   }
   if (bench.unmeasured() != unmeasured) return false;
@@ -169,7 +173,7 @@ bool run_suites(Bench& bench, const std::vector<Suite>& to_run) {
 }
 
 void say_neighbours(const char* when, const std::vector<std::string>& seen) {
-  for (const std::string& what : seen) fmt::print(stderr, "terrace-bench: {}: {}\n", when, what);
+  for (const std::string& what : seen) tell(fmt::format("terrace-bench: {}: {}", when, what));
 }
 
 int run(Arguments arguments) {
@@ -202,12 +206,13 @@ int run(Arguments arguments) {
 std::filesystem::path examples_default(const std::filesystem::path& own_folder) {
   const std::filesystem::path above = own_folder.parent_path();
   for (const auto& examples : {above / "share" / "terrace" / "examples", above / "examples"})
-    if (std::filesystem::exists(examples)) return examples;
+    if (std::error_code ignored; std::filesystem::exists(examples, ignored)) return examples;
   return above.parent_path() / "client" / "python" / "examples";
 }
 
 void add_options(CLI::App& app, Arguments& arguments) {
-  const std::filesystem::path own_folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  std::error_code ignored;
+  const std::filesystem::path own_folder = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
   std::vector<std::string> suite_names;
   std::string text = "What to measure: all";
   for (const Suite& suite : suites()) {
@@ -217,7 +222,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   std::vector<std::string> names = suite_names;
   names.emplace_back("all");
   Settings& settings = arguments.settings;
-  settings.disk = std::filesystem::current_path();
+  settings.disk = ".";
   settings.python = picture::default_python();
   settings.examples = examples_default(own_folder);
   settings.fio = "fio";
@@ -242,26 +247,43 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_flag("--force", arguments.force, "Measure beside a loaded daemon, or on a busy machine");
 }
 
-}  // namespace
-}  // namespace terrace::bench
-
-int main(int argc, char** argv) {
-  const std::string_view command = argc > 1 ? argv[1] : "";
-  if (command == "calibrate" || command == "replay") {
-    terrace::bench::clean_up_at_signals();
-    return (command == "replay" ? terrace::bench::replay_command : terrace::bench::calibrate_command)(argc - 1,
-                                                                                                      argv + 1);
-  }
-  terrace::bench::Arguments arguments;
+int measure_command(int argc, char** argv) {
+  Arguments arguments;
   CLI::App app(
       "Measures what Terrace delivers of this node's hardware, each figure beside a reference of the same run.",
       "terrace-bench");
   app.set_version_flag("--version", TERRACE_VERSION);
-  terrace::bench::add_options(app, arguments);
+  add_options(app, arguments);
   app.footer(
       "Other commands, each with a --help: `terrace-bench calibrate` measures this machine's links into a node file; "
       "`terrace-bench replay` runs a workload on a live daemon and compares it with the simulator.");
   CLI11_PARSE(app, argc, argv);
-  terrace::bench::clean_up_at_signals(terrace::bench::print_at_signal);
-  return terrace::bench::run(std::move(arguments));
+  clean_up_at_signals(print_at_signal);
+  return run(std::move(arguments));
+}
+
+int run_command(int argc, char** argv) {
+  const std::string_view command = argc > 1 ? argv[1] : "";
+  if (command != "calibrate" && command != "replay") return measure_command(argc, argv);
+  clean_up_at_signals();
+  return (command == "replay" ? replay_command : calibrate_command)(argc - 1, argv + 1);
+}
+
+// The status, or 1 where not all that was printed came to be written.
+int printed(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  return refuse({"not all could be written to standard output: is its disk full, or its reader gone?"});
+}
+
+}  // namespace
+}  // namespace terrace::bench
+
+int main(int argc, char** argv) {
+  // What is caught here has taken its folders and children away, which the end of a program without a catch does not.
+  try {
+    return terrace::bench::printed(terrace::bench::run_command(argc, argv));
+  } catch (const std::exception& error) {
+    terrace::bench::tell(std::string("terrace-bench: ") + error.what());
+    return 1;
+  }
 }

@@ -37,7 +37,8 @@ std::string configuration(const PrivateDaemon& daemon, const DaemonOptions& opti
 }
 
 bool is_program(const std::filesystem::path& path) {
-  return std::filesystem::is_regular_file(path) && ::access(path.c_str(), X_OK) == 0;
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0;
 }
 
 }  // namespace
@@ -45,7 +46,7 @@ bool is_program(const std::filesystem::path& path) {
 Result<PrivateDaemon> PrivateDaemon::start(const std::string& terraced, const std::filesystem::path& disk,
                                            const DaemonOptions& options) {
   PrivateDaemon daemon;
-  auto sockets = Folder::make(std::filesystem::temp_directory_path());
+  auto sockets = Folder::make_temporary();
   if (!sockets) return std::unexpected(sockets.error());
   auto on_disk = Folder::make(disk);
   if (!on_disk) return std::unexpected(on_disk.error());
@@ -108,7 +109,8 @@ void PrivateDaemon::kill_inner() const {
 
 Result<std::string> find_terraced(const std::string& named) {
   if (!named.empty()) {
-    if (is_program(named)) return std::filesystem::absolute(named).string();
+    std::error_code error;
+    if (const auto path = std::filesystem::absolute(named, error); !error && is_program(path)) return path.string();
     return fail(ErrorCode::kNotFound, named + " is not a program that can be run; name terraced with --terraced PATH");
   }
   const std::filesystem::path beside = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "terraced";

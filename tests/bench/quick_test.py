@@ -132,6 +132,17 @@ class Quick(unittest.TestCase):
             self.assertEqual(0, ran.returncode, ran.stderr)
             self.assertIn(said, ran.stdout)
 
+    def test_rows_that_cannot_be_written_are_an_error_and_leave_nothing(self):
+        reader, closed = os.pipe()
+        os.close(reader)
+        with open("/dev/full", "wb") as full, open(closed, "wb") as nobody_reads:
+            for output in (full, nobody_reads):
+                ran = subprocess.run(self.command("miss", "--quick", "--force"), env=self.environment, text=True,
+                                     stdout=output, stderr=subprocess.PIPE, check=False)
+                self.assertEqual(1, ran.returncode, ran.stderr)
+                self.assertIn("not all could be written to standard output", ran.stderr)
+                self.assert_nothing_left()
+
     def eventually(self, condition):
         end = time.monotonic() + LIMIT_SECONDS
         while not condition():
@@ -195,16 +206,18 @@ class Quick(unittest.TestCase):
 
     def test_folders_of_one_that_was_killed_go_at_the_next_start(self):
         left = self.disk / f"terrace-bench-{os.getpid()}-abcdef"
-        left.mkdir()
+        left.mkdir(mode=0o700)
         (left / "block").write_bytes(b"x")
         of_another = self.disk / "terrace-bench-1-abcdef"
-        of_another.mkdir()
+        of_another.mkdir(mode=0o700)
+        results = self.disk / "terrace-bench-results"
+        results.mkdir(mode=0o700)
         lock = os.open(of_another, os.O_RDONLY)
         self.addCleanup(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX)
         ran = self.run_bench("engine", "--quick", "--force")
         self.assertEqual(0, ran.returncode, ran.stderr)
-        self.assertEqual([of_another], list(self.disk.iterdir()))
+        self.assertEqual({of_another, results}, set(self.disk.iterdir()))
 
     def test_a_loaded_daemon_is_no_neighbour(self):
         busy = self.temporary / "terraced"

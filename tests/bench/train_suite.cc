@@ -40,7 +40,7 @@ Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps) {
   auto folder = Folder::make(settings.disk);
   if (!folder) return std::unexpected(folder.error());
   const std::filesystem::path file = folder->path() / "result.json";
-  auto temporary = Folder::make(std::filesystem::temp_directory_path());  // PyTorch leaves folders there
+  auto temporary = Folder::make_temporary();  // PyTorch leaves folders there
   if (!temporary) return std::unexpected(temporary.error());
   std::vector<std::string> command{"env", "TMPDIR=" + temporary->path().string(), settings.python, "-B",
                                    (settings.examples / "train_gpt.py").string()};
