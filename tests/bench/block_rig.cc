@@ -36,8 +36,11 @@ double median_of(const std::vector<T>& from, Figure figure) {
 }  // namespace
 
 Count count_of(const QueueKept& queue) {
-  return {.name = fmt::format("times fio's share of the time with the disk's queue at {}, fio's median depth (here {})",
-                              queue.reference_depth, queue.depth),
+  const auto shown = [](double bytes) { return format_bytes(static_cast<std::uint64_t>(bytes)); };
+  return {.name = fmt::format("times fio's share of the time with its median in the disk's queue, {} (here {} "
+                              "requests, of {}; fio's have {})",
+                              shown(queue.reference_bytes), queue.depth, shown(queue.request_bytes),
+                              shown(queue.reference_request_bytes)),
           .value = queue.share,
           .limit = kAtDepth,
           .better = Better::kHigher};
@@ -59,6 +62,12 @@ Result<BlockRig> BlockRig::make(const Bench& bench, const DaemonOptions& options
   auto client = daemon->connect();
   if (!client) return std::unexpected(client.error());
   return BlockRig(std::move(*daemon), std::move(*client), std::move(*fio), settings.disk);
+}
+
+Result<FioJob> BlockRig::best(const Bench& bench, const FioJob& job) const {
+  auto best = fio_.at_its_best(job, bench.either(3, 1), [&](const std::string& tried) { bench.say(tried); });
+  if (best) bench.say("at its best: " + fio_.described(*best));
+  return best;
 }
 
 Result<Moved> BlockRig::moving(std::uint64_t bytes, const std::function<Result<void>()>& work) const {
@@ -125,8 +134,8 @@ Result<BlockRounds> BlockRounds::run(const Bench& bench, const std::string& what
 }
 
 QueueKept BlockRounds::queue() const {
-  std::vector<std::vector<unsigned>> ours;
-  std::vector<std::vector<unsigned>> fios;
+  std::vector<QueueSeen> ours;
+  std::vector<QueueSeen> fios;
   for (const Moved& moved : moved_) ours.push_back(moved.queue);
   for (const FioFigures& figures : reference_) fios.push_back(figures.queue);
   return queue_kept(ours, fios);

@@ -20,7 +20,7 @@ struct Moved {
   double cpu_seconds_per_gib = 0;
   double waits_per_gib = 0;
   double disk_reads_per_byte = 0;
-  std::vector<unsigned> queue;  // the device's, meanwhile
+  QueueSeen queue;  // the device's, meanwhile
 };
 
 // How well the device's queue was kept, with the bar's limit.
@@ -35,6 +35,9 @@ class BlockRig {
   PrivateDaemon& daemon() { return daemon_; }
   Client& client() { return client_; }
   const Fio& fio() const { return fio_; }
+
+  // fio's job at its best, see Fio::at_its_best.
+  Result<FioJob> best(const Bench& bench, const FioJob& job) const;
 
   // Runs `work`, which moves `bytes`.
   Result<Moved> moving(std::uint64_t bytes, const std::function<Result<void>()>& work) const;
@@ -66,8 +69,8 @@ class BlockRounds {
   static Result<BlockRounds> run(const Bench& bench, const std::string& what, const BlockRig& rig,
                                  const Measured& measured, const FioJob& job);
 
-  // Value, reference and interval from the rounds, and the counts: how well the device's queue was kept at
-  // the reference's depth, CPU and waits a GiB, and, where the disk is read, that it was read in full.
+  // Value, reference and interval from the rounds, and the counts: how well the device's queue was kept as full as
+  // the reference's, CPU and waits a GiB, and, where the disk is read, that it was read in full.
   Row row(Row row, bool reads) const;
   // The device's queue beside fio's.
   QueueKept queue() const;

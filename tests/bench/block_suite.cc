@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "bench/block_clients.h"
 #include "bench/block_rig.h"
+#include "bench/memcpy_reference.h"
 #include "bench/suite.h"
 
 namespace terrace::bench {
@@ -36,14 +38,24 @@ double thread_cpu_seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
 }
 
-// One pass of XXH3 over memory that no cache holds, in chunks as the daemon's.
-double xxh3_seconds_per_gib() {
-  const std::vector<std::byte> memory(256 * kMiB, std::byte{7});
+// One pass of XXH3 over memory that no cache holds, in pages and chunks as the daemon's.
+Result<double> xxh3_seconds_per_gib() {
+  const auto mapped = ReferenceMemory::map(256 * kMiB);
+  if (!mapped) return std::unexpected(mapped.error());
+  const std::span<std::byte> memory = mapped->bytes();
+  std::ranges::fill(memory, std::byte{7});
   std::uint64_t sum = 0;
   const double begin = thread_cpu_seconds();
   for (std::size_t at = 0; at < memory.size(); at += kMiB) sum += XXH3_64bits(memory.data() + at, kMiB);
   const double took = thread_cpu_seconds() - begin;
   return (sum == 0 ? 2 : 1) * took / (static_cast<double>(memory.size()) / kGiB);
+}
+
+Result<void> hash_into(std::vector<double>& seconds_per_gib) {
+  const auto took = xxh3_seconds_per_gib();
+  if (!took) return std::unexpected(took.error());
+  seconds_per_gib.push_back(*took);
+  return {};
 }
 
 class BlockSuite {
@@ -74,10 +86,7 @@ class BlockSuite {
     return other_.check();
   }
   Result<FioJob> best(Pattern pattern, std::uint64_t block_bytes, std::uint64_t bytes) const {
-    auto job =
-        rig_.fio().at_its_best({.pattern = pattern, .block_bytes = block_bytes, .bytes = bytes}, bench_.either(3, 1));
-    if (job) bench_.say(rig_.fio().described(*job));
-    return job;
+    return rig_.best(bench_, {.pattern = pattern, .block_bytes = block_bytes, .bytes = bytes});
   }
   Result<FioJob> best(Pattern pattern) const { return best(pattern, kMiB, bytes()); }
 
@@ -98,8 +107,8 @@ class BlockSuite {
                                          {.bytes = bytes(),
                                           .prepare =
                                               [&] {
-                                                hashed_in_.push_back(xxh3_seconds_per_gib());
-                                                return down();
+                                                const auto hashed = hash_into(hashed_in_);
+                                                return hashed ? down() : hashed;
                                               },
                                           .move = [&] { return client_.swap_in(all_, Place::host()); },
                                           .verify = [&] { return check(); }},
@@ -123,8 +132,8 @@ class BlockSuite {
                                          {.bytes = bytes(),
                                           .prepare =
                                               [&] {
-                                                hashed_out_.push_back(xxh3_seconds_per_gib());
-                                                return rewrite();
+                                                const auto hashed = hash_into(hashed_out_);
+                                                return hashed ? rewrite() : hashed;
                                               },
                                           .move = [&] { return down(); },
                                           .verify = [&] { return check(); }},
@@ -227,10 +236,10 @@ class BlockSuite {
     auto set = TensorSet::make(client_, {.name = what.row, .count = what.count, .bytes = what.tensor_bytes});
     if (!set) return std::unexpected(set.error());
     // The smallest beside as many requests as the daemon has under way.
-    Result<FioJob> job = FioJob{.pattern = Pattern::kRandomRead,
-                                .block_bytes = what.tensor_bytes,
-                                .bytes = set->shape().total(),
-                                .depth = kDaemonDepth};
+    Result<FioJob> job = rig_.fio().placed({.pattern = Pattern::kRandomRead,
+                                            .block_bytes = what.tensor_bytes,
+                                            .bytes = set->shape().total(),
+                                            .depth = kDaemonDepth});
     if (what.tensor_bytes > 4 * kKiB) job = best(job->pattern, job->block_bytes, job->bytes);
     if (!job) return std::unexpected(job.error());
     std::uint64_t seed = 0;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/bytes.h"
 #include "bench/rounds.h"
@@ -23,6 +24,9 @@ struct Load {
 constexpr Load kLoads[] = {{4, 1},  {8, 1},  {4, 2}, {16, 1}, {8, 2},  {4, 4},
                            {32, 1}, {16, 2}, {8, 4}, {64, 1}, {32, 2}, {16, 4}};
 constexpr unsigned kDepthMax = 64;
+constexpr unsigned kThreadsMax = 4;
+constexpr double kAsGood = 0.98;
+constexpr unsigned kSearchSecondsMax = 2;  // a run: on a slow disk all of them are to take minutes
 
 const char* word(Pattern pattern) {
   switch (pattern) {
@@ -47,18 +51,30 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
   auto folder = Folder::make(disk);
   if (!folder) return std::unexpected(folder.error());
   fio.folder_ = std::move(*folder);
-  const FioJob lay{.pattern = Pattern::kWrite,
-                   .block_bytes = 1 << 20,
-                   .bytes = file_bytes,
-                   .depth = kDepthMax};  // as much locked memory as any run
-  auto laid = fio.run(lay);
-  if (!laid) {
-    fio.registered_buffers_ = false;
-    fio.huge_pages_ = true;
+  FioJob lay{.pattern = Pattern::kWrite,
+             .block_bytes = 1 << 20,
+             .bytes = file_bytes,
+             .depth = kDepthMax};  // as much locked memory as any run
+  Result<FioFigures> laid;
+  for (const auto& [registered, huge] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
+    fio.registered_buffers_ = registered;
+    lay.huge_pages = huge;
     laid = fio.run(lay);
+    if (laid) return fio;
   }
-  if (!laid) return std::unexpected(laid.error());
-  return fio;
+  return std::unexpected(laid.error());
+}
+
+FioJob Fio::placed(FioJob job) const {
+  // The load with the most memory that is fixed, of 1 MiB at a time.
+  const FioJob most{.pattern = Pattern::kRead,
+                    .block_bytes = 1 << 20,
+                    .bytes = kDepthMax << 20,
+                    .depth = kDepthMax / kThreadsMax,
+                    .threads = kThreadsMax,
+                    .huge_pages = true};
+  job.huge_pages = run(most).has_value();
+  return job;
 }
 
 Result<std::string> Fio::output_of_run(const FioJob& job) const {
@@ -76,7 +92,8 @@ Result<std::string> Fio::output_of_run(const FioJob& job) const {
                     "--direct=1",
                     "--ioengine=io_uring",
                     registered_buffers_ ? "--fixedbufs=1" : "--fixedbufs=0",
-                    huge_pages_ ? "--iomem=mmaphuge" : "--iomem=malloc",
+                    job.huge_pages ? "--iomem=mmaphuge" : "--iomem=malloc",
+                    fmt::format("--runtime={}", job.seconds_max),
                     "--registerfiles=1",
                     "--thread",
                     "--gtod_reduce=1",
@@ -88,11 +105,7 @@ Result<std::string> Fio::output_of_run(const FioJob& job) const {
 
 Result<FioFigures> Fio::run(const FioJob& job) const {
   QueueSampler sampler(folder_.path());
-  auto said = output_of_run(job);
-  if (!said && huge_pages_) {
-    huge_pages_ = false;
-    said = output_of_run(job);
-  }
+  const auto said = output_of_run(job);
   FioFigures figures{.queue = sampler.stop()};
   if (!said) return std::unexpected(said.error());
   const auto json = nlohmann::json::parse(*said, nullptr, false);
@@ -119,37 +132,70 @@ Result<FioFigures> Fio::run(const FioJob& job) const {
   return figures;
 }
 
-Result<FioJob> Fio::at_its_best(const FioJob& job, int rounds) const {
-  std::vector<FioJob> jobs;
+Result<FioJob> Fio::at_its_best(const FioJob& job, int rounds,
+                                const std::function<void(const std::string&)>& say) const {
+  FioJob tried = placed(job);
+  tried.seconds_max = kSearchSecondsMax;
+  std::vector<unsigned> depths;
+  std::vector<double> speeds;
   for (const Load& load : kLoads) {
-    jobs.push_back(job);
-    jobs.back().depth = load.depth;
-    jobs.back().threads = load.threads;
-  }
-  std::vector<std::vector<double>> speeds(jobs.size());
-  for (int round = 0; round < rounds; ++round) {
-    for (std::size_t i = 0; i < jobs.size(); ++i) {
-      const auto figures = run(jobs[i]);
+    const unsigned depth = load.depth * load.threads;
+    if (!depths.empty() && depth != depths.back() && levels_off(depths, speeds)) break;
+    tried.depth = load.depth;
+    tried.threads = load.threads;
+    std::vector<double> of_load;
+    for (int round = 0; round < rounds; ++round) {
+      const auto figures = run(tried);
       if (!figures) return std::unexpected(figures.error());
-      speeds[i].push_back(figures->gib_per_second);
+      of_load.push_back(figures->gib_per_second);
     }
+    depths.push_back(depth);
+    speeds.push_back(median(of_load));
+    say(fmt::format("{}: {:.3f} GiB/s", described(tried), speeds.back()));
   }
-  std::vector<double> medians;
-  for (const auto& of_job : speeds) medians.push_back(median(of_job));
-  return jobs[static_cast<std::size_t>(std::ranges::max_element(medians) - medians.begin())];
+  const Load& best = kLoads[first_of_the_best(speeds)];
+  tried.depth = best.depth;
+  tried.threads = best.threads;
+  tried.seconds_max = job.seconds_max;
+  return tried;
+}
+
+std::size_t first_of_the_best(std::span<const double> speeds) {
+  const double enough = kAsGood * std::ranges::max(speeds);
+  return static_cast<std::size_t>(std::ranges::find_if(speeds, [&](double speed) { return speed >= enough; }) -
+                                  speeds.begin());
+}
+
+bool levels_off(std::span<const unsigned> depths, std::span<const double> speeds) {
+  std::vector<double> best;  // of each depth
+  for (std::size_t i = 0; i < depths.size(); ++i) {
+    if (i == 0 || depths[i] != depths[i - 1]) best.push_back(0);
+    best.back() = std::max(best.back(), speeds[i]);
+  }
+  if (best.size() < 3) return false;
+  const auto last_two = best.end() - 2;
+  return *std::max_element(last_two, best.end()) * kAsGood <= *std::max_element(best.begin(), last_two);
 }
 
 std::string Fio::described(const FioJob& job) const {
   return fmt::format("fio {} {}, depth {}{}{}{}", word(job.pattern), format_bytes(job.block_bytes), job.depth,
                      job.threads == 1 ? "" : fmt::format(" in {} threads", job.threads),
-                     registered_buffers_ ? "" : ", without registered buffers", huge_pages_ ? ", in huge pages" : "");
+                     registered_buffers_ ? "" : ", without registered buffers",
+                     job.huge_pages ? ", in huge pages" : "");
 }
 
 std::string cannot_run_fio(const std::string& program) {
-  const auto said = output_of({program, "--version"});
-  if (said) return {};
-  return fmt::format("{} does not run: install fio (Debian and Ubuntu: apt-get install fio), or name it with --fio",
-                     program);
+  if (!output_of({program, "--version"}, true))
+    return fmt::format("{} does not run: install fio (Debian and Ubuntu: apt-get install fio), or name it with --fio",
+                       program);
+  if (output_of({program, "--name=ring", "--filename=/dev/zero", "--rw=read", "--bs=4k", "--size=4k", "--thread",
+                 "--ioengine=io_uring", "--output-format=json"},
+                true))
+    return {};
+  return fmt::format(
+      "{} cannot read by io_uring: name one that was built with it with --fio, and see that the kernel allows it "
+      "(sysctl kernel.io_uring_disabled is 0, and a container's seccomp profile lets it through)",
+      program);
 }
 
 }  // namespace terrace::bench

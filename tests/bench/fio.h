@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,28 +21,34 @@ enum class Pattern { kRead, kWrite, kRandomRead, kMixed };  // kMixed: half of e
 struct FioJob {
   Pattern pattern{};
   std::uint64_t block_bytes = 0;
-  std::uint64_t bytes = 0;  // moved, of both kinds together, in so much of the file; more than it has: it begins again
-  unsigned depth = 0;       // of each thread
-  unsigned threads = 1;     // each on its part of the file
+  std::uint64_t bytes = 0;   // moved, of both kinds together, in so much of the file; more than it has: it begins again
+  unsigned depth = 0;        // of each thread
+  unsigned threads = 1;      // each on its part of the file
+  bool huge_pages = false;   // where its buffers lie
+  unsigned seconds_max = 0;  // then it ends, with fewer bytes; 0: it moves all
 };
 
 struct FioFigures {
   double gib_per_second = 0;
   double cpu_seconds_per_gib = 0;  // of its threads, the kernel on their behalf included
-  std::vector<unsigned> queue;     // the device's, while it ran; empty where it cannot be seen
+  QueueSeen queue;                 // the device's, while it ran
 };
 
 class Fio {
  public:
   // Lays the file out on the disk, written once in full. `program`: fio's binary. Where so much memory may not be
-  // locked, fio's buffers are not registered, then and in every run; where there are no huge pages for them, as the
-  // daemon takes them for its tiers, they lie in ordinary memory from then on.
+  // locked, fio's buffers are not registered, then and in every run.
   static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
 
   Result<FioFigures> run(const FioJob& job) const;
-  // The job at the load of kLoads that gives the most, by the medians of `rounds`; `job` has all but depth and threads.
-  // More threads than one, since on many machines one cannot ask for all that a disk gives.
-  Result<FioJob> at_its_best(const FioJob& job, int rounds) const;
+  // The job with its buffers in huge pages, as the daemon has its tiers, where there are enough for any load just now,
+  // and else in ordinary ones: for all runs of a row.
+  FioJob placed(FioJob job) const;
+  // The job, placed, at the least deep of kLoads that gives the most but for 2 %, by medians of `rounds`; `job` has all
+  // but depth and threads. More threads than one, since on many machines one cannot ask for all that a disk gives.
+  // Deeper ones are not tried after two depths that give no more, and a run ends after two seconds. `say` hears of each
+  // load.
+  Result<FioJob> at_its_best(const FioJob& job, int rounds, const std::function<void(const std::string&)>& say) const;
 
   // What a row says of its reference: the job, and what this machine denies it.
   std::string described(const FioJob& job) const;
@@ -50,10 +58,15 @@ class Fio {
 
   std::string program_;
   bool registered_buffers_ = true;
-  mutable bool huge_pages_ = true;  // until a run got none
   Folder folder_;
   std::uint64_t file_bytes_ = 0;
 };
+
+// Of loads that were tried in this order: the first that is at most 2 % slower than the fastest.
+std::size_t first_of_the_best(std::span<const double> speeds);
+// Whether the last two depths gave no more than those before them, but for 2 %; `depths` is ascending, with some
+// several times.
+bool levels_off(std::span<const unsigned> depths, std::span<const double> speeds);
 
 // What `program` is short of, for Suite::lacks: empty where it runs.
 std::string cannot_run_fio(const std::string& program);

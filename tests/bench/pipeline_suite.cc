@@ -43,24 +43,21 @@ Result<void> run(Bench& bench) {
   // The least that the daemon's segments make of the memory is asked for: a sixteenth each.
   auto rig = BlockRig::make(
       bench, {.device_bytes = 2 * memory, .memory_bytes = memory, .block_bytes = shape.total() * 17 / 16 + 16 * kMiB},
-      bench.either<std::uint64_t>(1024 * kMiB, 128 * kMiB));
+      shape.total());
   if (!rig) return std::unexpected(rig.error());
   auto set = TensorSet::make(rig->client(), shape);
   if (!set) return std::unexpected(set.error());
-  const auto job = rig->fio().at_its_best(
-      {.pattern = Pattern::kRead, .block_bytes = kMiB, .bytes = bench.either<std::uint64_t>(1024, 128) * kMiB},
-      bench.either(3, 1));
-  if (!job) return std::unexpected(job.error());
-
   auto copier = MemcpyReference::make(bench.either<std::uint64_t>(256 * kMiB, 64 * kMiB));
   if (!copier) return std::unexpected(copier.error());
+  const auto job = rig->best(bench, {.pattern = Pattern::kRead, .block_bytes = kMiB, .bytes = shape.total()});
+  if (!job) return std::unexpected(job.error());
   std::vector<Moved> moved;
   std::vector<double> copies;
-  std::vector<std::vector<unsigned>> queues;
+  std::vector<QueueSeen> queues;
   const Measure value = [&]() -> Result<double> {
     auto took = rig->moving(shape.total(), [&] {
       return stream(rig->client(), set->tensors(),
-                    [](std::size_t, std::span<const std::byte>) { return Result<void>(); });
+                    [](std::size_t index, std::span<const std::byte> bytes) { return check_samples(bytes, index, 1); });
     });
     if (!took) return std::unexpected(took.error());
     moved.push_back(std::move(*took));
@@ -84,7 +81,7 @@ Result<void> run(Bench& bench) {
   moved.clear();
   const auto rounds = bench.take_turns("block to device", value, reference);
   if (!rounds) return std::unexpected(rounds.error());
-  std::vector<std::vector<unsigned>> our_queues;
+  std::vector<QueueSeen> our_queues;
   std::vector<double> reads;
   std::vector<double> cpu;
   for (const Moved& each : moved) {
@@ -119,7 +116,7 @@ Suite pipeline_suite() {
   return {.name = "pipeline",
           .what = "a working set ten times the DRAM, from the disk to an emulated device",
           .rows = {"pipeline.block_to_device"},
-          .disk = {.full = 4 * (1ull << 30), .quick = 1ull << 30},
+          .disk = {.full = 5632 * kMiB, .quick = 1408 * kMiB},
           .lacks = lacks,
           .run = run};
 }

@@ -244,7 +244,7 @@ class Quick(unittest.TestCase):
                 (["engine", "--disk-max", "much"], "--disk-max: "),
                 (["scale", "--dir", "/proc"], "which has room for 0 "),
                 (["scale", "--quick", "--disk-max", "1MiB"], "more than the 1 MiB that --disk-max allows"),
-                (["train", "--quick", "--disk-max", "1GiB"], "train: takes up to 2 GiB in "),
+                (["train", "--quick", "--disk-max", "1GiB"], "train: takes up to 2.06 GiB in "),
                 (["all", "--python", "/no/such/python"], "left out with --without, as in: terrace-bench all --without train"),
                 (["engine", "--without", "engine"], "--without leaves nothing to measure"),
                 (["engine", "--without", "all"], "all not in"),

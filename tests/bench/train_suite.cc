@@ -35,6 +35,9 @@ struct Tiers {
 };
 constexpr Tiers kInDram{"1GiB", "1GiB", "2GiB"};
 constexpr Tiers kDemo{"64MiB", "128MiB", "2GiB"};
+constexpr std::uint64_t kBlockBytes = 2 * kGiB;  // of both
+constexpr std::uint64_t kReferenceBytes = 512 * kMiB;
+constexpr std::uint64_t kReferenceBytesQuick = 64 * kMiB;
 
 Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps) {
   auto folder = Folder::make(settings.disk);
@@ -152,7 +155,7 @@ Floor floor_of(const Trained& step, const DiskSpeed& disk, double memory_speed) 
 }
 
 Result<void> run_in_tiers(Bench& bench) {
-  auto disk = DiskReference::make(bench.settings().disk, bench.either(512 * kMiB, 64 * kMiB));
+  auto disk = DiskReference::make(bench.settings().disk, bench.either(kReferenceBytes, kReferenceBytesQuick));
   if (!disk) return std::unexpected(disk.error());
   auto memory = MemcpyReference::make(bench.either(256 * kMiB, 64 * kMiB));
   if (!memory) return std::unexpected(memory.error());
@@ -213,7 +216,7 @@ Suite train_suite() {
   return {.name = "train",
           .what = "a training through Terrace, against the same in memory",
           .rows = {"train.in_dram", "train.in_tiers"},
-          .disk = {.full = 2 * kGiB, .quick = 2 * kGiB},
+          .disk = {.full = kBlockBytes + kReferenceBytes, .quick = kBlockBytes + kReferenceBytesQuick},
           .lacks = &lacks,
           .run = run};
 }
