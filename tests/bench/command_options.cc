@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "bench/folder_check.h"
 #include "bench/leftovers.h"
 #include "bench/neighbours.h"
 
@@ -35,6 +36,8 @@ Result<Settings> CommandOptions::settings(std::uint64_t disk_bytes) {
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("{} has room for {}; {} are used there: free some, or name another folder with --dir",
                             settings_.disk.string(), format_bytes(room), format_bytes(disk_bytes)));
+  if (const std::string lack = cannot_hold_block_files(settings_.disk); !lack.empty())
+    return fail(ErrorCode::kFailedPrecondition, lack);
   const auto seen = neighbours_at_work();
   if (!seen.empty() && !force_)
     return fail(ErrorCode::kUnavailable,

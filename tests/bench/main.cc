@@ -21,6 +21,7 @@
 #include "bench/bench.h"
 #include "bench/command_options.h"
 #include "bench/commands.h"
+#include "bench/folder_check.h"
 #include "bench/neighbours.h"
 #include "bench/plot.h"
 #include "bench/suite.h"
@@ -66,6 +67,9 @@ std::vector<std::string> lacks_disk(const Settings& settings, const std::vector<
   std::error_code error;
   const auto room = std::filesystem::space(settings.disk, error).available;
   if (error) return {fmt::format("{} is no folder to measure in: {}", settings.disk.string(), error.message())};
+  const auto takes_some = [&](const Suite& suite) { return disk_bytes(suite, settings) > 0; };
+  if (std::ranges::any_of(to_run, takes_some))
+    if (const std::string lack = cannot_hold_block_files(settings.disk); !lack.empty()) missing.push_back(lack);
   for (const Suite& suite : to_run) {
     const std::uint64_t takes = disk_bytes(suite, settings);
     if (takes > settings.disk_bytes_max)
@@ -92,9 +96,11 @@ std::vector<std::string> lacks(const Arguments& arguments, const std::vector<Sui
   missing.insert(missing.end(), on_disk.begin(), on_disk.end());
   if (!missing.empty())
     missing.emplace_back("a suite is left out with --without, as in: terrace-bench all --without train");
-  if (!arguments.picture.empty())
+  if (!arguments.picture.empty()) {
     if (const std::string lack = picture::cannot_draw(arguments.settings.python); !lack.empty())
       missing.push_back(lack);
+    if (const std::string lack = cannot_write(arguments.picture); !lack.empty()) missing.push_back("--plot: " + lack);
+  }
   return missing;
 }
 

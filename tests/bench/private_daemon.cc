@@ -48,10 +48,12 @@ Result<PrivateDaemon> PrivateDaemon::start(const std::string& terraced, const st
   PrivateDaemon daemon;
   auto sockets = Folder::make_temporary();
   if (!sockets) return std::unexpected(sockets.error());
-  auto on_disk = Folder::make(disk);
-  if (!on_disk) return std::unexpected(on_disk.error());
   daemon.sockets_ = std::move(*sockets);
-  daemon.disk_ = std::move(*on_disk);
+  if (options.block_bytes != 0) {
+    auto on_disk = Folder::make(disk);
+    if (!on_disk) return std::unexpected(on_disk.error());
+    daemon.disk_ = std::move(*on_disk);
+  }
   daemon.supervised_ = options.supervised;
   const std::filesystem::path file = daemon.sockets_.path() / "terraced.toml";
   std::ofstream(file) << configuration(daemon, options);

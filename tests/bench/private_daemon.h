@@ -57,8 +57,8 @@ class PrivateDaemon {
  private:
   PrivateDaemon() = default;
   Folder sockets_;  // a short path
-  Folder disk_;
-  Child process_;  // before its folders goes
+  Folder disk_;     // none without a block tier
+  Child process_;   // before its folders goes
   bool supervised_ = false;
 };
 

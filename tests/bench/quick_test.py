@@ -236,11 +236,18 @@ class Quick(unittest.TestCase):
                 neighbour.kill()
 
     def test_what_is_missing_is_said_before_anything_is_measured(self):
+        no_ring = self.temporary / "fio"
+        no_ring.write_text('#!/bin/sh\n[ "$*" = --version ] && echo fio-3\n')
+        no_ring.chmod(0o755)
         for arguments, said in (
                 (["engine", "--terraced", "/no/such/terraced"], "/no/such/terraced is not a program"),
                 (["train", "--python", "/no/such/python"], "name a Python that can with --python"),
                 (["train", "--examples", "/no/such/folder"], "has no train_gpt.py"),
                 (["engine", "--plot", "a.png", "--python", "/no/such/python"], "--plot needs a Python with matplotlib"),
+                (["engine", "--plot", "/no/such/folder/a.png"], "--plot: /no/such/folder/a.png cannot be written"),
+                (["block", "--quick", "--dir", "/proc"], "no folder can be made in /proc"),
+                (["block", "--quick", "--fio", no_ring], "cannot read by io_uring"),
+                (["pipeline", "--quick", "--fio", "/no/such/fio"], "apt-get install fio"),
                 (["engine", "--disk-max", "much"], "--disk-max: "),
                 (["scale", "--dir", "/proc"], "which has room for 0 "),
                 (["scale", "--quick", "--disk-max", "1MiB"], "more than the 1 MiB that --disk-max allows"),

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/folder_check.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/bytes.h"
+#include "base/fd.h"
+#include "bench/leftovers.h"
+
+namespace terrace::bench {
+
+std::string cannot_hold_block_files(const std::filesystem::path& folder) {
+  const auto made = Folder::make(folder);
+  if (!made) return fmt::format("{}; name another with --dir", made.error().message);
+  const Fd file(::open((made->path() / "block").c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600));
+  const char* const missing = !file                                                                ? "O_DIRECT"
+                              : ::fallocate(file.get(), 0, 0, static_cast<off_t>(kPageBytes)) != 0 ? "fallocate"
+                                                                                                   : nullptr;
+  if (missing == nullptr) return {};
+  const int error = errno;
+  return fmt::format("a block file needs {}, which fails in {} ({}): name a folder on ext4 or xfs with --dir", missing,
+                     folder.string(), std::strerror(error));
+}
+
+std::string cannot_write(const std::filesystem::path& file) {
+  const std::filesystem::path parent = file.has_parent_path() ? file.parent_path() : ".";
+  std::error_code error;
+  const bool there = std::filesystem::exists(file, error);
+  if (there && std::filesystem::is_directory(file, error)) return fmt::format("{} is a folder", file.string());
+  if (::access(there ? file.c_str() : parent.c_str(), there ? W_OK : W_OK | X_OK) == 0) return {};
+  const int failed = errno;
+  return fmt::format("{} cannot be written: {}", file.string(), std::strerror(failed));
+}
+
+}  // namespace terrace::bench
