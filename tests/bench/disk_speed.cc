@@ -73,6 +73,8 @@ Result<DiskSpeed> DiskReference::measure() {
   const auto read = move(file_.get(), memory_.bytes(), false);
   if (!read) return std::unexpected(read.error());
   if (const auto right = check(memory_.bytes(), 0, version_); !right) return std::unexpected(right.error());
+  // What follows is to find the disk at rest, with nothing in a cache of its own that it still has to write.
+  if (::fdatasync(file_.get()) != 0) return fail(ErrorCode::kUnavailable, "the disk cannot be synced", errno);
   return DiskSpeed{.read = *read, .write = *written};
 }
 

@@ -24,8 +24,8 @@ class DiskReference {
  public:
   // A file of `bytes` in `folder`, written once.
   static Result<DiskReference> make(const std::filesystem::path& folder, std::uint64_t bytes);
-  // Writes all of it, and reads it back. Content is made and checked while no clock runs: kDataLoss where other bytes
-  // come back.
+  // Writes all of it, reads it back, and waits until the disk has it for good. Content is made and checked, and
+  // waited, while no clock runs: kDataLoss where other bytes come back.
   Result<DiskSpeed> measure();
 
  private:

@@ -47,7 +47,7 @@ BARS = {
 ALONE = {"block.in_64mib_queue", "block.out_64mib_queue", "block.clients_fair", "lease.hit_p50", "lease.system_calls",
          "miss.wake_ups", "scale.bytes_per_tensor", "scale.table_bytes_per_tensor", "scale.checksum_bytes_per_mib", "engine.requests"}
 # Rows that lean on a clock and have no count with a limit: they hold by the ratio alone.
-WITHOUT_LIMIT = {"block.cpu", "train.in_tiers"}
+WITHOUT_LIMIT = {"block.cpu"}
 
 
 def reaches(value, limit, better):

@@ -56,15 +56,14 @@ std::string to_text(const Row& row) {
 
 std::string to_markdown(const std::vector<Row>& rows) {
   std::string text =
-      "| row | what | bar | figure | value | reference | reference against itself | counted | holds by |\n"
-      "|---|---|---|---|---|---|---|---|---|\n";
+      "| row | bar | figure | value | reference | reference against itself | counted | holds by |\n"
+      "|---|---|---|---|---|---|---|---|\n";
   for (const Row& row : rows) {
     std::string counts;
     for (const Count& count : row.counts) counts += (counts.empty() ? "" : "; ") + shown(count);
-    text +=
-        fmt::format("| `{}` | {} | {} {} | {} | {} {} | {} | {} | {} | {} |\n", row.bench, row.path, sign(row.better),
-                    figure(row.bar), figure(ratio(row)), figure(row.value), row.unit, reference_of(row),
-                    row.interval ? shown(*row.interval) : "", counts, held_by(row).value_or("**missed**"));
+    text += fmt::format("| `{}` | {} {} | {} | {} {} | {} | {} | {} | {} |\n", row.bench, sign(row.better),
+                        figure(row.bar), figure(ratio(row)), figure(row.value), row.unit, reference_of(row),
+                        row.interval ? shown(*row.interval) : "", counts, held_by(row).value_or("**missed**"));
   }
   return text;
 }

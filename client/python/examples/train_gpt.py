@@ -150,6 +150,17 @@ def run_leased(arguments: argparse.Namespace, client: terrace.ServedClient, shap
                      Traffic.between(before, Metrics(client.metrics_url)), occupancy, client.leased_bytes_max, int(upper))
 
 
+def wait_for_disk(folder: pathlib.Path) -> None:
+    """Until the disk has for good what the daemon wrote: with it in a cache of its own (or its host's), it would still be
+    at work while the second run is timed. Syncing the folder flushes that cache."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # a file system that syncs no folders
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def run_in_memory(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, text: Text,
                   device: torch.device) -> tuple[list[float], float, float]:
     """The losses, and seconds and CPU seconds of a step."""
@@ -250,6 +261,7 @@ def main() -> int:
         run = run_leased(arguments, client, shape, recipe, text, device)
         if not arguments.keep:
             kept.close()
+        wait_for_disk(folder)
         losses, step_seconds, cpu_seconds = run_in_memory(arguments, shape, recipe, text, device)
         result = result_of(arguments, run, losses, step_seconds, cpu_seconds, shape.parameters)
         if arguments.png:
