@@ -17,8 +17,8 @@
 namespace terrace::bench {
 
 // Call once in main(), before there are threads: from then on a thread waits for those signals, and at the first kills
-// every child, removes every folder, calls `last`, and ends the program with 128 + the signal. SIGPIPE is ignored, except
-// by children.
+// every child, removes every folder, calls `last`, and ends the program with 128 + the signal. SIGPIPE is ignored,
+// except by children.
 void clean_up_at_signals(std::function<void()> last = [] {});
 
 // Removes folders in `parent` that benchmarks of this user left which run no more: named and made as Folder::make()
