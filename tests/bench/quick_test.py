@@ -81,8 +81,7 @@ class Quick(unittest.TestCase):
                               check=False)
 
     def assert_nothing_left(self):
-        self.assertEqual([], list(self.disk.iterdir()))
-        self.assertEqual([], list(self.temporary.iterdir()))
+        self.assertEqual([], self.made())
 
     def check_row(self, row):
         self.assertEqual(FIELDS, list(row))
@@ -150,7 +149,7 @@ class Quick(unittest.TestCase):
             time.sleep(0.01)
 
     def begin(self, said, *arguments):
-        """A benchmark that has said so much, and has something on the disk."""
+        """A benchmark that has said so much, and has made something."""
         progress = self.temporary.with_suffix(".err")
         self.addCleanup(progress.unlink, missing_ok=True)
         with open(progress, "wb") as errors:
@@ -158,9 +157,13 @@ class Quick(unittest.TestCase):
                                      stdout=subprocess.PIPE, env=self.environment)
         for cleanup in (bench.stdout.close, bench.wait, bench.kill):  # from the last to the first
             self.addCleanup(cleanup)
-        self.eventually(lambda: bench.poll() is not None or said in progress.read_text() and any(self.disk.iterdir()))
+        self.eventually(lambda: bench.poll() is not None or said in progress.read_text() and any(self.made()))
         self.assertIsNone(bench.poll(), progress.read_text())
         return bench
+
+    def made(self):
+        """What is in this test's folders: of a daemon without a block tier nothing is on the disk."""
+        return [*self.disk.iterdir(), *self.temporary.iterdir()]
 
     def at_work(self):
         """Processes that were started with something in this test's folders."""
@@ -200,7 +203,7 @@ class Quick(unittest.TestCase):
                 bench.kill()
                 bench.communicate()
                 self.eventually(lambda: not any(self.at_work()))
-                self.assertNotEqual([], list(self.disk.iterdir()))
+                self.assertNotEqual([], self.made())
                 self.assertEqual(0, self.run_bench("engine", "--quick", "--force").returncode)
                 self.assert_nothing_left()
 
