@@ -107,6 +107,10 @@ Result<FioFigures> Fio::run(const FioJob& job) const {
   QueueSampler sampler(folder_.path());
   const auto said = output_of_run(job);
   FioFigures figures{.queue = sampler.stop()};
+  if (!said && job.huge_pages)
+    return fail(said.error().code, said.error().message +
+                                       ": it had huge pages for its buffers when the row began; "
+                                       "reserve more (sysctl vm.nr_hugepages)");
   if (!said) return std::unexpected(said.error());
   const auto json = nlohmann::json::parse(*said, nullptr, false);
   if (json.is_discarded() || !json.contains("jobs"))
