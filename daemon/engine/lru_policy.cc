@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Least recently used, as a doubly linked list whose links lie in a vector by slot: constant time, no allocation once
-// the vector has grown to the highest slot.
-#include <algorithm>
-#include <vector>
+// Least recently used, as a doubly linked list whose links lie by slot: constant time, no allocation once there are
+// links up to the highest slot. They grow by a block at a time, without holes in the heap where they were before.
+#include <deque>
 
 #include "base/check.h"
 #include "engine/policy.h"
@@ -17,7 +16,7 @@ class LruPolicy final : public Policy {
  public:
   void arrived(Slot slot, Time) override {
     const auto at = static_cast<std::uint32_t>(slot);
-    if (at >= links_.size()) links_.resize(std::max<std::size_t>(at + std::size_t{1}, links_.size() * 2));
+    if (at >= links_.size()) links_.resize(at + std::size_t{1});
     TERRACE_CHECK(!links_[at].here());
     append(at);
   }
@@ -63,7 +62,7 @@ class LruPolicy final : public Policy {
     (links.newer == kNone ? newest_ : links_[links.newer].older) = links.older;
   }
 
-  std::vector<Links> links_;
+  std::deque<Links> links_;
   std::uint32_t oldest_ = kNone;
   std::uint32_t newest_ = kNone;
 };

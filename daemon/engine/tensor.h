@@ -90,6 +90,7 @@ struct Tensor {
       rarely().pieces = home;
     else if (pieces() != nullptr)
       rare->pieces.reset();
+    forget_if_common();
   }
   // Of the copy at `sliding`.
   Slide& slide() const { return *rare->slide; }
@@ -101,7 +102,11 @@ struct Tensor {
     sliding = Level::kNone;
     const Slide ended = slide();
     rare->slide.reset();
+    forget_if_common();
     return ended;
+  }
+  void forget_if_common() {
+    if (rare != nullptr && !rare->pieces && !rare->slide) rare.reset();
   }
   Rare& rarely() {
     if (rare == nullptr) rare = std::make_unique<Rare>();
