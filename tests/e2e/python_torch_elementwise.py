@@ -116,12 +116,16 @@ def test_room_is_made_for_the_states_that_are_named(roomy):
 
 
 def test_states_that_are_not_named_are_leased_too(roomy, monkeypatch):
-    """The step of a class that was declared counts what each parameter has; PyTorch's own have what is known of them."""
+    """The step of a class that was declared, or derived, counts what each parameter has; PyTorch's own have what is known
+    of them."""
+    class Averaging(torch.optim.AdamW):
+        """Might keep more."""
+
     looked = []
     count = ManagedOptimizer._states_kept
     monkeypatch.setattr(ManagedOptimizer, "_states_kept", lambda *of: looked.append(count(*of)) or looked[-1])
     terrace.torch.elementwise(Lion)
-    for kind, wanted in ((Lion, {0, 1}), (torch.optim.AdamW, set())):
+    for kind, wanted in ((Lion, {0, 1}), (torch.optim.AdamW, set()), (Averaging, {0, 2})):
         looked.clear()
         compare(Recipe(kind=kind), roomy)
         assert set(looked) == wanted

@@ -117,8 +117,9 @@ def states(optimizer: optim.Optimizer, group: Group) -> tuple[str, ...]:
 
 
 def may_keep_more(optimizer: optim.Optimizer) -> bool:
-    """Whether there may be other states than these, as of an optimizer that was declared."""
-    return _known(type(optimizer)) not in _PYTORCH
+    """Whether there may be other states than these, as of an optimizer that was declared, or a class derived from one of
+    PyTorch's."""
+    return type(optimizer) not in _PYTORCH
 
 
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:
