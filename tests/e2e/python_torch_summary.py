@@ -79,8 +79,9 @@ def test_what_was_fetched_and_what_was_waited_for(served):
 @pytest.mark.filterwarnings("ignore:terrace.torch.offload")  # of a guarantee of nothing
 def test_where_all_fits_room_is_asked_for_once(served, monkeypatch):
     """A gradient that zero_grad() drops leaves its place to the next one; in a larger job, to whatever comes."""
-    for guarantee, drops in ((4 << 20, False), (0, True)):
+    for guarantee, others, drops in ((4 << 20, 0, False), (0, 0, True), (4 << 20, 4 << 20, True)):
         with terrace.Client(served.socket, guarantees={"host": guarantee}) as client:
+            client.create("others", others + 1, "uint8")  # as activations are
             dropped = []
             dont_need = client.dont_need
             monkeypatch.setattr(client, "dont_need", lambda tensors: dropped.extend(tensors) or dont_need(tensors))

@@ -77,7 +77,6 @@ class Store:
         self.capacity_bytes = offer.capacity_bytes
         self.guarantee_bytes = offer.guarantee_bytes
         self.bytes = 0
-        self.fits = False  # all of it is guaranteed room at once
         self.tally = tally or Tally()
         self._tensors: list[Tensor] = []
         weakref.finalize(self, self._end, client, self._tensors).atexit = False
@@ -133,8 +132,7 @@ class Store:
 
     def plan(self) -> None:
         """Fetches ahead from now on, if not everything fits."""
-        self.fits = self.bytes <= self.guarantee_bytes
-        self.order.ahead_bytes = 0 if self.fits else self.guarantee_bytes // 4
+        self.order.ahead_bytes = self.guarantee_bytes // 4 if self.bytes > self.guarantee_bytes else 0
         # Unless a session asks for more it is guaranteed half of its part.
         self.order.room_bytes = min(self.capacity_bytes, 2 * self.guarantee_bytes)
 
@@ -212,13 +210,15 @@ class Store:
     def drop_unneeded(self) -> None:
         """Tells Terrace which contents are of no use any more. Where all fits it makes no difference, but that room would
         have to be asked for again."""
-        if self.fits:
-            self.unneeded.clear()
-        elif self.unneeded:
+        if self.unneeded:
             slots = [slot for slot in self.unneeded if not slot.shown]
             self.unneeded.clear()
-            if slots:
+            if slots and not self._fits():
                 self.client.dont_need([slot.tensor for slot in slots])
+
+    def _fits(self) -> bool:
+        """Whether all of the session, activations and the script's own tensors included, is guaranteed room at once."""
+        return sum(tensor.nbytes for tensor in self.client.tensors().values()) <= self.guarantee_bytes
 
     @staticmethod
     def _end(client: Client, tensors: list[Tensor]) -> None:
