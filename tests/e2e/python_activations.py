@@ -3,7 +3,6 @@
 computes them and however little memory the tiers have; less memory in the trainer; and nothing left behind."""
 
 import contextlib
-import gc
 import re
 import threading
 import warnings
@@ -11,19 +10,21 @@ import warnings
 import pytest
 import torch
 from python_fixtures import LIMIT_SECONDS, MIB, ROOT, disk, run_program  # noqa: F401 (a fixture)
-from python_training_fixtures import LiveBytes, metric, model_of, roomy, same, train  # noqa: F401 (a fixture)
+from python_training_fixtures import (  # noqa: F401 (a fixture)
+    LiveBytes,
+    leaves_nothing,
+    metric,
+    model_of,
+    roomy,
+    same,
+    train,
+)
 from torch.utils.checkpoint import checkpoint
 
 import terrace
 import terrace.torch
 
 activations = terrace.torch.activations
-
-
-def leaves_nothing(context):
-    """Whether nothing is leased or in use any more; saved tensors that wait for the collector are its."""
-    gc.collect()
-    return context.slots_in_use == 0 and context.client.leased_bytes == 0 and context.client.held == 0
 
 
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["fp32", "bf16"])
@@ -315,37 +316,6 @@ def test_backward_after_the_context_and_on_another_thread(roomy):
     assert context.moved > 0 and torch.equal(weight.grad, plain.grad)
     del loss
     assert leaves_nothing(context)
-
-
-def test_room_is_asked_for_ahead(disk):
-    """As the steps before went: several at a time, and none is left where a step goes otherwise."""
-    with terrace.serve("8MiB", block=f"{disk}:128MiB") as client:
-        context = activations(client, keep_bytes=0)
-        asked = []
-        acquire_later = client._acquire_later
-        client._acquire_later = lambda tensors, *how: asked.append(len(tensors)) or acquire_later(tensors, *how)
-
-        def step(kib, count=24, backward=True):
-            asked.clear()
-            weights = [torch.randn(256 * kib).requires_grad_() for _ in range(count)]
-            with context:
-                loss = sum((weight * 1).square().sum() for weight in weights)
-                if backward:
-                    loss.backward()
-            assert not backward or all(torch.equal(weight.grad, 2 * weight) for weight in weights)
-            return sum(asked)
-
-        assert step(256) == 0
-        step(256)
-        assert step(256) == 23 > 2 * len(asked), "all but the first"
-        for other in ({"count": 12}, {"backward": False}, {"kib": 384, "count": 16}, {"count": 30}):
-            step(**({"kib": 256} | other))
-            assert context.refused == 0
-            assert leaves_nothing(context)
-        with terrace.Client(client.socket, guarantees={"host": 4 * MIB}):  # which takes its part
-            assert step(256) > 0 and leaves_nothing(context)
-        client.create("other", MIB, "uint8")
-        assert step(256) == 0, "somebody else leases in this session"
 
 
 def test_backward_declares_what_it_needs_next(disk):

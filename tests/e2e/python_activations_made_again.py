@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 from python_fixtures import LIMIT_SECONDS, disk  # noqa: F401 (a fixture)
-from python_training_fixtures import model_of, roomy, same, train  # noqa: F401 (a fixture)
+from python_training_fixtures import leaves_nothing, model_of, roomy, same, train  # noqa: F401 (a fixture)
 from torch import nn
 from torch.nn import functional
 
@@ -27,10 +27,6 @@ def always(monkeypatch):
     """Whatever can be is made again from the second step on, so that no clock decides."""
     monkeypatch.setattr(_backward_order, "made_again", lambda savings: frozenset(
         number for number, saving in enumerate(savings) if saving.make_seconds is not None))
-
-
-def leaves_nothing(context):
-    return context.slots_in_use == 0 and context.client.leased_bytes == 0 and context.client.held == 0
 
 
 class Wide(nn.Module):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of terrace.torch share: a small model, training it, the daemon's counters, and how much memory
-PyTorch's own storages take."""
+"""What the tests of terrace.torch share: a small model, training it, the daemon's counters, what activations
+leave behind, and how much memory PyTorch's own storages take."""
 
+import gc
 import urllib.request
 
 import pytest
@@ -109,6 +110,12 @@ def same(ours, theirs):
     return ours[0] == theirs[0] and all(
         torch.equal(here, there) for mine, plain in zip(ours[1:], theirs[1:], strict=True)
         for here, there in zip(mine, plain, strict=True))
+
+
+def leaves_nothing(context):
+    """Whether nothing is leased or in use any more; saved tensors that wait for the collector are its."""
+    gc.collect()
+    return context.slots_in_use == 0 and context.client.leased_bytes == 0 and context.client.held == 0
 
 
 class LiveBytes(TorchDispatchMode):

@@ -76,16 +76,31 @@ auto unlocked(Call call) {
   return value_or_raise(std::move(result));
 }
 
-// Waits for an answer without the GIL, and lets signals end the wait. The request carries the deadline.
+// Waits until an answer is there, without the GIL, and lets signals end the wait; it can be waited for again then. The
+// request carries the deadline.
 template <typename T>
-T await(Pending<T> pending) {
+void await_ready(const Pending<T>& pending) {
   const auto ready = [&] {
     const nb::gil_scoped_release without;
     return pending.ready(kSignalInterval);
   };
   while (!ready())
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+template <typename T>
+T await(Pending<T> pending) {
+  await_ready(pending);
   return unlocked([&] { return pending.wait({}); });
+}
+
+// What an answer that is there says. It is not pending any more then, whatever it is, and its session not held for it.
+template <typename T>
+T await_once(std::optional<Pending<T>>& pending) {
+  await_ready(*pending);
+  Pending<T> answered = std::move(*pending);
+  pending.reset();
+  return unlocked([&] { return answered.wait({}); });
 }
 
 std::vector<Tensor> plain(const std::vector<BoundTensor>& tensors) {
@@ -102,7 +117,7 @@ std::vector<bool> absent(const Client& client, const std::vector<Tensor>& tensor
   return found;
 }
 
-// Leases that are on their way. Dropped, they are given back as they come.
+// Leases that are on their way. Dropped, they are given back as they come; overwrites that came already are given up.
 class ComingLeases {
  public:
   ComingLeases(std::shared_ptr<Connection> connection, const std::vector<Tensor>& tensors, const LeaseOptions& options)
@@ -111,14 +126,26 @@ class ComingLeases {
     missing_ = absent(connection_->client, tensors, options.place);
     pending_.emplace(connection_->client.acquire_async(tensors, options));
   }
+  ComingLeases(ComingLeases&& other) noexcept
+      : connection_(std::move(other.connection_)),
+        needed_(other.needed_),
+        missing_(std::move(other.missing_)),
+        pending_(std::exchange(other.pending_, std::nullopt)) {}
+  ComingLeases(const ComingLeases&) = delete;
+  ComingLeases& operator=(const ComingLeases&) = delete;
+  ComingLeases& operator=(ComingLeases&&) = delete;
+  ~ComingLeases() {
+    if (!pending_ || needed_ || !pending_->ready()) return;
+    Result<std::vector<Lease>> granted = pending_->wait({});
+    if (!granted) return;
+    for (Lease& lease : *granted) static_cast<void>(lease.abandon());
+  }
 
   std::vector<HeldLease> take() {
     if (!pending_) raise({ErrorCode::kFailedPrecondition, "the leases were taken already"});
     const bool waited = !pending_->ready() || std::ranges::find(missing_, true) != missing_.end();
-    Pending<std::vector<Lease>> pending = std::move(*pending_);
-    pending_.reset();
     std::vector<HeldLease> held;
-    for (Lease& granted : await(std::move(pending))) {
+    for (Lease& granted : await_once(pending_)) {
       const HeldLease::Way way = {.waited = waited, .fetched = needed_ && missing_[held.size()]};
       held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection_->leased), way);
     }
@@ -147,10 +174,7 @@ struct Said {
   std::optional<Pending<void>> pending;
 
   void wait() {
-    if (!pending) return;
-    Pending<void> answer = std::move(*pending);
-    pending.reset();
-    await(std::move(answer));
+    if (pending) await_once(pending);
   }
 };
 

@@ -3,7 +3,7 @@
 
 import contextlib
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, SupportsIndex, overload
 
@@ -106,6 +106,13 @@ class Client(Session):
                          _checks.text(call, "share", share or ""),
                          "" if share is None else _checks.text(call, "share_use", share_use))
         self._tensors: dict[str, Tensor] = {}
+        self._at_close: list[Callable[[], None]] = []  # what is on its way would hold the session
+
+    def close(self) -> None:
+        """Ends the session: its tensors are gone. With leases still held it ends at the last one's release."""
+        super().close()
+        for let_go in self._at_close:
+            let_go()
 
     def __enter__(self) -> Self:
         return self

@@ -109,10 +109,11 @@ class Tensor:
         """The session's number for it, as the daemon prints it."""
 
 class ComingLeases:
-    """Leases that are on their way. Dropped, they are given back as they come. One thread at a time."""
+    """Leases that are on their way. Dropped, they are given back as they come, and overwrites that came already are given
+    up. One thread at a time."""
 
     def take(self) -> list[Lease]:
-        """Waits for them. FailedPrecondition once they were taken."""
+        """Waits for them; interrupted, they can be waited for again. FailedPrecondition once they were taken."""
 
 class Said:
     """What was said to the daemon, which may not have answered yet. One thread at a time."""

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .._client import TIMEOUT_SECONDS, Client
+from .._errors import Error, FailedPrecondition
 from .._terrace import ComingLeases, Lease
 
 if TYPE_CHECKING:
@@ -15,31 +18,60 @@ if TYPE_CHECKING:
 
 
 class _Group:
-    """Slots that were asked for together."""
+    """Slots that were asked for together. Thread-safe."""
 
     def __init__(self, coming: ComingLeases):
         self._coming = coming
         self._leases: list[Lease | None] | None = None
+        self._lock = threading.Lock()
+
+    def _came(self) -> list[Lease | None]:
+        if self._leases is None:
+            self._leases = list(self._coming.take())
+        return self._leases
 
     def take(self, at: int) -> Lease:
         """Waits for the lease."""
-        if self._leases is None:
-            self._leases = list(self._coming.take())
-        lease, self._leases[at] = self._leases[at], None
-        assert lease is not None
+        with self._lock:
+            leases = self._came()
+            lease, leases[at] = leases[at], None
+        if lease is None:
+            raise FailedPrecondition("the lease was taken already")
         return lease
 
     def give_up(self, at: int) -> None:
-        """The lease is not needed. Those that are on their way are given back as they come, once all are given up."""
-        if self._leases is not None:
-            self.take(at).abandon()
+        """Waits for the lease, if nobody took it, and abandons it. Interrupted, it can be given up again."""
+        with self._lock, contextlib.suppress(Error):
+            leases = self._came()
+            lease = leases[at]
+            if lease is not None:
+                lease.abandon()
+                leases[at] = None
+
+
+class Asked:
+    """One slot's lease, which was asked for with others'."""
+
+    __slots__ = ("_at", "_group")
+
+    def __init__(self, group: _Group, at: int):
+        self._group = group
+        self._at = at
+
+    def take(self) -> Lease:
+        """Waits for the lease."""
+        return self._group.take(self._at)
+
+    def give_up(self) -> None:
+        """The lease is not needed: returns once it ended, or will never come."""
+        self._group.give_up(self._at)
 
 
 class Ahead:
     """Slots that are leased to be overwritten, in the order in which they are going to be. Its user has a lock."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Slot, _Group, int]] = deque()
+        self._waiting: deque[Slot] = deque()
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -48,21 +80,21 @@ class Ahead:
     def ask(self, client: Client, slots: Sequence[Slot]) -> None:
         """These come after the others."""
         group = _Group(client._acquire_later([slot.tensor for slot in slots], "overwrite", "host", TIMEOUT_SECONDS))
-        self._waiting += [(slot, group, at) for at, slot in enumerate(slots)]
+        for at, slot in enumerate(slots):
+            slot.asked = Asked(group, at)
+        self._waiting += slots
         self.nbytes += sum(slot.size for slot in slots)
 
-    def next(self, size: int) -> tuple[Slot, _Group, int] | None:
+    def next(self, size: int) -> Slot | None:
         """The next one, if it is of this size."""
-        if not self._waiting or self._waiting[0][0].size != size:
+        if not self._waiting or self._waiting[0].size != size:
             return None
         self.nbytes -= size
         return self._waiting.popleft()
 
-    def give_up(self) -> list[Slot]:
-        """None of them is needed: the slots, whose leases end."""
-        slots = [slot for slot, _, _ in self._waiting]
-        for _, group, at in self._waiting:
-            group.give_up(at)
+    def clear(self) -> list[Slot]:
+        """None of them is needed: the slots, which are leased until they are given up."""
+        slots = list(self._waiting)
         self._waiting.clear()
         self.nbytes = 0
         return slots

@@ -90,16 +90,17 @@ class InTerrace:
         self._original = StorageReference(storage)
         self._shown: StorageReference | None = None
         begin = time.perf_counter()
-        self.slot, had = shelf.lay(self._size, lambda most: order.following(saved, most))
-        with self._overwrite(had) as lease:
+        self.slot = shelf.lay(self._size)
+        with self._overwrite() as lease:
+            shelf.ask_ahead(lambda most: order.following(saved, most))
             shown(lease)[:self._size].copy_(over(storage, torch.uint8, 0, [self._size], [1]))
         saved.move_seconds += time.perf_counter() - begin
         saved.place = weakref.ref(self)
 
-    def _overwrite(self, had: Callable[[], Lease] | None) -> Lease:
-        if had is not None:
+    def _overwrite(self) -> Lease:
+        if self.slot.asked is not None:
             try:
-                return self.slot.overwrite(had)
+                return self.slot.overwrite()
             except Error:
                 self._shelf.refused()
         return self.slot.overwrite()

@@ -15,7 +15,7 @@ import torch
 from .._client import Client
 from .._errors import AlreadyExists, Error, FailedPrecondition, ResourceExhausted
 from .._terrace import Lease, Said, Tensor
-from ._ahead import Ahead
+from ._ahead import Ahead, Asked
 from ._storages import StorageReference, shown
 from ._waits import Waits, note
 
@@ -35,7 +35,7 @@ def class_bytes(size: int) -> int:
 class Slot:
     """A tensor in Terrace, and what shows it here."""
 
-    __slots__ = ("read", "shown", "size", "stored", "tensor", "used_in_step")
+    __slots__ = ("asked", "read", "shown", "size", "stored", "tensor", "used_in_step")
 
     def __init__(self, tensor: Tensor, size: int, stored: Waits, read: Waits):
         self.tensor = tensor
@@ -43,6 +43,7 @@ class Slot:
         self.stored = stored  # of all slots: what was leased to be laid into them
         self.read = read  # and to be read again
         self.shown: list[StorageReference] = []
+        self.asked: Asked | None = None  # a lease to overwrite it, which may be on its way
         self.used_in_step = 0
 
     def lease(self, device: torch.device, size: int) -> torch.UntypedStorage:
@@ -57,12 +58,23 @@ class Slot:
         self.shown.append(StorageReference(storage))
         return storage
 
-    def overwrite(self, had: Callable[[], Lease] | None = None) -> Lease:
-        """A lease to lay bytes into it. had: gives the one that was asked for before."""
+    def overwrite(self) -> Lease:
+        """A lease to lay bytes into it: the one that was asked for before, if one was."""
         begin = time.perf_counter()
-        lease = self.tensor.overwrite() if had is None else had()
+        try:
+            lease = self.tensor.overwrite() if self.asked is None else self.asked.take()
+        except Error:  # it will not come any more
+            self.asked = None
+            raise
+        self.asked = None
         note([self.stored], [lease], time.perf_counter() - begin)
         return lease
+
+    def give_up(self) -> None:
+        """Ends the lease that was asked for, if one was: waits for it."""
+        if self.asked is not None:
+            self.asked.give_up()
+            self.asked = None
 
     def is_shown(self) -> bool:
         """Whether a storage of an earlier lease is still there: then its bytes must not change."""
@@ -84,6 +96,7 @@ class Shelf:
         self._said: deque[Said] = deque()  # of these, what may not be answered yet
         self._ahead = Ahead()
         self._refused_in_step = -1  # what was asked for ahead
+        self._given_up: deque[Slot] = deque()  # that are not needed, and whose leases may still be on their way
         self._returned: deque[Slot] = deque()
         self._step = 0
         self._names = itertools.count()
@@ -93,6 +106,7 @@ class Shelf:
         self.slots = 0
         self.slot_bytes = 0
         self.used_bytes = 0
+        client._at_close.append(self._let_go)
 
     def client(self) -> Client:
         """The client; FailedPrecondition when it is gone."""
@@ -120,64 +134,81 @@ class Shelf:
         self.used_bytes += slot.size
         return slot
 
-    def lay(self, size: int, following: Callable[[int], list[int]]) -> tuple[Slot, Callable[[], Lease] | None]:
-        """As take(), with the lease to overwrite it, where that was asked for before.
+    def lay(self, size: int) -> Slot:
+        """As take(), for what comes next: its room may have been asked for before."""
+        with self._lock:
+            found = self._ahead.next(class_bytes(size))
+        if found is not None:
+            return found
+        self._give_up_ahead()
+        return self.take(size)
+
+    def ask_ahead(self, following: Callable[[int], list[int]]) -> None:
+        """Asks for the room of some of what comes next. To be called once what is needed now was leased.
+
+        Not where others lease of the session: they may need it all. Nor for more than the guarantee leaves beside what is
+        leased: it would be waited for by those whose leases it waits for.
 
         following: gives, up to so many bytes, the sizes that are likely to be laid away next.
         """
-        with self._lock:
-            found = self._ahead.next(class_bytes(size))
-            if found is None:
-                self._give_up_ahead()
-        slot = self.take(size) if found is None else found[0]
-        self._ask_ahead(following)
-        if found is None:
-            return slot, None
-        _, group, at = found
-        return slot, lambda: group.take(at)
-
-    def _ask_ahead(self, following: Callable[[int], list[int]]) -> None:
-        """Asks for the room of some of what comes next. Not where others lease of the session: they may need it all."""
         most = self.guarantee_bytes // AHEAD_PARTS
         client = self._client()
         with self._lock:
             if (client is None or not self.crowded or self._other_bytes or 2 * self._ahead.nbytes > most
-                    or self._refused_in_step == self._step):
+                    or self._given_up or self._refused_in_step == self._step):
                 return
+            left = self.guarantee_bytes - client.leased_bytes - self._ahead.nbytes
             slots = []
-            for size in following(most)[len(self._ahead):]:
-                if not self._free.get(class_bytes(size)):
+            for size in map(class_bytes, following(most)[len(self._ahead):]):
+                left -= size
+                if left < 0 or not self._free.get(size):
                     break
-                slots.append(self._take(class_bytes(size)))
+                slots.append(self._take(size))
             if slots:
                 self._ahead.ask(client, slots)
 
     def _give_up_ahead(self) -> None:
-        for slot in self._ahead.give_up():
-            self.put_back(slot)
+        """What was asked for ahead is not needed. Waits for its leases, without the lock, before the slots are put back:
+        one that came later would tear what was laid there meanwhile."""
+        with self._lock:
+            self._given_up += self._ahead.clear()
+        while True:
+            try:
+                slot = self._given_up.popleft()
+            except IndexError:  # none, or another thread has the last
+                return
+            try:
+                slot.give_up()
+            except BaseException:  # an interrupt: its lease may still come
+                self._given_up.append(slot)
+                raise
+            self._returned.append(slot)
+
+    def _let_go(self) -> None:
+        """The client is closed: nothing is waited for any more. From any thread, at any time: takes no lock."""
+        self._said, self._ahead, self._given_up = deque(), Ahead(), deque()
 
     def refused(self) -> None:
         """What was asked for ahead was not to be had."""
-        with self._lock:
-            self._refused_in_step = self._step
-            self._give_up_ahead()
+        self._refused_in_step = self._step
+        self._give_up_ahead()
 
     def put_back(self, slot: Slot) -> None:
         """The slot's content is not needed any more. Called from anywhere, finalizers included: takes no lock."""
-        self._returned.append(slot)
+        (self._returned if slot.asked is None else self._given_up).append(slot)
 
     def tidy(self) -> None:
         """Says which content is not needed any more, where room is scarce. Nothing more is laid away."""
-        if self._returned or self._ahead:
+        if self._returned or self._ahead or self._given_up:
+            self._give_up_ahead()
             with self._lock:
-                self._give_up_ahead()
                 self._collect(0)
 
     def begin_step(self) -> None:
         """A step begins: slots that none of the last steps used are deleted."""
+        self._give_up_ahead()
         with self._lock:
             self._step += 1
-            self._give_up_ahead()
             self._collect(0)
             self._measure()
             if self._step % STEPS_UNUSED_MAX == 0:
@@ -198,16 +229,16 @@ class Shelf:
 
     def in_use(self) -> int:
         """Slots whose content is needed, or shown."""
+        self._give_up_ahead()
         with self._lock:
-            self._give_up_ahead()
             self._collect(0)
             self._recheck()
             return self.slots - sum(map(len, self._free.values()))
 
     def clear(self) -> None:
         """Deletes the slots that are not in use."""
+        self._give_up_ahead()
         with self._lock:
-            self._give_up_ahead()
             self._collect(0)
             self._recheck()
             self._delete([slot for slots in self._free.values() for slot in slots])
@@ -258,9 +289,11 @@ class Shelf:
 
     def _wait_until_said(self, left: int) -> None:
         """Until no more than so many are without an answer; what is laid away meanwhile could be taken for unneeded."""
-        while len(self._said) > left:
+        said = self._said  # which a close() of the client replaces
+        while len(said) > left:
             with contextlib.suppress(Error):
-                self._said.popleft().wait()
+                said[0].wait()
+            said.popleft()
 
     def _create(self, size: int) -> Slot:
         try:
