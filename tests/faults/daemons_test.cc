@@ -9,7 +9,6 @@
 namespace terrace::faults {
 namespace {
 
-using e2e::eventually;
 using e2e::fill;
 using e2e::first_difference;
 using e2e::kMiB;

@@ -37,6 +37,7 @@ BELOW = {
             "workload"},
 }
 PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
+USING = re.compile(r"\s*using\s+[\w:]*::(\w+);")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')
 
 
@@ -119,6 +120,17 @@ def fields(path, lines):
             yield number, f"nothing says what '{undocumented[0]}' holds, and its unit: FIELD;  // ..."
 
 
+def usings(path, lines):
+    """Every name that a source takes over from a namespace is used there (clang-tidy does not look, in unity builds)."""
+    if path.suffix != ".cc":
+        return
+    text = "\n".join(lines)
+    for number, line in enumerate(lines, 1):
+        taken = USING.match(line)
+        if taken and len(re.findall(rf"\b{taken[1]}\b", text)) == 1:
+            yield number, f"'{taken[1]}' is not used here"
+
+
 def machine(path, lines):
     """No file names a folder of the machine that it was written on."""
     places = {str(tree.ROOT) + "/", str(pathlib.Path.home()) + "/"} - {"//"}
@@ -127,7 +139,7 @@ def machine(path, lines):
             yield number, "a path of one machine"
 
 
-RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, machine)}
+RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, usings, machine)}
 SCRIPTS = set()
 
 

@@ -16,6 +16,7 @@ FAULTS = {
     "once": ("daemon/base/a.h", "// SPDX-License-Identifier: Apache-2.0\n// A thing.\n"),
     "comments": ("tests/unit/a_test.cc", "// SPDX-License-Identifier: Apache-2.0\n#include <x>\n"),
     "fields": ("proto/a.proto", GOOD_HEADER + "message A {\n  uint64 bytes = 1;\n}\n"),
+    "usings": ("daemon/base/a.cc", "// SPDX-License-Identifier: Apache-2.0\nusing ::testing::HasSubstr;\nint a;\n"),
     "layers": ("daemon/tier/a.h", GOOD_HEADER + '#include "engine/engine.h"\n'),
 }
 
@@ -43,7 +44,8 @@ class HouseRules(unittest.TestCase):
         self.assertEqual(1, len(self.check("machine", {})))
 
     def test_a_good_file_passes_every_rule(self):
-        good = {"daemon/engine/a.h": GOOD_HEADER + '#include "tier/tier.h"\n#include "base/fd.h"\n',
+        good = {"daemon/engine/a.cc": "// SPDX-License-Identifier: Apache-2.0\nusing std::max;\nint a = max(1, 2);\n",
+                "daemon/engine/a.h": GOOD_HEADER + '#include "tier/tier.h"\n#include "base/fd.h"\n',
                 "proto/a.proto": "// SPDX-License-Identifier: Apache-2.0\nmessage A { bytes token = 1; }\nmessage B {\n"
                                  "  uint64 bytes = 1;  // of all\n  // By number.\n  map<uint32, A> named = 2;\n}\n"}
         for rule in set(house_rules.RULES) - {"machine"}:

@@ -9,7 +9,6 @@
 namespace terrace::engine {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr Duration kPeriod = std::chrono::milliseconds(100);

@@ -5,7 +5,6 @@ namespace terrace::rehearsal {
 
 using workload::Place;
 using workload::Run;
-using workload::Tensor;
 using workload::TensorId;
 using workload::Workload;
 
