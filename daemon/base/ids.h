@@ -32,6 +32,9 @@ struct Handle {
   }
 };
 
+// How much each configured tenant gets of what several want: 1 to this.
+inline constexpr std::uint32_t kTenantWeightMax = 100;
+
 // The security domain: the configured socket a peer came through, and its uid.
 struct Tenant {
   std::uint32_t socket = 0;  // index of the configured tenant

@@ -7,14 +7,13 @@
 #include <set>
 #include <utility>
 
+#include "base/ids.h"
 #include "config/parse.h"
 #include "config/section.h"
 #include "config/sections.h"
 
 namespace terrace::config {
 namespace {
-
-constexpr std::int64_t kWeightMax = 100;
 
 void read_path(Section& section, std::string_view key, std::string& path) {
   std::optional<std::string> value = section.text(key);
@@ -67,7 +66,7 @@ TenantConfig read_tenant(const toml::table& table, std::size_t index, Problems& 
   read_path(section, "grpc_socket", tenant.grpc_socket);
   read_uids(section, tenant);
   tenant.quota_bytes = section.bytes("quota").value_or(0);
-  tenant.weight = static_cast<std::uint32_t>(section.integer("weight", 1, kWeightMax).value_or(1));
+  tenant.weight = static_cast<std::uint32_t>(section.integer("weight", 1, kTenantWeightMax).value_or(1));
   section.finish();
   return tenant;
 }

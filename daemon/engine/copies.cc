@@ -36,7 +36,7 @@ tier::Location EngineImpl::location(const Session& session, const Tensor& tensor
     at.pieces.push(tensor.extent(level));
     return at;
   }
-  at.pieces = tensor.pieces() != nullptr ? *tensor.pieces() : tier::Pieces(tensor.extent(level));
+  at.pieces = tensor.home();
   at.first_checksum = tensor.first_checksum;
   return at;
 }
@@ -95,8 +95,7 @@ void EngineImpl::free_extent(Session& session, std::size_t tier, tier::Extent ex
 }
 
 void EngineImpl::free_home(Tensor& tensor) {
-  const tier::Pieces pieces =
-      tensor.pieces() != nullptr ? *tensor.pieces() : tier::Pieces(tensor.extent(Level::kBlock));
+  const tier::Pieces pieces = tensor.home();
   for (const tier::Extent& piece : pieces.span()) block_space_.free(piece);
   checksum_space_.free({tensor.first_checksum, tier::chunk_count(tensor.bytes)});
   tiers_[block_tier_].used_bytes -= tensor.extent_bytes();
@@ -112,7 +111,7 @@ void EngineImpl::retire_home(Tensor& tensor) {
     tensor.home_bad = true;
     return;
   }
-  const tier::Pieces bad = tensor.pieces() != nullptr ? *tensor.pieces() : tier::Pieces(tensor.extent(Level::kBlock));
+  const tier::Pieces bad = tensor.home();
   for (const tier::Extent& piece : bad.span()) {
     block_space_.free(piece);
     block_space_.retire(piece);

@@ -43,13 +43,10 @@ struct QuotaOptions {
   std::uint64_t home_bytes_max = 0;  // bytes of tensors; 0: no limit
 };
 
-// How much each configured tenant gets of what several want: 1 to kWeightMax.
-inline constexpr std::uint32_t kWeightMax = 100;
-
 struct Options {
   std::vector<TierOptions> tiers;  // fastest first: devices, then at most one memory, then at most one block
   std::vector<QuotaOptions> quotas;
-  std::vector<std::uint32_t> weights;  // by Tenant::socket; empty: all are 1
+  std::vector<std::uint32_t> weights;  // by Tenant::socket, 1 to kTenantWeightMax; empty: all are 1
   std::vector<std::uint64_t> tenants;  // by Tenant::socket: what each is called over restarts; empty: its number
   std::uint32_t sessions_max = 256;
   std::uint32_t requests_waiting_max = 4096;   // over all sessions; more are kResourceExhausted at once

@@ -264,7 +264,8 @@ class EngineImpl final : public Engine {
   // window.cc
   std::optional<double> missed(Session& session, std::size_t tier, Slot slot, const Choice& choice) const;
   bool clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice);
-  std::vector<std::pair<std::uint64_t, Slot>> copies_at(const Session& session, std::size_t tier) const;
+  std::vector<std::pair<std::uint64_t, Slot>> copies_for(const Session& session, std::size_t tier,
+                                                         std::uint64_t bytes) const;
   bool join_free(Session& session, std::size_t tier, std::uint64_t bytes);
   bool make_room_at_once(Session& session, const Admission& admission, const std::vector<std::uint64_t>& sizes);
 

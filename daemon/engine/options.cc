@@ -59,9 +59,9 @@ Result<void> check_options(const Options& options) {
 Result<void> Engine::check(const Options& options, const CatalogShape& shape) {
   if (auto good = check_options(options); !good) return good;
   for (const std::uint32_t weight : options.weights)
-    if (weight == 0 || weight > kWeightMax)
+    if (weight == 0 || weight > kTenantWeightMax)
       return fail(ErrorCode::kInvalidArgument,
-                  fmt::format("a tenant's weight is {}: give 1 to {}", weight, kWeightMax));
+                  fmt::format("a tenant's weight is {}: give 1 to {}", weight, kTenantWeightMax));
   if (shape.sessions_max < options.sessions_max)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} sessions, and the catalog holds {}", options.sessions_max, shape.sessions_max));

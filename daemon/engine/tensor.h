@@ -83,12 +83,14 @@ struct Tensor {
   bool has(Level level) const { return (extents & bit(level)) != 0; }
   bool is_valid(Level level) const { return (valid & bit(level)) != 0; }
   bool idle() const { return activity == Activity::kIdle; }
-  // Of the block copy, if there are several.
+  // The block copy's.
+  tier::Pieces home() const { return pieces() != nullptr ? *pieces() : tier::Pieces(extent(Level::kBlock)); }
+  // Its several ones; none where it lies in one piece.
   const tier::Pieces* pieces() const { return rare != nullptr && rare->pieces ? &*rare->pieces : nullptr; }
   void set_pieces(const tier::Pieces& home) {
     if (home.size() > 1)
       rarely().pieces = home;
-    else if (pieces() != nullptr)
+    else if (rare != nullptr)
       rare->pieces.reset();
     forget_if_common();
   }

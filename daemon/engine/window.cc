@@ -69,13 +69,18 @@ std::optional<double> EngineImpl::missed(Session& session, std::size_t tier, Slo
   return static_cast<double>(tensor.extent_bytes()) * (expected.give_up ? kGivenUp : 1) / std::max(away_s, kSoonestS);
 }
 
-// The tier's copies by address.
-std::vector<std::pair<std::uint64_t, Slot>> EngineImpl::copies_at(const Session& session, std::size_t tier) const {
+// The tier's copies by address, for whoever looks for room of `bytes` among them; none where there is none to be had,
+// or the look would take too long for so little.
+std::vector<std::pair<std::uint64_t, Slot>> EngineImpl::copies_for(const Session& session, std::size_t tier,
+                                                                   std::uint64_t bytes) const {
   const Level level = tiers_[tier].level;
+  const bool fenced = session.places[tier]->fence != kNoFence;
   std::vector<std::pair<std::uint64_t, Slot>> copies;
+  if (level == home_level_ || fenced || bytes < session.tensors.size() * kBytesPerTensor) return copies;
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at)
     if (session.tensors[at].live() && at_tier(session.tensors[at], tier))
       copies.emplace_back(session.tensors[at].offset[index(level)], Slot{at});
+  if (bytes < copies.size() * kBytesPerCopy) copies.clear();
   std::sort(copies.begin(), copies.end());
   return copies;
 }
@@ -86,9 +91,8 @@ std::vector<std::pair<std::uint64_t, Slot>> EngineImpl::copies_at(const Session&
 bool EngineImpl::join_free(Session& session, std::size_t tier, std::uint64_t bytes) {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
-  if (level == home_level_ || place.fence != kNoFence || bytes < session.tensors.size() * kBytesPerTensor) return false;
-  const auto copies = copies_at(session, tier);
-  if (bytes < copies.size() * kBytesPerCopy) return false;
+  const auto copies = copies_for(session, tier, bytes);
+  if (copies.empty()) return false;
   std::vector<Lying> row;
   std::uint64_t between = 0;
   std::uint64_t end = 0;
@@ -115,9 +119,8 @@ bool EngineImpl::join_free(Session& session, std::size_t tier, std::uint64_t byt
 bool EngineImpl::clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice) {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
-  if (level == home_level_ || place.fence != kNoFence || bytes < session.tensors.size() * kBytesPerTensor) return false;
-  const auto copies = copies_at(session, tier);
-  if (bytes < copies.size() * kBytesPerCopy) return false;
+  const auto copies = copies_for(session, tier, bytes);
+  if (copies.empty()) return false;
   const std::uint64_t capacity = place.space.capacity_bytes();
   const auto end_of = [&](std::size_t at) { return copies[at].first + session.at(copies[at].second).extent_bytes(); };
   double cost = 0;

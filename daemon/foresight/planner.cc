@@ -11,6 +11,7 @@
 namespace terrace::foresight {
 namespace {
 
+constexpr std::uint32_t kNoTensor = UINT32_MAX;
 constexpr int kRoundsMax = 3;
 constexpr std::int64_t kStretchOneIn = 50;  // waits of less than this part of the step do not make a new plan
 constexpr std::int64_t kNotYet = std::numeric_limits<std::int64_t>::max();
@@ -22,7 +23,7 @@ struct HorizonUse {
   std::uint32_t group = 0;
   std::int64_t at_ns = 0;
   bool dies = false;
-  std::uint32_t next = kNone;  // of the same tensor
+  std::uint32_t next = kNoUse;  // of the same tensor
   bool give_up = false;
 };
 
@@ -32,7 +33,7 @@ struct Event {
   std::int64_t at_ns = 0;
   std::uint32_t tensor = 0;
   Kind kind{};
-  std::uint32_t use = kNone;  // kUsed: in the horizon
+  std::uint32_t use = kNoUse;  // kUsed: in the horizon
   std::uint64_t order() const { return static_cast<std::uint64_t>(kind); }
 };
 
@@ -45,7 +46,7 @@ class Planner {
       std::uint32_t& later = last_[uses_[at].tensor];
       uses_[at].next = later;
       // The use at which it died last time was not the last one then: that one was left out.
-      if (later != kNone && uses_[later].use->reads()) uses_[at].dies = false;
+      if (later != kNoUse && uses_[later].use->reads()) uses_[at].dies = false;
       later = static_cast<std::uint32_t>(at);
     }
   }
@@ -113,22 +114,22 @@ class Planner {
     }
     first_use_.push_back(static_cast<std::uint32_t>(uses_.size()));
     begins_.push_back(std::max(base, begins_.empty() ? base : begins_.back()));
-    last_.assign(bytes_.size(), kNone);
+    last_.assign(bytes_.size(), kNoUse);
   }
 
   // After a use that is not planned with: the content goes after the one before.
   void dies_earlier(Slot slot) {
-    if (index(slot) >= tensors_.size() || tensors_[index(slot)] == kNone) return;
+    if (index(slot) >= tensors_.size() || tensors_[index(slot)] == kNoTensor) return;
     uses_[last_[tensors_[index(slot)]]].dies = true;
   }
 
   std::uint32_t tensor_of(const TemplateUse& use) {
     const auto slot = static_cast<std::uint32_t>(use.slot);
-    if (slot >= tensors_.size()) tensors_.resize(std::size_t{slot} + 1, kNone);
-    if (tensors_[slot] == kNone) {
+    if (slot >= tensors_.size()) tensors_.resize(std::size_t{slot} + 1, kNoTensor);
+    if (tensors_[slot] == kNoTensor) {
       tensors_[slot] = static_cast<std::uint32_t>(bytes_.size());
       bytes_.push_back(0);
-      last_.push_back(kNone);
+      last_.push_back(kNoUse);
       slots_.push_back(use.slot);
     }
     bytes_[tensors_[slot]] = std::max(bytes_[tensors_[slot]], use.bytes);
@@ -192,7 +193,7 @@ class Planner {
     for (std::uint32_t at = 0; at < uses_.size(); ++at) {
       const HorizonUse& use = uses_[at];
       if (use.use->place != device.place) continue;
-      const bool leaves = use.next != kNone && uses_[use.next].use->place != device.place;
+      const bool leaves = use.next != kNoUse && uses_[use.next].use->place != device.place;
       input.uses.push_back({use.tensor, use.group, use.use->reads(), use.use->writes(), use.dies, leaves});
       origin.push_back(at);
     }
@@ -252,16 +253,16 @@ class Planner {
     input.uses.reserve(events_.size());
     std::vector<std::uint32_t> origin;
     origin.reserve(events_.size());
-    std::vector<std::uint32_t> last(bytes_.size(), kNone);
+    std::vector<std::uint32_t> last(bytes_.size(), kNoUse);
     for (const Event& event : events_) {
       std::uint32_t& before = last[event.tensor];
       const bool renews = event.kind == Event::Kind::kStale || event.kind == Event::Kind::kWritten;
-      if (renews && before != kNone) input.uses[before].dies = true;
+      if (renews && before != kNoUse) input.uses[before].dies = true;
       if (event.kind == Event::Kind::kStale) {
-        before = kNone;
+        before = kNoUse;
         continue;
       }
-      const TemplateUse* use = event.use == kNone ? nullptr : uses_[event.use].use;
+      const TemplateUse* use = event.use == kNoUse ? nullptr : uses_[event.use].use;
       const bool dies = use != nullptr && uses_[event.use].dies;
       before = static_cast<std::uint32_t>(input.uses.size());
       input.uses.push_back({.tensor = event.tensor,
@@ -274,7 +275,7 @@ class Planner {
     const SweepResult result = sweep(input);
     delays_.insert(delays_.end(), result.delays.begin(), result.delays.end());
     for (std::size_t i = 0; i < origin.size(); ++i)
-      if (origin[i] != kNone && result.given_up[i]) uses_[origin[i]].give_up = true;
+      if (origin[i] != kNoUse && result.given_up[i]) uses_[origin[i]].give_up = true;
     for (const SweepOut& out : result.outs) clean(machine_.memory.place, out, origin);
     for (const SweepIn& in : result.ins) fetch(machine_.memory.place, in.tensor, in, begins_[input.uses[in.use].group]);
   }
@@ -288,10 +289,10 @@ class Planner {
     return first <= window_begin_ ? 0 : static_cast<std::uint32_t>(first - window_begin_);
   }
 
-  // `origin`: in the horizon, of the sweep's uses; kNone: of a copy from above.
+  // `origin`: in the horizon, of the sweep's uses; kNoUse: of a copy from above.
   void clean(std::uint32_t place, const SweepOut& out, const std::vector<std::uint32_t>& origin) {
     if (!in_window(out.when.begin_ns)) return;
-    const std::uint32_t write = out.write == kNone ? kNone : origin[out.write];
+    const std::uint32_t write = out.write == kNoUse ? kNoUse : origin[out.write];
     const std::uint32_t group =
         std::min<std::uint32_t>(out.released_group + 1, static_cast<std::uint32_t>(begins_.size() - 1));
     const bool now = write >= window_begin_ && write < window_end_;
@@ -320,7 +321,7 @@ class Planner {
                             .comes_back = comes_back,
                             .writes = use.use->writes(),
                             .at_ns = use.at_ns - window_ns_,
-                            .next_ns = use.dies || use.next == kNone ? kBeyond : uses_[use.next].at_ns - window_ns_});
+                            .next_ns = use.dies || use.next == kNoUse ? kBeyond : uses_[use.next].at_ns - window_ns_});
     }
   }
 

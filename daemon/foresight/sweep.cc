@@ -32,8 +32,8 @@ struct State {
   std::int64_t clean_from_ns = 0;  // `clean`
   std::int64_t released_ns = 0;    // when the last write was over
   std::uint32_t released_group = 0;
-  std::uint32_t last_write = kNone;
-  std::uint32_t last_use = kNone;
+  std::uint32_t last_write = kNoUse;
+  std::uint32_t last_use = kNoUse;
 };
 
 // A transfer, and the group that waits for it.
@@ -79,8 +79,8 @@ class Sweep {
         states_(input.bytes.size()),
         occupied_(groups_) {
     result_.given_up.resize(input.uses.size());
-    next_.resize(input.uses.size(), kNone);
-    std::vector<std::uint32_t> later(input.bytes.size(), kNone);
+    next_.resize(input.uses.size(), kNoUse);
+    std::vector<std::uint32_t> later(input.bytes.size(), kNoUse);
     for (std::size_t use = input.uses.size(); use-- > 0;) {
       next_[use] = later[input.uses[use].tensor];
       later[input.uses[use].tensor] = static_cast<std::uint32_t>(use);
@@ -121,7 +121,7 @@ class Sweep {
     State& state = states_[use.tensor];
     if (!state.resident) {
       state.resident = true;
-      if (!state.written && use.reads && state.last_use == kNone) state.clean = true;  // from before the horizon
+      if (!state.written && use.reads && state.last_use == kNoUse) state.clean = true;  // from before the horizon
       if (!brought_[at]) now_bytes_ += static_cast<std::int64_t>(input_.bytes[use.tensor]);
     }
     state.last_use = static_cast<std::uint32_t>(at);
@@ -148,7 +148,7 @@ class Sweep {
       try_give_up({0, use.tensor, at}, use.group, true);
       return;
     }
-    candidates_.push_back({next_[at] == kNone ? kFar : begin_ns(input_.uses[next_[at]].group), use.tensor, at});
+    candidates_.push_back({next_[at] == kNoUse ? kFar : begin_ns(input_.uses[next_[at]].group), use.tensor, at});
     std::push_heap(candidates_.begin(), candidates_.end());
   }
 
@@ -195,8 +195,8 @@ class Sweep {
     State& state = states_[candidate.tensor];
     const std::uint64_t bytes = input_.bytes[candidate.tensor];
     const std::uint32_t next = next_[candidate.use];
-    const bool returns = next != kNone && input_.uses[next].reads;
-    if (next != kNone && input_.uses[next].group <= group) return false;
+    const bool returns = next != kNoUse && input_.uses[next].reads;
+    if (next != kNoUse && input_.uses[next].group <= group) return false;
     if (returns && !anyway && !has_way_back(bytes, group, next)) return false;
     std::int64_t gone_ns = std::max(begin_ns(group), state.clean_from_ns);
     std::optional<Span> out;

@@ -10,12 +10,10 @@
 #include <span>
 #include <vector>
 
+#include "foresight/plan.h"
 #include "foresight/timeline.h"
 
 namespace terrace::foresight {
-
-// No use, no write.
-constexpr std::uint32_t kNone = UINT32_MAX;
 
 // How fast bytes move one way between a tier and the one below.
 struct LinkPace {
@@ -51,7 +49,7 @@ struct SweepInput {
 struct SweepOut {
   std::uint32_t tensor = 0;
   std::uint32_t released_group = 0;  // it is over when the copy may be written down
-  std::uint32_t write = 0;           // the use that wrote it last; UINT32_MAX: none within the horizon
+  std::uint32_t write = kNoUse;      // the use that wrote it last; kNoUse: none within the horizon
   Span when;
 };
 
