@@ -3,6 +3,9 @@
 // until it is used; what it gives up goes, although something was bringing it.
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <vector>
+
 #include "unit/engine/planned.h"
 
 namespace terrace::engine {
@@ -73,7 +76,8 @@ TEST(Hints, WhatIsThereAlreadyIsKeptToo) {
   EXPECT_TRUE(planned.is_in_device(3));
 }
 
-TEST(Hints, WhatOneBroughtGoesForADemandAfterWhatIsUsedLater) {
+// Tensor 3 was asked for; with `order`, before a plan comes that uses these next.
+void goes_for_a_demand_after_what_is_used_later(const std::optional<std::vector<std::uint32_t>>& order = {}) {
   Planned planned;
   planned.mark_step();
   for (const std::uint32_t tensor : {0, 1, 2}) planned.read(tensor);
@@ -81,30 +85,22 @@ TEST(Hints, WhatOneBroughtGoesForADemandAfterWhatIsUsedLater) {
   planned.plan(planned.plan_of({0, 1, 2}));
   ASSERT_TRUE(planned.harness.ask(planned.client.id, Prefetch{kDevice, {planned.tensors[3]}}));
   ASSERT_TRUE(planned.is_in_device(3));
+  if (order) {
+    planned.mark_step();
+    planned.plan(planned.plan_of(*order));
+  }
   planned.read(4);
   EXPECT_TRUE(planned.is_in_device(3)) << "it is to be used now";
   EXPECT_FALSE(planned.is_in_device(2)) << "and this in two seconds";
 }
 
-// Tensor 3 was asked for before a plan comes that uses these next.
-void demand_after_a_plan_of(const std::vector<std::uint32_t>& order) {
-  Planned planned;
-  planned.mark_step();
-  for (const std::uint32_t tensor : {0, 1, 2}) planned.read(tensor);
-  planned.mark_step();
-  planned.plan(planned.plan_of({0, 1, 2}));
-  ASSERT_TRUE(planned.harness.ask(planned.client.id, Prefetch{kDevice, {planned.tensors[3]}}));
-  ASSERT_TRUE(planned.is_in_device(3));
-  planned.mark_step();
-  planned.plan(planned.plan_of(order));
-  planned.read(4);
-  EXPECT_TRUE(planned.is_in_device(3)) << "it is to be used now";
-  EXPECT_FALSE(planned.is_in_device(2));
+TEST(Hints, WhatOneBroughtGoesForADemandAfterWhatIsUsedLater) { goes_for_a_demand_after_what_is_used_later(); }
+
+TEST(Hints, APlanThatComesDoesNotSayWhenTheyAreUsed) { goes_for_a_demand_after_what_is_used_later({{0, 1, 2, 3}}); }
+
+TEST(Hints, APlanThatComesAndDoesNotKnowThemDoesNotForgetThem) {
+  goes_for_a_demand_after_what_is_used_later({{0, 1, 2}});
 }
-
-TEST(Hints, APlanThatComesDoesNotSayWhenTheyAreUsed) { demand_after_a_plan_of({0, 1, 2, 3}); }
-
-TEST(Hints, APlanThatComesAndDoesNotKnowThemDoesNotForgetThem) { demand_after_a_plan_of({0, 1, 2}); }
 
 TEST(Hints, AnEvictTakesBackWhatWaitsToBeBrought) {
   Planned planned(one_at_a_time());
