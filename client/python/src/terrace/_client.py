@@ -192,6 +192,10 @@ class Client(Session):
         self._check_process()
         return dict(self._tensors)
 
+    def _tensor_bytes(self) -> int:
+        """Of all of them."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
     def delete(self, tensors: Iterable[Tensor], *, timeout: float = TIMEOUT_SECONDS) -> None:
         """Deletes tensors: the names are free at once, the bytes at the last release of each."""
         gone = _checks.tensors("delete", tensors)

@@ -246,7 +246,7 @@ class Shelf:
     def _measure(self) -> None:
         client = self._client()
         if client is not None:
-            self._other_bytes = sum(tensor.nbytes for tensor in client.tensors().values()) - self.slot_bytes
+            self._other_bytes = client._tensor_bytes() - self.slot_bytes
 
     def _collect(self, wanted: int) -> None:
         """Sorts in what was put back. What is shown still waits until it is not."""

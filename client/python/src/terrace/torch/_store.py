@@ -218,7 +218,7 @@ class Store:
 
     def _fits(self) -> bool:
         """Whether all of the session, activations and the script's own tensors included, is guaranteed room at once."""
-        return sum(tensor.nbytes for tensor in self.client.tensors().values()) <= self.guarantee_bytes
+        return self.client._tensor_bytes() <= self.guarantee_bytes
 
     @staticmethod
     def _end(client: Client, tensors: list[Tensor]) -> None:
