@@ -27,15 +27,8 @@ CommandOptions::CommandOptions(CLI::App& app) {
 Result<Settings> CommandOptions::settings(std::uint64_t disk_bytes) {
   settings_.disk_bytes_max = disk_bytes;
   if (const auto ready = prepare(settings_); !ready) return std::unexpected(ready.error());
-  std::error_code error;
-  const auto room = std::filesystem::space(settings_.disk, error).available;
-  if (error)
-    return fail(ErrorCode::kNotFound,
-                fmt::format("{} is no folder to measure in: {}", settings_.disk.string(), error.message()));
-  if (room < disk_bytes)
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("{} has room for {}; {} are used there: free some, or name another folder with --dir",
-                            settings_.disk.string(), format_bytes(room), format_bytes(disk_bytes)));
+  if (const std::string lack = cannot_take(settings_.disk, disk_bytes); !lack.empty())
+    return fail(ErrorCode::kResourceExhausted, lack);
   if (const std::string lack = cannot_hold_block_files(settings_.disk); !lack.empty())
     return fail(ErrorCode::kFailedPrecondition, lack);
   const auto seen = neighbours_at_work();

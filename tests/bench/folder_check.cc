@@ -14,6 +14,15 @@
 
 namespace terrace::bench {
 
+std::string cannot_take(const std::filesystem::path& folder, std::uint64_t bytes) {
+  std::error_code error;
+  const auto room = std::filesystem::space(folder, error).available;
+  if (error) return fmt::format("{} is no folder to measure in: {}", folder.string(), error.message());
+  if (bytes <= room) return {};
+  return fmt::format("up to {} are taken in {}, which has room for {}: free some, or name another folder with --dir",
+                     format_bytes(bytes), folder.string(), format_bytes(room));
+}
+
 std::string cannot_hold_block_files(const std::filesystem::path& folder) {
   const auto made = Folder::make(folder);
   if (!made) return fmt::format("{}; name another with --dir", made.error().message);

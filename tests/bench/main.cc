@@ -63,10 +63,8 @@ std::uint64_t disk_bytes(const Suite& suite, const Settings& settings) {
 
 // What the suites' files lack on the disk: leave to take so much, and room.
 std::vector<std::string> lacks_disk(const Settings& settings, const std::vector<Suite>& to_run) {
+  if (const std::string lack = cannot_take(settings.disk, 0); !lack.empty()) return {lack};
   std::vector<std::string> missing;
-  std::error_code error;
-  const auto room = std::filesystem::space(settings.disk, error).available;
-  if (error) return {fmt::format("{} is no folder to measure in: {}", settings.disk.string(), error.message())};
   const auto takes_some = [&](const Suite& suite) { return disk_bytes(suite, settings) > 0; };
   if (std::ranges::any_of(to_run, takes_some))
     if (const std::string lack = cannot_hold_block_files(settings.disk); !lack.empty()) missing.push_back(lack);
@@ -76,11 +74,8 @@ std::vector<std::string> lacks_disk(const Settings& settings, const std::vector<
       missing.push_back(fmt::format("{}: takes up to {} in {}, more than the {} that --disk-max allows", suite.name,
                                     format_bytes(takes), settings.disk.string(),
                                     format_bytes(settings.disk_bytes_max)));
-    else if (takes > room)
-      missing.push_back(
-          fmt::format("{}: takes up to {} in {}, which has room for {}: free some, or name another folder "
-                      "with --dir",
-                      suite.name, format_bytes(takes), settings.disk.string(), format_bytes(room)));
+    else if (const std::string lack = cannot_take(settings.disk, takes); !lack.empty())
+      missing.push_back(fmt::format("{}: {}", suite.name, lack));
   }
   return missing;
 }
