@@ -10,6 +10,7 @@
 #include "access_log.h"
 #include "answers.h"
 #include "session.h"
+#include "thread_sanitizer.h"
 
 namespace terrace::client {
 namespace {
@@ -197,6 +198,7 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
     give_up(tensor.handle(), wire(options.mode));
     return std::unexpected(usable_here.error());
   }
+  lease_begins(this);
   Result<Lease> lease;  // made where it is returned: to move one costs two counts of its tensor
   lease->tensor_ = tensor;
   lease->place_ = options.place;

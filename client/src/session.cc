@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "sessions.h"
+#include "thread_sanitizer.h"
 
 namespace terrace::client {
 namespace {
@@ -201,6 +202,7 @@ std::vector<PlaceOffer> Session::offers() const {
 shm::Outcome Session::give_back(std::uint64_t handle, shm::Mode mode) noexcept {
   const auto slot = static_cast<std::uint32_t>(handle);
   const auto incarnation = static_cast<std::uint32_t>(handle >> 32);
+  lease_ends(this);
   const shm::Step step = shm::release(region_.table[slot].word, incarnation, mode);
   if (step.outcome == shm::Outcome::kDone && step.word.wanted && !step.word.leased()) {
     const std::uint64_t one = 1;

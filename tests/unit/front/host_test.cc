@@ -148,6 +148,35 @@ TEST_F(HostTest, ThreadsAndSetsShareASession) {
   EXPECT_EQ(failures, 0);
 }
 
+// A thread says by the lease's word alone that it is done, and ThreadSanitizer is to take that for what it is.
+TEST_F(HostTest, MemoryGoesFromThreadToThread) {
+  Client client = connect();
+  const auto tensors = client.create({{{.name = "first", .bytes = 10 * kMiB}, {.name = "second", .bytes = 10 * kMiB}}});
+  ASSERT_TRUE(tensors.has_value()) << tensors.error().message;
+  std::atomic<int> turn = 0;  // orders nothing else
+  std::vector<std::jthread> threads;
+  for (int thread = 0; thread < 2; ++thread) {
+    threads.emplace_back([&, thread] {
+      while (turn.load(std::memory_order_relaxed) != thread) std::this_thread::yield();
+      {
+        const auto lease = client.acquire((*tensors)[static_cast<std::size_t>(thread)], {.mode = Mode::kOverwrite});
+        if (!lease) {
+          ADD_FAILURE() << lease.error().message;
+        } else {
+          fill(lease->writable_bytes(), static_cast<std::uint32_t>(thread), 0);
+        }
+      }
+      turn.store(thread + 1, std::memory_order_relaxed);
+    });
+  }
+  threads.clear();
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const auto lease = client.acquire((*tensors)[i], {.mode = Mode::kRead});
+    ASSERT_TRUE(lease.has_value()) << lease.error().message;
+    EXPECT_TRUE(holds(lease->bytes(), i, 0));
+  }
+}
+
 TEST_F(HostTest, SessionsComeAndGo) {
   for (int round = 0; round < 5; ++round) {
     Client first = connect(2);
