@@ -59,6 +59,70 @@ def test_gradients_do_not_travel(disk):
     assert moved[True] < moved[False] - 2 * size, "three steps without their gradients"
 
 
+class CountingSGD(torch.optim.SGD):
+    """Counts how often it steps what is in Terrace, and how much at a time."""
+
+    stepped: list[int]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            type(self).stepped.append(len(group["params"]))
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
+class Fails(torch.autograd.Function):
+    """The identity, whose backward does not go well."""
+
+    @staticmethod
+    def forward(_context, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_context, _gradient):
+        raise ArithmeticError("out of luck")
+
+
+def counting(client, *modules):
+    CountingSGD.stepped = []
+    model = nn.Sequential(*modules)
+    terrace.torch.elementwise(CountingSGD)
+    return terrace.torch.offload(model, CountingSGD(model.parameters(), lr=0.5), client=client, tensor_bytes_min=1,
+                                 step_in_backward=True)
+
+
+def test_small_gradients_are_stepped_together(roomy):
+    model, optimizer = counting(roomy, *(nn.Linear(64, 64) for _ in range(8)))
+    before = weights(model)
+    model(torch.ones(2, 64)).sum().backward()
+    assert CountingSGD.stepped == [16]
+    assert not any(torch.equal(now, before[name]) for name, now in weights(model).items() if name.endswith("bias"))
+    optimizer.step()
+
+
+def test_large_gradients_are_stepped_in_parts(disk):
+    with terrace.serve("8MiB", block=f"{disk}:64MiB") as client:
+        model, optimizer = counting(client, *(nn.Linear(256, 256, bias=False) for _ in range(16)))
+        model(torch.ones(2, 256)).sum().backward()
+        assert sum(CountingSGD.stepped) == 16
+        assert 2 <= len(CountingSGD.stepped) <= 8, "256 KiB each, of which a quarter of 8 MiB is awaited"
+        optimizer.step()
+
+
+def test_a_backward_pass_that_fails_leaves_nothing_to_be_stepped_later(roomy):
+    model, optimizer = counting(roomy, *(nn.Linear(64, 64) for _ in range(4)))
+    before = weights(model)
+    with pytest.raises(ArithmeticError, match="out of luck"):
+        model[2:](Fails.apply(model[:2](torch.ones(2, 64)))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert_same(weights(model), before)
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    assert CountingSGD.stepped == [8]
+
+
 def test_clipping_is_refused(roomy):
     model, optimizer = offloaded(roomy)
     loss_of(model, 0).backward()

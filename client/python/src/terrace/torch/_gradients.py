@@ -66,9 +66,9 @@ class Gradient:
     """The gradient of one parameter. A gradient that the script has set itself is the script's, and left alone."""
 
     def __init__(self, parameter: nn.Parameter, store: Store, room: Room | None,
-                 step: Callable[[nn.Parameter], bool] | None = None):
-        """room: None: it stays in memory. step: steps the parameter with the gradient as it comes, which is then used
-        up."""
+                 step: Callable[[nn.Parameter, torch.Tensor], bool] | None = None):
+        """room: None: it stays in memory. step: steps the parameter with the gradient, in this backward pass or not at
+        all; whether it does."""
         self._reference = weakref.ref(parameter)
         self._store = store
         self._room = room
@@ -81,7 +81,7 @@ class Gradient:
 
     @property
     def in_backward(self) -> bool:
-        """Whether the parameter is stepped as its gradient comes."""
+        """Whether the parameter is stepped in the backward pass."""
         return self._step is not None
 
     @property
@@ -139,7 +139,7 @@ class Gradient:
         if self._zeroed:
             with torch.no_grad():
                 made.add_(0.0)  # as to a gradient of zeros: a negative zero becomes a positive one
-        if self._step is not None and self._step(self._parameter):
+        if self._step is not None and self._step(self._parameter, made):
             with _raw():
                 parameter.grad = SpentTensor.of(made, f"terrace.torch.offload(step_in_backward=True): {_SPENT}")
             return

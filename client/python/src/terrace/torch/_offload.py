@@ -86,7 +86,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     what: a set of "parameters", "gradients" and "states" (the optimizer's), which go to Terrace, while the others stay
         in memory; None: all that there are.
     place: where they are leased: "host", or an emulated device's "device:N"; not a GPU's memory.
-    step_in_backward: steps each parameter as its gradient comes, so that gradients need no room and never travel;
+    step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
+        (a quarter of the guarantee, if that is less), so that gradients need no other room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
         gradients first (accumulation, clipping, a GradScaler, DistributedDataParallel) raises FailedPrecondition, or
         InvalidArgument where it is seen here.
@@ -249,7 +250,7 @@ def _make_gradients(store: Store, parameters: Sequence[ManagedParameter | Parame
     """Makes room for gradients, where they are to have any."""
     if stepped is not None and stepped.in_backward:
         for one in parameters:
-            one.gradient = Gradient(one.parameter, store, Room(one.like, []), stepped.step_now)
+            one.gradient = Gradient(one.parameter, store, Room(one.like, []), stepped.step_soon)
         return
     if "gradients" not in parts:
         for one in parameters:

@@ -17,6 +17,7 @@ from torch import nn, optim
 
 from .._errors import Error, FailedPrecondition
 from . import _optimizers, _scaling
+from ._due import DUE_BYTES_MAX, DueParameters
 from ._lazy import LeasedParameter, OffloadedTensor
 from ._locals import is_split
 from ._parameters import ManagedParameter, enter, leave
@@ -165,6 +166,7 @@ class ManagedOptimizer:
         self._reserved: dict[tuple[int, str], Slot] = {}
         self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
         self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
+        self._due = DueParameters(min(self.batch_bytes, DUE_BYTES_MAX))
 
     @property
     def optimizer(self) -> optim.Optimizer:
@@ -273,28 +275,30 @@ class ManagedOptimizer:
         shown.copy_(value)
         return OffloadedTensor.of(slot, self.store)
 
-    def step_now(self, parameter: nn.Parameter) -> bool:
-        """Steps one parameter, whose gradient is there. Whether it is one of the optimizer's."""
-        groups = self.optimizer.param_groups
+    def step_soon(self, parameter: nn.Parameter, gradient: torch.Tensor) -> bool:
+        """Steps a parameter, whose gradient has come, in this backward pass. Whether it is one of the optimizer's."""
         if not self._stepped_now:
-            self._group_of = {id(one): index for index, group in enumerate(groups) for one in group["params"]}
-        index = self._group_of.get(id(parameter))
-        if index is None:
+            self._group_of = {id(one): index for index, group in enumerate(self.optimizer.param_groups)
+                              for one in group["params"]}
+        if id(parameter) not in self._group_of:
             return False
         if id(parameter) in self._stepped_now:
             raise FailedPrecondition(f"{_IN_BACKWARD}: optimizer.step() was left out after a backward pass, which has "
                                      "stepped already; offload without step_in_backward to leave steps out")
         self._stepped_now.add(id(parameter))
-        self._options_used.setdefault(index, _options(groups[index]))
-        proxy = self._proxy(parameter)
-        step = type(self.optimizer).step
-        getattr(step, "__wrapped__", step)(proxy)  # without the hooks, which are for the script's own step
+        self._due.add(parameter, gradient, self._step_due)
         return True
 
-    def groups(self, only: nn.Parameter | None = None) -> Iterator[dict[str, Any]]:
+    def _step_due(self, parameters: list[nn.Parameter]) -> None:
+        for index in {self._group_of[id(one)] for one in parameters}:
+            self._options_used.setdefault(index, _options(self.optimizer.param_groups[index]))
+        step = type(self.optimizer).step
+        getattr(step, "__wrapped__", step)(self._proxy(parameters))  # without the hooks, which are for the script's own step
+
+    def groups(self, only: Sequence[nn.Parameter] | None = None) -> Iterator[dict[str, Any]]:
         """The parameter groups as a step sees them: in batches, each leased while the step is at it.
 
-        only: of these, one that is stepped with its gradient at hand.
+        only: of these, those that are stepped with their gradients at hand.
         """
         self.store.drop_unneeded()
         for group, members in self._members(only):
@@ -318,22 +322,22 @@ class ManagedOptimizer:
                     "parameter group, which it is shown in parts, so that this would happen once a part: keep it in self.state "
                     "of each parameter. The parameters of this part are stepped, and the others are not")
 
-    def _members(self, only: nn.Parameter | None) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
-        groups = self.optimizer.param_groups
-        if only is not None:
-            yield groups[self._group_of[id(only)]], [only]
-            return
-        for group in groups:
-            yield group, self.members_of(group, None)
+    def _members(self, only: Sequence[nn.Parameter] | None) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
+        for index, group in enumerate(self.optimizer.param_groups):
+            if only is None:
+                yield group, self.members_of(group, None)
+            elif members := [one for one in only if self._group_of[id(one)] == index]:
+                yield group, members
 
-    def members_of(self, group: dict[str, Any], only: nn.Parameter | None) -> list[nn.Parameter]:
+    def members_of(self, group: dict[str, Any], only: Sequence[nn.Parameter] | None) -> list[nn.Parameter]:
         """Which parameters of a group a step is to see; only: as in groups()."""
         if only is not None:
-            return [one for one in group["params"] if one is only]
+            wanted = {id(one) for one in only}
+            return [one for one in group["params"] if id(one) in wanted]
         return [one for one in group["params"] if not self.in_backward or self.managed_of(one) is None]
 
     def _batches(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
-        if len(parameters) == 1:  # as each is that is stepped in backward
+        if len(parameters) == 1:  # as a large one is that is stepped in backward
             yield parameters
             return
         batch: list[nn.Parameter] = []
@@ -354,6 +358,7 @@ class ManagedOptimizer:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
+        self._due.forget()
         used, self._options_used = self._options_used, {}
         for index, before in used.items():
             now = _options(self.optimizer.param_groups[index])
@@ -364,7 +369,7 @@ class ManagedOptimizer:
                     "what was there before it: change it before the backward pass, or offload without step_in_backward")
         return (self._proxy(None), *args[1:]), kwargs
 
-    def _proxy(self, only: nn.Parameter | None) -> optim.Optimizer:
+    def _proxy(self, only: Sequence[nn.Parameter] | None) -> optim.Optimizer:
         proxy: Any = object.__new__(self._proxy_class)
         object.__setattr__(proxy, "terrace_only", only)
         proxy.__dict__ = self.optimizer.__dict__
@@ -399,7 +404,7 @@ def _proxy_class(kind: type[optim.Optimizer], owner: weakref.ref[ManagedOptimize
 class _Groups(Sequence[dict[str, Any]]):
     """What a step finds as `self.param_groups`."""
 
-    def __init__(self, owner: ManagedOptimizer, only: nn.Parameter | None):
+    def __init__(self, owner: ManagedOptimizer, only: Sequence[nn.Parameter] | None):
         self._owner = owner
         self._only = only
 
