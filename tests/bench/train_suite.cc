@@ -29,6 +29,11 @@ struct Trained {
   double block_write_bytes = 0;
 };
 
+// How docs/training.md has trainers start. The run in memory is of the same process: without this, freed memory would
+// go back to the system there too (terrace.torch asks glibc for it where tiers are small), and the reference zero
+// pages.
+constexpr const char* kHeap = "glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0";
+
 struct Tiers {
   const char* device;
   const char* memory;
@@ -46,8 +51,9 @@ Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps) {
   const std::filesystem::path file = folder->path() / "result.json";
   auto temporary = Folder::make_temporary();  // PyTorch leaves folders there
   if (!temporary) return std::unexpected(temporary.error());
-  std::vector<std::string> command{"env", "TMPDIR=" + temporary->path().string(), settings.python, "-B",
-                                   (settings.examples / "train_gpt.py").string()};
+  std::vector<std::string> command{
+      "env", "TMPDIR=" + temporary->path().string(),       std::string("GLIBC_TUNABLES=") + kHeap, settings.python,
+      "-B",  (settings.examples / "train_gpt.py").string()};
   command.insert(command.end(), {"--terraced", settings.terraced, "--steps", std::to_string(steps)});
   command.insert(command.end(), {"--json", file.string(), "--block", folder->path().string()});
   command.insert(command.end(), {"--device", tiers.device, "--memory", tiers.memory, "--block-size", tiers.block});
