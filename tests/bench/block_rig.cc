@@ -7,6 +7,7 @@
 #include <chrono>
 #include <deque>
 #include <fstream>
+#include <functional>
 
 #include "base/bytes.h"
 #include "bench/counters.h"
@@ -29,7 +30,7 @@ std::uint64_t disk_read_bytes(pid_t pid) {
 template <typename T, typename Figure>
 double median_of(const std::vector<T>& from, Figure figure) {
   std::vector<double> figures;
-  for (const T& each : from) figures.push_back(figure(each));
+  for (const T& each : from) figures.push_back(std::invoke(figure, each));
   return median(std::move(figures));
 }
 
@@ -108,9 +109,23 @@ Result<void> bring(Client& client, std::span<const Tensor> tensors, std::size_t 
   return {};
 }
 
+void BesideMoreMemory::measure() {
+  if (goes_round(more_) <= goes_round(best_)) return;
+  if (const auto figures = fio_.run(more_)) gib_per_second_.push_back(figures->gib_per_second);
+}
+
+std::optional<Count> BesideMoreMemory::count(double gib_per_second, std::size_t rounds) const {
+  if (gib_per_second_.size() != rounds) return std::nullopt;
+  return Count{.name = fmt::format("times fio that goes round {} of memory, and not {}",
+                                   format_bytes(goes_round(more_)), format_bytes(goes_round(best_))),
+               .value = gib_per_second / median(gib_per_second_),
+               .better = Better::kHigher};
+}
+
 Result<BlockRounds> BlockRounds::run(const Bench& bench, const std::string& what, const BlockRig& rig,
                                      const Measured& measured, const FioJob& job) {
   BlockRounds result;
+  BesideMoreMemory beside(rig.fio(), job);
   const Measure value = [&]() -> Result<double> {
     if (const auto prepared = measured.prepare(); !prepared) return std::unexpected(prepared.error());
     auto moved = rig.moving(measured.bytes, measured.move);
@@ -120,6 +135,7 @@ Result<BlockRounds> BlockRounds::run(const Bench& bench, const std::string& what
     return result.moved_.back().gib_per_second;
   };
   const Measure reference = [&]() -> Result<double> {
+    if (result.reference_.size() % 2 == 0) beside.measure();
     auto figures = rig.fio().run(job);
     if (!figures) return std::unexpected(figures.error());
     result.reference_.push_back(std::move(*figures));
@@ -130,6 +146,7 @@ Result<BlockRounds> BlockRounds::run(const Bench& bench, const std::string& what
   auto rounds = bench.take_turns(what, value, reference);
   if (!rounds) return std::unexpected(rounds.error());
   result.rounds_ = std::move(*rounds);
+  result.beside_more_memory_ = beside.count(median_of(result.moved_, &Moved::gib_per_second), result.rounds_.size());
   return result;
 }
 
@@ -146,17 +163,15 @@ Row BlockRounds::row(Row row, bool reads) const {
   row.counts.push_back(count_of(queue()));
   if (reads) {
     row.counts.push_back({.name = "bytes read from the disk a byte",
-                          .value = median_of(moved_, [](const Moved& moved) { return moved.disk_reads_per_byte; }),
+                          .value = median_of(moved_, &Moved::disk_reads_per_byte),
                           .limit = 1,
                           .better = Better::kHigher});
   }
-  row.counts.push_back({.name = "daemon's CPU seconds a GiB",
-                        .value = median_of(moved_, [](const Moved& moved) { return moved.cpu_seconds_per_gib; })});
+  if (beside_more_memory_) row.counts.push_back(*beside_more_memory_);
+  row.counts.push_back({.name = "daemon's CPU seconds a GiB", .value = median_of(moved_, &Moved::cpu_seconds_per_gib)});
   row.counts.push_back(
-      {.name = "fio's CPU seconds a GiB",
-       .value = median_of(reference_, [](const FioFigures& figures) { return figures.cpu_seconds_per_gib; })});
-  row.counts.push_back({.name = "daemon's waits a GiB",
-                        .value = median_of(moved_, [](const Moved& moved) { return moved.waits_per_gib; })});
+      {.name = "fio's CPU seconds a GiB", .value = median_of(reference_, &FioFigures::cpu_seconds_per_gib)});
+  row.counts.push_back({.name = "daemon's waits a GiB", .value = median_of(moved_, &Moved::waits_per_gib)});
   return row;
 }
 

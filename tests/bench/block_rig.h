@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,6 +57,23 @@ class BlockRig {
 Result<void> bring(Client& client, std::span<const Tensor> tensors, std::size_t together, std::size_t outstanding,
                    Place place = Place::host());
 
+// What a row's speed is of fio's where fio, too, has its bytes in memory that no cache holds: once a round.
+class BesideMoreMemory {
+ public:
+  // `best`: what the row's reference is.
+  BesideMoreMemory(const Fio& fio, const FioJob& best) : fio_(fio), best_(best), more_(in_more_memory(best)) {}
+
+  void measure();
+  // Without a limit, since a clock took it. None where fio could not be run so in each of `rounds`.
+  std::optional<Count> count(double gib_per_second, std::size_t rounds) const;
+
+ private:
+  const Fio& fio_;
+  FioJob best_;
+  FioJob more_;
+  std::vector<double> gib_per_second_;
+};
+
 // One row's rounds: what is measured and its reference in turns, with what both took besides time.
 class BlockRounds {
  public:
@@ -70,7 +88,8 @@ class BlockRounds {
                                  const Measured& measured, const FioJob& job);
 
   // Value, reference and interval from the rounds, and the counts: how well the device's queue was kept as full as
-  // the reference's, CPU and waits a GiB, and, where the disk is read, that it was read in full.
+  // the reference's, CPU and waits a GiB, its speed against fio in more memory, and, where the disk is read, that it
+  // was read in full.
   Row row(Row row, bool reads) const;
   // The device's queue beside fio's.
   QueueKept queue() const;
@@ -83,6 +102,7 @@ class BlockRounds {
   std::vector<Round> rounds_;
   std::vector<Moved> moved_;
   std::vector<FioFigures> reference_;  // two a round
+  std::optional<Count> beside_more_memory_;
 };
 
 }  // namespace terrace::bench

@@ -31,13 +31,8 @@ Result<Settings> CommandOptions::settings(std::uint64_t disk_bytes) {
     return fail(ErrorCode::kResourceExhausted, lack);
   if (const std::string lack = cannot_hold_block_files(settings_.disk); !lack.empty())
     return fail(ErrorCode::kFailedPrecondition, lack);
-  const auto seen = neighbours_at_work();
-  if (!seen.empty() && !force_)
-    return fail(ErrorCode::kUnavailable,
-                fmt::format("{}; what is measured beside that says little: wait, stop it, or measure all the same with "
-                            "--force",
-                            fmt::join(seen, "; ")));
-  for (const std::string& what : seen) tell("terrace-bench: measured all the same: " + what);
+  if (const auto reasons = too_busy(settings_, force_); !reasons.empty())
+    return fail(ErrorCode::kUnavailable, fmt::format("{}", fmt::join(reasons, "; ")));
   return settings_;
 }
 
@@ -55,6 +50,20 @@ Result<void> prepare(Settings& settings) {
   auto terraced = find_terraced(settings.terraced);
   if (!terraced) return std::unexpected(terraced.error());
   settings.terraced = std::move(*terraced);
+  return {};
+}
+
+std::vector<std::string> too_busy(const Settings& settings, bool force) {
+  auto seen = neighbours_at_work();
+  for (const auto& folder : folders_in_use(settings.disk))
+    seen.push_back(fmt::format("another benchmark runs on this disk: {} is its", folder.string()));
+  if (!force) {
+    if (!seen.empty())
+      seen.emplace_back(
+          "what is measured beside that says little: wait, stop it, or measure all the same with --force");
+    return seen;
+  }
+  for (const std::string& what : seen) tell("terrace-bench: measured all the same: " + what);
   return {};
 }
 

@@ -34,6 +34,10 @@ class CommandOptions {
 // and finds the daemon. Errors: there is none.
 Result<void> prepare(Settings& settings);
 
+// What is at work here beside which measuring says little, and what to do about it; none where all is quiet, or, with
+// `force`, after it was said. Takes a second.
+std::vector<std::string> too_busy(const Settings& settings, bool force);
+
 // A line on standard error; the exit status 1.
 int refuse(const Error& error);
 

@@ -26,6 +26,7 @@ constexpr Load kLoads[] = {{4, 1},  {8, 1},  {4, 2}, {16, 1}, {8, 2},  {4, 4},
 constexpr unsigned kDepthMax = 64;
 constexpr unsigned kThreadsMax = 4;
 constexpr double kAsGood = 0.98;
+constexpr std::uint64_t kMoreMemoryMax = 512ull << 20;
 constexpr unsigned kSearchSecondsMax = 2;  // a run: on a slow disk all of them are to take minutes
 
 const char* word(Pattern pattern) {
@@ -162,6 +163,11 @@ Result<FioJob> Fio::at_its_best(const FioJob& job, int rounds,
   tried.threads = best.threads;
   tried.seconds_max = job.seconds_max;
   return tried;
+}
+
+FioJob in_more_memory(FioJob job) {
+  job.depth = static_cast<unsigned>(std::min(job.bytes, kMoreMemoryMax) / job.block_bytes / job.threads);
+  return job;
 }
 
 std::size_t first_of_the_best(std::span<const double> speeds) {

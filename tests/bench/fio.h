@@ -62,6 +62,13 @@ class Fio {
   std::uint64_t file_bytes_ = 0;
 };
 
+// The memory of its buffers.
+constexpr std::uint64_t goes_round(const FioJob& job) { return job.block_bytes * job.depth * job.threads; }
+// The job with as much memory as it moves, but 512 MiB at most. fio has as many buffers as its depth and goes round
+// them, so that at its best depth caches may hold all of them. A deeper one has more, and what the disk does not take
+// at a time waits in the kernel.
+FioJob in_more_memory(FioJob job);
+
 // Of loads that were tried in this order: the first that is at most 2 % slower than the fastest.
 std::size_t first_of_the_best(std::span<const double> speeds);
 // Whether the last two depths gave no more than those before them, but for 2 %; `depths` is ascending, with some

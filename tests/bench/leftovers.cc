@@ -68,15 +68,19 @@ void become_child(pid_t parent) {
   ::signal(SIGPIPE, SIG_DFL);
 }
 
+Fd open_folder(const std::filesystem::path& folder) {
+  return Fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+}
+
 Fd locked(const std::filesystem::path& folder) {
-  Fd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  Fd opened = open_folder(folder);
   if (opened && ::flock(opened.get(), LOCK_EX | LOCK_NB) != 0) opened.reset();
   return opened;
 }
 
 // Whether a file system has no such locks: then nobody's folders are taken for left over.
 bool cannot_lock(const std::filesystem::path& folder) {
-  const Fd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const Fd opened = open_folder(folder);
   return opened && ::flock(opened.get(), LOCK_EX | LOCK_NB) != 0 && errno != EWOULDBLOCK;
 }
 
@@ -133,6 +137,18 @@ void remove_stale_folders(const std::filesystem::path& parent) {
     if (const Fd lock = locked(entry.path()); lock && is_made_as_ours(lock))
       std::filesystem::remove_all(entry.path(), ignored);
   }
+}
+
+std::vector<std::filesystem::path> folders_in_use(const std::filesystem::path& parent) {
+  std::vector<std::filesystem::path> found;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
+    if (!is_named_as_ours(entry.path().filename().string())) continue;
+    const Fd folder = open_folder(entry.path());
+    if (folder && is_made_as_ours(folder) && ::flock(folder.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      found.push_back(entry.path());
+  }
+  return found;
 }
 
 Result<std::filesystem::path> temporary_folder() {

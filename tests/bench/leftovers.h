@@ -25,6 +25,9 @@ void clean_up_at_signals(std::function<void()> last = [] {});
 // does it, and locked by nobody.
 void remove_stale_folders(const std::filesystem::path& parent);
 
+// Folders in `parent` that a benchmark of this user has which still runs.
+std::vector<std::filesystem::path> folders_in_use(const std::filesystem::path& parent);
+
 // TMPDIR, or the system's. kNotFound where that is no folder.
 Result<std::filesystem::path> temporary_folder();
 

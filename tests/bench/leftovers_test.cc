@@ -57,6 +57,16 @@ TEST_F(Folders, OfOneThatRunsStayAndOfOneThatDoesNotGo) {
   EXPECT_TRUE(std::filesystem::exists(foreign));
 }
 
+TEST_F(Folders, OfOneThatRunsAreInUse) {
+  left("terrace-bench-1-abcdef");
+  left("something-1-abcdef");
+  EXPECT_TRUE(folders_in_use(parent_).empty());
+  const auto made = Folder::make(parent_);
+  ASSERT_TRUE(made.has_value());
+  EXPECT_EQ(folders_in_use(parent_), std::vector{made->path()});
+  EXPECT_TRUE(std::filesystem::exists(parent_ / "terrace-bench-1-abcdef")) << "looking takes nothing away";
+}
+
 TEST_F(Folders, NotNamedOrMadeAsABenchmarksStay) {
   std::vector<std::filesystem::path> others;
   for (const char* name : {"terrace-bench-results", "terrace-bench-1-abcde", "terrace-bench-1-abcdefg",

@@ -22,6 +22,7 @@
 #include "bench/command_options.h"
 #include "bench/commands.h"
 #include "bench/folder_check.h"
+#include "bench/leftovers.h"
 #include "bench/neighbours.h"
 #include "bench/plot.h"
 #include "bench/suite.h"
@@ -173,10 +174,6 @@ bool run_suites(Bench& bench, const std::vector<Suite>& to_run) {
   return all;
 }
 
-void say_neighbours(const char* when, const std::vector<std::string>& seen) {
-  for (const std::string& what : seen) tell(fmt::format("terrace-bench: {}: {}", when, what));
-}
-
 int run(Arguments arguments) {
   const auto disk_max = parse_bytes(arguments.disk_max);
   if (!disk_max) return refuse({"--disk-max: " + disk_max.error().message});
@@ -185,18 +182,12 @@ int run(Arguments arguments) {
   const std::vector<Suite> to_run = chosen(arguments);
   if (to_run.empty()) return refuse({"--without leaves nothing to measure"});
   if (const auto missing = lacks(arguments, to_run); !missing.empty()) return refuse(missing);
-  if (auto seen = neighbours_at_work(); !seen.empty()) {
-    if (!arguments.force) {
-      seen.emplace_back(
-          "what is measured beside that says little: wait, stop it, or measure all the same with --force");
-      return refuse(seen);
-    }
-    say_neighbours("measured all the same", seen);
-  }
+  if (const auto reasons = too_busy(arguments.settings, arguments.force); !reasons.empty()) return refuse(reasons);
   Bench bench(arguments.settings);
   begin_output(bench, arguments);
   const bool all = run_suites(bench, to_run);
-  say_neighbours("the figures may be its doing: at work at the end", neighbours_at_work());
+  for (const std::string& what : neighbours_at_work())
+    tell("terrace-bench: the figures may be its doing: at work at the end: " + what);
   print_at_end();
   if (arguments.picture.empty()) return all ? 0 : 1;
   const auto drawn = plot(bench.rows(), arguments.picture, arguments.settings.python);
