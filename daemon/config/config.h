@@ -150,7 +150,7 @@ struct Config {
   std::vector<TierConfig> tiers;                   // at least one after resolve()
   std::vector<TenantConfig> tenants;  // at least one; "default" on `sockets` where none is configured. Listen on these.
   Links links;
-  Policy policy = Policy::kLru;
+  Policy policy = Policy::kNextUse;
   Limits limits;
   bool strict = false;  // whatever the machine lacks is an error and not a line in the report
   LogLevel log_level = LogLevel::kInfo;

@@ -44,6 +44,8 @@ std::unique_ptr<Policy> make_lru_policy();
 
 // For what nothing is foreseen of: neither a scan nor a loop flushes it, and it asks nothing of the capacity.
 std::unique_ptr<Policy> make_scan_resistant_policy();
+// The same, whose uses are numbered anew after so many, and not after four billion.
+std::unique_ptr<Policy> make_scan_resistant_policy_counting_to(std::uint32_t uses_max);
 
 // What the plan has go, then what nothing is foreseen of, as that policy would, then the farthest next use first.
 std::unique_ptr<Policy> make_next_use_policy();

@@ -3,9 +3,13 @@
 // 1994). One that comes again settles, least recently used first, only if it was used after the oldest of those that
 // are settled (LIRS: Jiang and Zhang, SIGMETRICS 2002): in a loop nothing is, and what is settled stays. When a slot
 // was used is known for as long as there is the slot, so that no loop is too long for what is remembered.
+//
+// A slot takes 12 bytes: a million tensors without a plan are nothing unusual. The queues are linked lists through the
+// slots' entries, which grow by a block at a time, without holes in the heap where they were before.
 #include <algorithm>
+#include <array>
+#include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "base/check.h"
@@ -15,79 +19,114 @@ namespace terrace::engine {
 namespace {
 
 constexpr std::size_t kNewOneIn = 32;  // part of the copies that are new, one at least
+constexpr std::uint32_t kNoSlot = (1u << 30) - 1;
 
 class ScanResistantPolicy final : public Policy {
  public:
-  void arrived(Slot slot, Time now) override {
-    if (index(slot) >= entries_.size()) entries_.resize(std::max(index(slot) + 1, entries_.size() * 2));
-    Entry& entry = entries_[index(slot)];
-    TERRACE_CHECK(entry.queue == nullptr);
-    ++copies_;
-    const bool room = settled_copies_ + std::max<std::size_t>(copies_ / kNewOneIn, 1) < copies_;
-    const auto oldest = first(*settled_);
-    const bool recurs = oldest && entry.used > entries_[index(*oldest)].used;
+  explicit ScanResistantPolicy(std::uint32_t uses_max) : uses_max_(uses_max) {}
+
+  void arrived(Slot slot, Time) override {
+    const auto at = static_cast<std::uint32_t>(slot);
+    TERRACE_CHECK(at < kNoSlot);
+    if (at >= entries_.size()) entries_.resize(at + std::size_t{1});
+    TERRACE_CHECK(entries_[at].queue() == kNowhere);
+    const std::size_t copies = count_[kNew] + count_[kSettled] + 1;
+    const bool room = count_[kSettled] + std::max<std::size_t>(copies / kNewOneIn, 1) < copies;
+    const std::uint32_t oldest = first_[kSettled];
+    const bool recurs = oldest != kNoSlot && entries_[at].used > entries_[oldest].used;
     if (recurs && !room) {
-      leave(*oldest);
-      enter(*oldest, *new_, now);
+      unlink(oldest);
+      append(oldest, kNew);
     }
-    enter(slot, recurs || room ? *settled_ : *new_, now);
+    append(at, recurs || room ? kSettled : kNew);
   }
 
-  void used(Slot slot, Time now) override {
-    if (index(slot) >= entries_.size() || entries_[index(slot)].queue == nullptr) return;
-    Entry& entry = entries_[index(slot)];
-    entry.used = ++uses_;
-    if (entry.queue == settled_.get()) settled_->used(slot, now);
+  void used(Slot slot, Time) override {
+    const auto at = static_cast<std::uint32_t>(slot);
+    if (at >= entries_.size() || entries_[at].queue() == kNowhere) return;
+    if (uses_ == uses_max_) count_uses_anew();
+    entries_[at].used = ++uses_;
+    if (entries_[at].queue() != kSettled || at == last_[kSettled]) return;
+    unlink(at);
+    append(at, kSettled);
   }
 
   void left(Slot slot) override {
-    TERRACE_CHECK(index(slot) < entries_.size() && entries_[index(slot)].queue != nullptr);
-    leave(slot);
-    --copies_;
+    const auto at = static_cast<std::uint32_t>(slot);
+    TERRACE_CHECK(at < entries_.size() && entries_[at].queue() != kNowhere);
+    unlink(at);
   }
 
   void offer_victims(const std::function<bool(Slot)>& take) const override {
-    bool more = true;
-    for (const Policy* queue : {new_.get(), settled_.get()})
-      if (more) queue->offer_victims([&](Slot slot) { return more = take(slot); });
+    for (const Queue queue : {kNew, kSettled})
+      for (std::uint32_t at = first_[queue]; at != kNoSlot;) {
+        const std::uint32_t next = entries_[at].next();  // `take` may make the slot leave
+        if (!take(Slot{at})) return;
+        at = next;
+      }
   }
 
  private:
+  enum Queue : std::uint32_t { kNew, kSettled, kNowhere };  // kNowhere: it has no copy in the tier
   struct Entry {
-    Policy* queue = nullptr;  // that it is in; none: it has no copy in the tier
-    std::uint64_t used = 0;   // number of its last use
+    std::uint32_t place = kNowhere << 30 | kNoSlot;  // what follows it, and above that the queue that it is in
+    std::uint32_t before = kNoSlot;
+    std::uint32_t used = 0;  // number of its last use
+    std::uint32_t next() const { return place & kNoSlot; }
+    Queue queue() const { return static_cast<Queue>(place >> 30); }
+    void put(Queue queue, std::uint32_t next) { place = queue << 30 | next; }
   };
+  static_assert(sizeof(Entry) == 12);
 
-  static std::optional<Slot> first(const Policy& queue) {
-    std::optional<Slot> found;
-    queue.offer_victims([&](Slot slot) {
-      found = slot;
-      return false;
-    });
-    return found;
-  }
-  void enter(Slot slot, Policy& queue, Time now) {
-    entries_[index(slot)].queue = &queue;
-    queue.arrived(slot, now);
-    settled_copies_ += &queue == settled_.get() ? 1 : 0;
-  }
-  void leave(Slot slot) {
-    Entry& entry = entries_[index(slot)];
-    settled_copies_ -= entry.queue == settled_.get() ? 1 : 0;
-    entry.queue->left(slot);
-    entry.queue = nullptr;
+  void append(std::uint32_t at, Queue queue) {
+    const std::uint32_t last = last_[queue];
+    entries_[at].put(queue, kNoSlot);
+    entries_[at].before = last;
+    if (last == kNoSlot)
+      first_[queue] = at;
+    else
+      entries_[last].put(queue, at);
+    last_[queue] = at;
+    ++count_[queue];
   }
 
-  std::vector<Entry> entries_;
-  std::unique_ptr<Policy> new_ = make_lru_policy();  // told of no use: first in, first out
-  std::unique_ptr<Policy> settled_ = make_lru_policy();
-  std::size_t copies_ = 0;
-  std::size_t settled_copies_ = 0;
-  std::uint64_t uses_ = 0;
+  void unlink(std::uint32_t at) {
+    const Queue queue = entries_[at].queue();
+    const std::uint32_t before = entries_[at].before;
+    const std::uint32_t next = entries_[at].next();
+    if (before == kNoSlot)
+      first_[queue] = next;
+    else
+      entries_[before].put(queue, next);
+    (next == kNoSlot ? last_[queue] : entries_[next].before) = before;
+    --count_[queue];
+    entries_[at].put(kNowhere, kNoSlot);
+  }
+
+  // The same order by smaller numbers, once in billions of uses.
+  void count_uses_anew() {
+    std::vector<std::uint32_t> used;
+    for (std::uint32_t at = 0; at < entries_.size(); ++at)
+      if (entries_[at].used != 0) used.push_back(at);
+    std::ranges::sort(used, {}, [&](std::uint32_t at) { return entries_[at].used; });
+    uses_ = 0;
+    for (const std::uint32_t at : used) entries_[at].used = ++uses_;
+  }
+
+  std::deque<Entry> entries_;
+  std::array<std::uint32_t, 2> first_{kNoSlot, kNoSlot};
+  std::array<std::uint32_t, 2> last_{kNoSlot, kNoSlot};
+  std::array<std::size_t, 2> count_{};
+  std::uint32_t uses_ = 0;
+  std::uint32_t uses_max_;
 };
 
 }  // namespace
 
-std::unique_ptr<Policy> make_scan_resistant_policy() { return std::make_unique<ScanResistantPolicy>(); }
+std::unique_ptr<Policy> make_scan_resistant_policy() { return make_scan_resistant_policy_counting_to(UINT32_MAX); }
+
+std::unique_ptr<Policy> make_scan_resistant_policy_counting_to(std::uint32_t uses_max) {
+  return std::make_unique<ScanResistantPolicy>(uses_max);
+}
 
 }  // namespace terrace::engine

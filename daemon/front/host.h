@@ -125,6 +125,7 @@ class Host final : public Gateway {
   // host_foresight.cc: what is learned, and when trainers' logs are looked into.
   void make_foreseer();
   void pass_on(const std::vector<foresight::Observation>& seen);
+  Duration drain_period() const;
   Duration until_next_drain(Duration longest) const;
   void drain_trainers();
   template <typename Message>
@@ -218,7 +219,11 @@ class Host final : public Gateway {
   std::unordered_map<RequestId, Answer> answers_;
   std::vector<engine::Access> accesses_;
   StampClock stamps_;
-  std::map<SessionId, Time> trains_;  // sessions that marked a step lately, and when
+  struct Trains {
+    Time at{};           // its last step mark
+    bool moves = false;  // its plan moves something
+  };
+  std::map<SessionId, Trains> trains_;  // sessions that marked a step lately
   std::uint64_t last_key_ = 0;
   std::uint64_t resubmitted_requests_ = 0;
   std::atomic<std::uint64_t> last_request_ = 0;

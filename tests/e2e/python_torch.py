@@ -55,7 +55,7 @@ def test_a_working_set_of_several_times_the_memory(disk, checkpointing, frozen):
 def test_fresh_gradients_are_not_fetched(disk):
     """A backward pass after zero_grad() reads the parameters that it needs, and none of the gradients before."""
     recipe = Recipe(width=96, blocks=10)
-    with terrace.serve("4MiB", block=f"{disk}:128MiB") as client:
+    with terrace.serve("4MiB", block=f"{disk}:128MiB", policy="lru") as client:  # which brings nothing unasked
         model, optimizer = build(recipe)
         terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
         train(model, optimizer, recipe)

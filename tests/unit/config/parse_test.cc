@@ -54,7 +54,7 @@ TEST(Parse, NothingMeansDefaults) {
   EXPECT_EQ(config->limits.tensors_per_session_max, 65536u);
   EXPECT_FALSE(config->strict);
   EXPECT_EQ(config->log_level, LogLevel::kInfo);
-  EXPECT_EQ(config->policy, Policy::kLru);
+  EXPECT_EQ(config->policy, Policy::kNextUse);
 }
 
 TEST(Parse, EveryKeyIsRead) {

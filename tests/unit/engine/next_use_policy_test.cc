@@ -69,6 +69,16 @@ TEST(NextUsePolicy, WhatIsForeseenNoLongerIsAsIfItNeverWas) {
   EXPECT_THAT(victims(*policy), ElementsAre(0, 1)) << "nothing is foreseen of it";
 }
 
+TEST(NextUsePolicy, WhatWasThereBeforeTheFirstPlanGoesAsItWouldHave) {
+  const auto policy = with_copies(4);
+  policy->used(Slot{1}, Time{});
+  const auto before = victims(*policy);
+  for (std::uint32_t slot = 0; slot < 4; ++slot) policy->expect(Slot{slot}, {.next_ns = 10});
+  EXPECT_THAT(victims(*policy), testing::ElementsAreArray(before)) << "all of them are used at the same time";
+  policy->left(Slot{before.front()});
+  EXPECT_THAT(victims(*policy), testing::ElementsAreArray(std::vector(before.begin() + 1, before.end())));
+}
+
 TEST(NextUsePolicy, OfferingEndsWhenEnoughWasTaken) {
   const auto policy = with_copies(3);
   policy->expect(Slot{0}, {.next_ns = 10, .give_up = true});

@@ -6,12 +6,22 @@
 #include <optional>
 #include <vector>
 
+#include "base/random.h"
 #include "engine/policy.h"
 
 namespace terrace::engine {
 namespace {
 
 constexpr std::size_t kLoopCopies = 32;
+
+std::vector<std::uint32_t> victims(const Policy& policy) {
+  std::vector<std::uint32_t> order;
+  policy.offer_victims([&](Slot slot) {
+    order.push_back(static_cast<std::uint32_t>(slot));
+    return true;
+  });
+  return order;
+}
 
 // A tier of equal copies under a policy.
 class Cache {
@@ -105,12 +115,29 @@ TEST(ScanResistantPolicy, VictimsAreTheNewOnesThenTheLeastRecentlyUsed) {
   }
   policy->used(Slot{0}, Time{});
   policy->used(Slot{1}, Time{});
-  std::vector<std::uint32_t> victims;
-  policy->offer_victims([&](Slot slot) {
-    victims.push_back(static_cast<std::uint32_t>(slot));
-    return true;
-  });
-  EXPECT_EQ(victims, (std::vector<std::uint32_t>{0, 2, 3, 1})) << "the first one is new, however often it is used";
+  EXPECT_EQ(victims(*policy), (std::vector<std::uint32_t>{0, 2, 3, 1}))
+      << "the first one is new, however often it is used";
+}
+
+TEST(ScanResistantPolicy, ToNumberUsesAnewChangesNothing) {
+  const auto usual = make_scan_resistant_policy();
+  const auto anew = make_scan_resistant_policy_counting_to(4 * kLoopCopies);
+  Random random(1);
+  std::vector<bool> here(2 * kLoopCopies);
+  for (int round = 0; round < 10'000; ++round) {
+    const Slot slot{static_cast<std::uint32_t>(random.below(here.size()))};
+    const bool leaves = here[index(slot)] && random.one_in(4);
+    for (Policy* policy : {usual.get(), anew.get()}) {
+      if (leaves)
+        policy->left(slot);
+      else if (here[index(slot)])
+        policy->used(slot, Time{});
+      else
+        policy->arrived(slot, Time{});
+    }
+    here[index(slot)] = !leaves;
+    ASSERT_EQ(victims(*usual), victims(*anew)) << "after " << round << " calls";
+  }
 }
 
 }  // namespace

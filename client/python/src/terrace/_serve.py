@@ -200,8 +200,8 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, gpu: s
     block: "FOLDER:SIZE": a block file of that size in the folder, on a disk that can do O_DIRECT; None: none.
     metrics: a port on the loopback for Prometheus; True: a free one; False: none.
     terraced: the daemon's binary; None: $TERRACED, else the PATH's, else the one in the source tree.
-    policy: what decides what leaves fast memory: "lru", "s3-fifo", or "next-use", which learns the steps that are
-        marked; None: the daemon's default.
+    policy: what decides what leaves fast memory: "next-use", which learns the steps that are marked, "lru" or "s3-fifo";
+        None: the daemon's default, which is the first.
     guarantees, label: as for terrace.Client. timeout: seconds until it must serve.
 
     InvalidArgument, naming the argument, for what the daemon cannot be configured with here. Unavailable if there is no
