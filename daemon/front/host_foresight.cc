@@ -13,7 +13,7 @@ namespace {
 
 constexpr Duration kDrainPeriod = std::chrono::milliseconds(1);
 constexpr Duration kDrainPeriodIdle = std::chrono::milliseconds(4);  // a log has 1024 leases: four microseconds each
-constexpr Duration kTrainsFor = std::chrono::seconds(60);  // after its last step mark
+constexpr Duration kTrainsFor = std::chrono::seconds(60);            // after its last step mark
 
 }  // namespace
 
