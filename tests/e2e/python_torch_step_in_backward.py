@@ -2,6 +2,8 @@
 """Shows that stepping each parameter in the backward pass gives the same losses and weights, bit for bit, keeps no
 gradients, and refuses by name whatever needs all gradients first."""
 
+import threading
+
 import pytest
 import terrace.torch
 import torch
@@ -19,6 +21,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     weights,
 )
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
@@ -121,6 +124,78 @@ def test_a_backward_pass_that_fails_leaves_nothing_to_be_stepped_later(roomy):
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()
     assert CountingSGD.stepped == [8]
+
+
+def test_a_backward_pass_that_stepped_nothing_can_be_had_again(roomy):
+    model, optimizer = counting(roomy, nn.Linear(64, 64), nn.Linear(64, 64))
+    with pytest.raises(ArithmeticError, match="out of luck"):
+        model[1](Fails.apply(model[0](torch.ones(2, 64)))).sum().backward()
+    optimizer.zero_grad()
+    model(torch.ones(2, 64)).sum().backward()
+    assert CountingSGD.stepped == [4]
+    optimizer.step()
+
+
+class Waits(torch.autograd.Function):
+    """The identity, whose backward waits until it may go on."""
+
+    arrived = threading.Event()
+    go_on = threading.Event()
+
+    @staticmethod
+    def forward(_context, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_context, gradient):
+        Waits.arrived.set()
+        assert Waits.go_on.wait(60)
+        return gradient
+
+
+def test_a_step_in_another_thread_leaves_a_pass_that_runs_alone(roomy):
+    model, optimizer = counting(roomy, *(nn.Linear(64, 64, bias=False) for _ in range(4)))
+    before = weights(model)
+    Waits.arrived.clear()
+    Waits.go_on.clear()
+    other = threading.Thread(target=lambda: model[3](Waits.apply(model[2](torch.ones(2, 64)))).sum().backward())
+    other.start()
+    assert Waits.arrived.wait(60)
+    model[:2](torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    Waits.go_on.set()
+    other.join(60)
+    now = weights(model)
+    assert [name for name in now if torch.equal(now[name], before[name])] == []
+    optimizer.step()
+
+
+def test_nested_passes_are_stepped_each_at_its_end(roomy):
+    model, optimizer = counting(roomy, *(nn.Linear(64, 64) for _ in range(3)))
+    before = weights(model)
+    x = torch.ones(2, 64, requires_grad=True)
+    for module in model:
+        x = checkpoint(module, x, use_reentrant=True)
+    x.sum().backward()
+    assert CountingSGD.stepped == [2, 2, 2]
+    now = weights(model)
+    assert [name for name in now if torch.equal(now[name], before[name])] == []
+    optimizer.step()
+
+
+def test_a_closure_with_a_schedule(roomy):
+    model, optimizer = offloaded(roomy)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, 0)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+        schedule.step()
 
 
 def test_clipping_is_refused(roomy):

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -12,56 +13,84 @@ from torch import nn
 DUE_BYTES_MAX = 16 << 20
 _raw = torch._C.DisableTorchFunctionSubclass
 _queue = torch.autograd.Variable._execution_engine.queue_callback
-_pass = torch._C._current_graph_task_id
+_running = torch._C._current_graph_task_id
+
+Step = Callable[[Sequence[nn.Parameter]], None]
+
+
+@dataclasses.dataclass
+class _Due:
+    """What is due of one backward pass."""
+
+    parameters: list[nn.Parameter] = dataclasses.field(default_factory=list)
+    gradients: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    nbytes: int = 0
 
 
 class DueParameters:
     """Steps them some at a time, since each step has a price of its own: once their gradients have `bytes_max` together,
-    and at the end of their backward pass. Thread-safe: autograd has a thread for each kind of device."""
+    and at the end of their backward pass. Of a pass that fails, what is due then is not stepped. Thread-safe: several
+    passes may run, and autograd has a thread for each kind of device."""
 
     def __init__(self, bytes_max: int):
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._due: dict[int, list[tuple[nn.Parameter, torch.Tensor]]] = {}  # by backward pass, of which some are nested
+        self._due: dict[int, _Due] = {}  # by backward pass, of which some are nested
 
-    def add(self, parameter: nn.Parameter, gradient: torch.Tensor, step: Callable[[list[nn.Parameter]], None]) -> None:
+    def add(self, parameter: nn.Parameter, gradient: torch.Tensor, step: Step, left_out: Step) -> None:
         """A gradient has come, within a backward pass. Whatever takes the place of `.grad` stays there.
 
-        step: steps parameters, whose gradients are there.
+        step: steps parameters, whose gradients are there. left_out: hears of those that are not, once the pass failed.
         """
-        running = _pass()
+        running = _running()
+        full: _Due | None = None
         with self._lock:
             begins = running not in self._due
-            due = self._due.setdefault(running, [])
-            due.append((parameter, gradient))
-            full = sum(one.nbytes for _, one in due) >= self._bytes_max
-            if full:
-                self._due[running] = []
+            due = self._due.setdefault(running, _Due())
+            due.parameters.append(parameter)
+            due.gradients.append(gradient)
+            due.nbytes += gradient.nbytes
+            if due.nbytes >= self._bytes_max:
+                full, self._due[running] = due, _Due()
         if begins:
-            _queue(lambda: self._finish(running, step))
-        if full:
-            _step_all(due, step)
+            _queue(_End(self, running, step, left_out))
+        if full is not None:
+            _step_all(full, step)
 
-    def forget(self) -> None:
-        """Of backward passes that failed: nothing of them is stepped any more."""
+    def take(self, ended: int) -> _Due:
+        """What is due of a pass that has ended; and no more from then on."""
         with self._lock:
-            self._due.clear()
-
-    def _finish(self, ended: int, step: Callable[[list[nn.Parameter]], None]) -> None:
-        with self._lock:
-            due = self._due.pop(ended, [])
-        if due:
-            _step_all(due, step)
+            return self._due.pop(ended, _Due())
 
 
-def _step_all(due: list[tuple[nn.Parameter, torch.Tensor]], step: Callable[[list[nn.Parameter]], None]) -> None:
+class _End:
+    """What autograd calls at the end of a pass, and drops where there is none."""
+
+    def __init__(self, owner: DueParameters, running: int, step: Step, left_out: Step):
+        self._owner = owner
+        self._running = running
+        self._step = step
+        self._left_out = left_out
+
+    def __call__(self) -> None:
+        due = self._owner.take(self._running)
+        if due.parameters:
+            _step_all(due, self._step)
+
+    def __del__(self) -> None:
+        left = self._owner.take(self._running)
+        if left.parameters:
+            self._left_out(left.parameters)
+
+
+def _step_all(due: _Due, step: Step) -> None:
     with _raw():
-        shown = [parameter.grad for parameter, _ in due]
-        for parameter, gradient in due:
+        shown = [parameter.grad for parameter in due.parameters]
+        for parameter, gradient in zip(due.parameters, due.gradients, strict=True):
             parameter.grad = gradient
     try:
-        step([parameter for parameter, _ in due])
+        step(due.parameters)
     finally:
         with _raw():
-            for (parameter, _), before in zip(due, shown, strict=True):
+            for parameter, before in zip(due.parameters, shown, strict=True):
                 parameter.grad = before

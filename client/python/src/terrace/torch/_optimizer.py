@@ -286,10 +286,13 @@ class ManagedOptimizer:
             raise FailedPrecondition(f"{_IN_BACKWARD}: optimizer.step() was left out after a backward pass, which has "
                                      "stepped already; offload without step_in_backward to leave steps out")
         self._stepped_now.add(id(parameter))
-        self._due.add(parameter, gradient, self._step_due)
+        self._due.add(parameter, gradient, self._step_due, self._leave_out)
         return True
 
-    def _step_due(self, parameters: list[nn.Parameter]) -> None:
+    def _leave_out(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._stepped_now.difference_update(map(id, parameters))
+
+    def _step_due(self, parameters: Sequence[nn.Parameter]) -> None:
         for index in {self._group_of[id(one)] for one in parameters}:
             self._options_used.setdefault(index, _options(self.optimizer.param_groups[index]))
         step = type(self.optimizer).step
@@ -358,7 +361,6 @@ class ManagedOptimizer:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
-        self._due.forget()
         used, self._options_used = self._options_used, {}
         for index, before in used.items():
             now = _options(self.optimizer.param_groups[index])
@@ -380,6 +382,7 @@ class ManagedOptimizer:
         if hasattr(type(optimizer), "terrace_proxy"):
             return
         self._stepped_now.clear()
+        self._options_used.clear()  # of a backward pass within the step, in its closure
         self.store.steps.stepped()
         self._stepped()
 
