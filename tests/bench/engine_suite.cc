@@ -36,6 +36,8 @@ class Node {
       : catalog_memory_(*engine::CatalogMemory::map(kShape)), catalog_(engine::CatalogMemory::format(bytes(), kShape)) {
     engine::Options options;
     options.sessions_max = kShape.sessions_max;
+    options.make_policy = engine::make_next_use_policy;  // as a daemon has it by default; plans come from elsewhere
+    options.observe = true;
     options.tiers = {tier("device:0", tier::Kind::kDevice, 32 * kMiB), tier("memory", tier::Kind::kMemory, 128 * kMiB),
                      tier("block", tier::Kind::kBlock, 1 * kGiB)};
     engine_ = std::move(*engine::Engine::create(std::move(options), catalog_));

@@ -101,7 +101,10 @@ Result<void> run(Bench& bench) {
        .bar = 0.95,
        .counts =
            {count_of(queue_kept(our_queues, queues)),
-            {.name = "bytes read from the disk a byte", .value = median(reads), .limit = 1, .better = Better::kHigher},
+            {.name = "bytes read from the disk a byte",  // DRAM may keep as much as it holds from one pass to the next
+             .value = median(reads),
+             .limit = 1 - 1.0 / kWorkingSetOfMemory,
+             .better = Better::kHigher},
             {.name = "memcpy, GiB/s", .value = median(copies)},
             {.name = "daemon's CPU seconds a GiB", .value = median(cpu)}}},
       *rounds);

@@ -26,7 +26,8 @@ import time
 from collections.abc import Iterator
 
 # Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "--spin" not in sys.argv:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from gpt_leased import LeasedModel, train_leased
@@ -59,6 +60,9 @@ def parse_arguments() -> argparse.Namespace:
                         "docs/policy.md)")
     parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="PyTorch's (%(default)s)")
+    parser.add_argument("--spin", action="store_true", help="let PyTorch's threads spin while they wait for each other, as "
+                        "they do by themselves: faster where the daemon has cores of its own, or little to do")
+    parser.add_argument("--in-memory-only", action="store_true", help="train in memory alone, without a daemon")
     parser.add_argument("--debug-corrupt", action="store_true",
                         help="flip bits of one byte of one released tensor after the first step: the losses differ")
     arguments = parser.parse_args()
@@ -179,6 +183,18 @@ def medians(steps: list[Step]) -> tuple[float, float]:
     return (statistics.median(step.seconds for step in settled), statistics.median(step.cpu_seconds for step in settled))
 
 
+def train_without_terrace(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, text: Text,
+                          device: torch.device) -> int:
+    """The second run alone."""
+    losses, step_seconds, cpu_seconds = run_in_memory(arguments, shape, recipe, text, device)
+    print(f"step in memory: {step_seconds:.2f} s")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({
+            "steps": arguments.steps, "reference_losses": losses, "reference_step_seconds": step_seconds,
+            "reference_step_cpu_seconds": cpu_seconds}, indent=1) + "\n")
+    return 0
+
+
 def bits(losses: list[float]) -> bytes:
     return struct.pack(f"{len(losses)}d", *losses)
 
@@ -250,6 +266,8 @@ def main() -> int:
     make_deterministic(arguments.threads)
     device = torch.device("cuda" if torch.cuda.is_available() and arguments.way != "offload" else "cpu")
     shape, recipe, text = Shape(batch=arguments.batch), Recipe(), Text()
+    if arguments.in_memory_only:
+        return train_without_terrace(arguments, shape, recipe, text, device)
     folder = block_folder(arguments)
     print(f"a GPT of {shape.blocks} blocks on {device}, {len(text.bytes):,} bytes of text, {arguments.threads} "
           f"threads; block file of {arguments.block_size} in {folder}", flush=True)
