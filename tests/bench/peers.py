@@ -100,7 +100,7 @@ def tune_deepspeed(folder: pathlib.Path, content: Any) -> dict[str, Any]:
                 way = peers_ways.DeepSpeed(folder / "tuning", content, **settings)
                 try:
                     way.prepare()
-                    seconds = timed(way.out) + timed(lambda: way.bring(range(content.count)))
+                    seconds = timed(way.out) + timed(way.sync) + timed(lambda: way.bring(range(content.count)))
                 finally:
                     way.close()
                     shutil.rmtree(folder / "tuning")
@@ -131,7 +131,7 @@ def one_pass(way: Any, number: int, order: list[int], out: Passes, back: Passes,
     way.prepare()
     gib = content.bytes / GIB
     figures: list[tuple[float, float, float]] = []
-    for work in (way.out, lambda: way.bring(order)):
+    for work in (lambda: (way.out(), way.sync()), lambda: way.bring(order)):
         if figures:
             way.cool()
         cpu, disk = way.cpu_seconds(), way.disk_read_bytes()

@@ -200,6 +200,7 @@ def _of_way(make: Callable[[pathlib.Path, peers_ways.Content], peers_ways.Way]) 
             content.source[0].copy_(tensor)
             way.prepare()
             way.out()
+            way.sync()
 
         def read() -> torch.Tensor:
             way.cool()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What users have today to put tensors on a disk and to get them back, each behind the same few calls.
 
-A way writes a set of tensors out and brings it back in. `out` ends when the bytes were given to the disk: what goes
-through the page cache is synced. `bring` ends when they lie in memory that can be computed on, and finds nothing of them
+A way writes a set of tensors out and brings it back in. The bytes are out when sync() has returned after `out`, which is
+the same call for all of them. `bring` ends when they lie in memory that can be computed on, and finds nothing of them
 in the page cache.
 """
 
@@ -69,6 +69,16 @@ class Way:
 
     def out(self) -> None:
         raise NotImplementedError
+
+    def sync(self) -> None:
+        """The disk has for good what `out` wrote: all of the file system, by one call, since a call a file would be a
+        commit of its journal for each."""
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+                raise OSError(ctypes.get_errno(), f"syncfs of {self.folder}: {os.strerror(ctypes.get_errno())}")
+        finally:
+            os.close(descriptor)
 
     def cool(self) -> None:
         """Untimed, before `bring`: the page cache forgets the files."""
@@ -216,16 +226,6 @@ def deepspeed_handle(block: int, depth: int, single_submit: bool, overlap: bool,
     return AsyncIOBuilder().load(verbose=False).aio_handle(block, depth, single_submit, overlap, threads)
 
 
-def sync_file_system(folder: pathlib.Path) -> None:
-    """All that it has to write, by one call: a call a file would be a commit of its journal for each."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
-            raise OSError(ctypes.get_errno(), f"syncfs of {folder}: {os.strerror(ctypes.get_errno())}")
-    finally:
-        os.close(descriptor)
-
-
 class Files(Way):
     """A file a tensor, through the page cache."""
 
@@ -243,7 +243,6 @@ class Files(Way):
     def out(self) -> None:
         for index, tensor in enumerate(self.content.source):
             self.write(index, tensor)
-        sync_file_system(self.folder)
 
     def bring(self, order: Sequence[int]) -> None:
         for index in order:
