@@ -158,12 +158,12 @@ QueueKept BlockRounds::queue() const {
   return queue_kept(ours, fios);
 }
 
-Row BlockRounds::row(Row row, bool reads) const {
+Row BlockRounds::row(Row row, double reads) const {
   row = with(std::move(row), rounds_);
   row.counts.push_back(count_of(queue()));
-  if (reads) {
-    row.counts.push_back({.name = "bytes read from the disk a byte",
-                          .value = median_of(moved_, &Moved::disk_reads_per_byte),
+  if (reads > 0) {
+    row.counts.push_back({.name = "bytes read from the disk a byte that came",
+                          .value = median_of(moved_, &Moved::disk_reads_per_byte) / reads,
                           .limit = 1,
                           .better = Better::kHigher});
   }

@@ -89,8 +89,8 @@ class BlockRounds {
 
   // Value, reference and interval from the rounds, and the counts: how well the device's queue was kept as full as
   // the reference's, CPU and waits a GiB, its speed against fio in more memory, and, where the disk is read, that it
-  // was read in full.
-  Row row(Row row, bool reads) const;
+  // was read in full: `reads` of what is moved comes from it, none where that is 0.
+  Row row(Row row, double reads) const;
   // The device's queue beside fio's.
   QueueKept queue() const;
 

@@ -119,7 +119,7 @@ class BlockSuite {
                             .unit = "GiB/s",
                             .reference = rig_.fio().described(*job),
                             .bar = 0.97},
-                           true));
+                           1));
     add_queue("block.in_64mib_queue", "swap-in from block, 64 MiB tensors", *rounds);
     in_ = *rounds;
     return {};
@@ -144,7 +144,7 @@ class BlockSuite {
                             .unit = "GiB/s",
                             .reference = rig_.fio().described(*job),
                             .bar = 0.97},
-                           false));
+                           0));
     add_queue("block.out_64mib_queue", "swap-out to block, 64 MiB tensors", *rounds);
     out_ = *rounds;
     return {};
@@ -172,7 +172,7 @@ class BlockSuite {
                             .unit = "GiB/s",
                             .reference = rig_.fio().described(*job),
                             .bar = 0.95},
-                           false));
+                           0.5));
     return {};
   }
 
@@ -261,7 +261,7 @@ class BlockSuite {
                             .unit = "GiB/s",
                             .reference = rig_.fio().described(*job),
                             .bar = what.bar},
-                           true));
+                           1));
     return set->destroy();
   }
 
