@@ -57,12 +57,13 @@ class BlockRig {
 Result<void> bring(Client& client, std::span<const Tensor> tensors, std::size_t together, std::size_t outstanding,
                    Place place = Place::host());
 
-// What a row's speed is of fio's where fio, too, has its bytes in memory that no cache holds: once a round.
+// What a row's speed is of fio's where fio, too, has its bytes in memory that no cache holds.
 class BesideMoreMemory {
  public:
   // `best`: what the row's reference is.
   BesideMoreMemory(const Fio& fio, const FioJob& best) : fio_(fio), best_(best), more_(in_more_memory(best)) {}
 
+  // Call before each measurement of the reference, of which a round has two: before the first it is measured.
   void measure();
   // Without a limit, since a clock took it. None where fio could not be run so in each of `rounds`.
   std::optional<Count> count(double gib_per_second, std::size_t rounds) const;
@@ -71,6 +72,7 @@ class BesideMoreMemory {
   const Fio& fio_;
   FioJob best_;
   FioJob more_;
+  std::size_t calls_ = 0;
   std::vector<double> gib_per_second_;
 };
 

@@ -56,6 +56,8 @@ Result<void> run(Bench& bench) {
   std::vector<QueueSeen> queues;
   BesideMoreMemory beside(rig->fio(), *job);
   const Measure value = [&]() -> Result<double> {
+    // What the pass before left in DRAM is not to come from there.
+    if (const auto gone = rig->client().swap_out(set->tensors()); !gone) return std::unexpected(gone.error());
     auto took = rig->moving(shape.total(), [&] {
       return stream(rig->client(), set->tensors(),
                     [](std::size_t index, std::span<const std::byte> bytes) { return check_samples(bytes, index, 1); });
@@ -70,7 +72,7 @@ Result<void> run(Bench& bench) {
     return moved.back().gib_per_second;
   };
   const Measure reference = [&]() -> Result<double> {
-    if (queues.size() % 2 == 0) beside.measure();
+    beside.measure();
     auto figures = rig->fio().run(*job);
     if (!figures) return std::unexpected(figures.error());
     const auto copy = copier->copy();
@@ -101,10 +103,7 @@ Result<void> run(Bench& bench) {
        .bar = 0.95,
        .counts =
            {count_of(queue_kept(our_queues, queues)),
-            {.name = "bytes read from the disk a byte",  // DRAM may keep as much as it holds from one pass to the next
-             .value = median(reads),
-             .limit = 1 - 1.0 / kWorkingSetOfMemory,
-             .better = Better::kHigher},
+            {.name = "bytes read from the disk a byte", .value = median(reads), .limit = 1, .better = Better::kHigher},
             {.name = "memcpy, GiB/s", .value = median(copies)},
             {.name = "daemon's CPU seconds a GiB", .value = median(cpu)}}},
       *rounds);

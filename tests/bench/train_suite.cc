@@ -48,7 +48,7 @@ constexpr std::uint64_t kReferenceBytes = 512 * kMiB;
 constexpr std::uint64_t kReferenceBytesQuick = 64 * kMiB;
 
 // What the example says (--json) when it is started so, in a folder of its own on the disk.
-Result<nlohmann::json> example(const Settings& settings, int steps, std::vector<std::string> environment,
+Result<nlohmann::json> example(const Settings& settings, int steps, const std::vector<std::string>& environment,
                                const std::vector<std::string>& arguments) {
   auto folder = Folder::make(settings.disk);
   if (!folder) return std::unexpected(folder.error());
