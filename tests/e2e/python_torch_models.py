@@ -62,6 +62,18 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
+class FailsInBackward(torch.autograd.Function):
+    """The identity, whose backward pass does not go well."""
+
+    @staticmethod
+    def forward(_context, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_context, _gradient):
+        raise ZeroDivisionError("in backward")
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How one run is trained; everything random comes from fixed seeds."""

@@ -15,6 +15,7 @@ import torch
 from python_fixtures import LIMIT_SECONDS
 from python_torch_models import (  # noqa: F401 (fixtures)
     RECIPE,
+    FailsInBackward,
     Recipe,
     assert_same,
     batch,
@@ -291,22 +292,13 @@ def test_sparse_gradients_stay_as_they_are(restless):
 
 
 def test_an_exception_in_forward_or_backward(restless):
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise ZeroDivisionError("in backward")
-
     def run(model, optimizer):
         steps(model, optimizer)
         handle = model.blocks[2].wide.register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             loss_of(model, 2)
         handle.remove()
-        handle = model.blocks[1].register_forward_hook(lambda _module, _inputs, output: Wrong.apply(output))
+        handle = model.blocks[1].register_forward_hook(lambda _module, _inputs, output: FailsInBackward.apply(output))
         with pytest.raises(ZeroDivisionError, match="in backward"):
             loss_of(model, 3).backward()
         handle.remove()
