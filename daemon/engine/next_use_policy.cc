@@ -17,7 +17,7 @@ namespace {
 class NextUsePolicy final : public Policy {
  public:
   void arrived(Slot slot, Time now) override {
-    if (!planned_) return unforeseen_->arrived(slot, now);
+    if (!planned()) return unforeseen_->arrived(slot, now);
     Entry& entry = at(slot);
     TERRACE_CHECK(!entry.here);
     entry.here = true;
@@ -26,7 +26,7 @@ class NextUsePolicy final : public Policy {
   }
 
   void used(Slot slot, Time now) override {
-    if (!planned_) return unforeseen_->used(slot, now);
+    if (!planned()) return unforeseen_->used(slot, now);
     if (index(slot) >= entries_.size() || !entries_[index(slot)].here) return;
     Entry& entry = entries_[index(slot)];
     if (!known(entry)) return unforeseen_->used(slot, now);
@@ -37,7 +37,7 @@ class NextUsePolicy final : public Policy {
   }
 
   void left(Slot slot) override {
-    if (!planned_) return unforeseen_->left(slot);
+    if (!planned()) return unforeseen_->left(slot);
     TERRACE_CHECK(index(slot) < entries_.size() && entries_[index(slot)].here);
     leave(slot, entries_[index(slot)]);
     entries_[index(slot)].here = false;
@@ -45,7 +45,7 @@ class NextUsePolicy final : public Policy {
 
   void expect(Slot slot, Expectation what) override {
     if (index(slot) >= entries_.size() && what == Expectation{}) return;
-    if (!planned_) begin_plans();
+    if (!planned()) begin_plans();
     Entry& entry = at(slot);
     if (entry.expected == what) return;
     if (entry.here) leave(slot, entry);
@@ -84,10 +84,10 @@ class NextUsePolicy final : public Policy {
   // What stays, then the later next use first, then what was used longest ago.
   using Key = std::tuple<bool, std::int64_t, std::uint64_t, Slot>;
 
-  // Up to the first plan there is nothing to be kept of a slot, which many sessions never have. What is here counts as
-  // used in the order in which it would have gone.
+  // Up to the first plan there is nothing to be kept of a slot, which many sessions never have.
+  bool planned() const { return !entries_.empty(); }
+  // What is here counts as used in the order in which it would have gone.
   void begin_plans() {
-    planned_ = true;
     unforeseen_->offer_victims([&](Slot slot) {
       Entry& entry = at(slot);
       entry.here = true;
@@ -120,7 +120,6 @@ class NextUsePolicy final : public Policy {
   std::set<Key> order_;                                                // of what something is known of
   std::unique_ptr<Policy> unforeseen_ = make_scan_resistant_policy();  // of the rest: without a plan, of all
   std::uint64_t uses_ = 0;
-  bool planned_ = false;
 };
 
 }  // namespace

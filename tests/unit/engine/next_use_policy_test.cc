@@ -5,20 +5,12 @@
 #include <vector>
 
 #include "engine/policy.h"
+#include "unit/engine/victims.h"
 
 namespace terrace::engine {
 namespace {
 
 using testing::ElementsAre;
-
-std::vector<std::uint32_t> victims(const Policy& policy) {
-  std::vector<std::uint32_t> order;
-  policy.offer_victims([&](Slot slot) {
-    order.push_back(static_cast<std::uint32_t>(slot));
-    return true;
-  });
-  return order;
-}
 
 std::unique_ptr<Policy> with_copies(std::uint32_t copies) {
   auto policy = make_next_use_policy();

@@ -8,20 +8,12 @@
 
 #include "base/random.h"
 #include "engine/policy.h"
+#include "unit/engine/victims.h"
 
 namespace terrace::engine {
 namespace {
 
 constexpr std::size_t kLoopCopies = 32;
-
-std::vector<std::uint32_t> victims(const Policy& policy) {
-  std::vector<std::uint32_t> order;
-  policy.offer_victims([&](Slot slot) {
-    order.push_back(static_cast<std::uint32_t>(slot));
-    return true;
-  });
-  return order;
-}
 
 // A tier of equal copies under a policy.
 class Cache {
