@@ -31,8 +31,7 @@ struct Trained {
   double block_write_bytes = 0;
 };
 
-// How docs/training.md has trainers start that give freed memory back. The reference is a process of its own, started
-// as anybody starts Python.
+// How docs/training.md has trainers start that give freed memory back.
 constexpr const char* kHeap = "GLIBC_TUNABLES=glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0";
 
 struct Tiers {
@@ -47,48 +46,34 @@ constexpr std::uint64_t kBlockBytes = 2 * kGiB;  // of both
 constexpr std::uint64_t kReferenceBytes = 512 * kMiB;
 constexpr std::uint64_t kReferenceBytesQuick = 64 * kMiB;
 
-// What the example says (--json) when it is started so, in a folder of its own on the disk.
-Result<nlohmann::json> example(const Settings& settings, int steps, const std::vector<std::string>& environment,
-                               const std::vector<std::string>& arguments) {
+// The example trains through Terrace, and then in memory by a process of its own, started as anybody starts Python.
+Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps) {
   auto folder = Folder::make(settings.disk);
   if (!folder) return std::unexpected(folder.error());
   const std::filesystem::path file = folder->path() / "result.json";
   auto temporary = Folder::make_temporary();  // PyTorch leaves folders there
   if (!temporary) return std::unexpected(temporary.error());
-  std::vector<std::string> command{"env", "TMPDIR=" + temporary->path().string()};
-  command.insert(command.end(), environment.begin(), environment.end());
-  command.insert(command.end(), {settings.python, "-B", (settings.examples / "train_gpt.py").string()});
-  command.insert(command.end(), {"--steps", std::to_string(steps), "--json", file.string()});
+  std::vector<std::string> command{"env", "TMPDIR=" + temporary->path().string(),       kHeap, settings.python,
+                                   "-B",  (settings.examples / "train_gpt.py").string()};
+  command.insert(command.end(), {"--terraced", settings.terraced, "--steps", std::to_string(steps)});
+  command.insert(command.end(), {"--json", file.string(), "--block", folder->path().string()});
+  command.insert(command.end(), {"--device", tiers.device, "--memory", tiers.memory, "--block-size", tiers.block});
+  if (!tiers.busy) command.emplace_back("--spin");
   if (settings.quick) command.insert(command.end(), {"--batch", "1"});
-  command.insert(command.end(), arguments.begin(), arguments.end());
   if (const auto ran = output_of(command); !ran) return std::unexpected(ran.error());
   std::ifstream stream(file);
-  auto said = nlohmann::json::parse(stream, nullptr, false);
+  const auto said = nlohmann::json::parse(stream, nullptr, false);
   if (said.is_discarded()) return fail(ErrorCode::kInternal, "train_gpt.py wrote no numbers");
-  return said;
-}
-
-// A run through Terrace, and one of the reference unless only what a step moves is wanted (`alone`). CPU is compared
-// with the example's own run in memory, whose threads wait as those of its run through Terrace do: spinning is CPU too.
-Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps, bool alone = false) {
-  std::vector<std::string> arguments{"--terraced", settings.terraced, "--device", tiers.device};
-  arguments.insert(arguments.end(), {"--memory", tiers.memory, "--block-size", tiers.block});
-  if (!tiers.busy) arguments.emplace_back("--spin");
-  const auto said = example(settings, steps, {kHeap}, arguments);
-  if (!said) return std::unexpected(said.error());
-  const auto plain = alone ? said : example(settings, steps, {}, {"--in-memory-only", "--spin"});
-  if (!plain) return std::unexpected(plain.error());
-  if (!said->value("losses_equal", false) || said->at("losses") != plain->at("reference_losses"))
-    return fail(ErrorCode::kDataLoss, "the losses of train_gpt.py differ");
-  return Trained{.step_seconds = said->at("step_seconds"),
-                 .reference_seconds = plain->at("reference_step_seconds"),
-                 .cpu_seconds = said->at("step_cpu_seconds"),
-                 .reference_cpu_seconds = said->at("reference_step_cpu_seconds"),
-                 .daemon_cpu_seconds = said->at("daemon_cpu_seconds"),
-                 .h2d_bytes = said->at("h2d_bytes"),
-                 .d2h_bytes = said->at("d2h_bytes"),
-                 .block_read_bytes = said->at("block_read_bytes"),
-                 .block_write_bytes = said->at("block_write_bytes")};
+  if (!said.value("losses_equal", false)) return fail(ErrorCode::kDataLoss, "the losses of train_gpt.py differ");
+  return Trained{.step_seconds = said.at("step_seconds"),
+                 .reference_seconds = said.at("reference_step_seconds"),
+                 .cpu_seconds = said.at("step_cpu_seconds"),
+                 .reference_cpu_seconds = said.at("reference_step_cpu_seconds"),
+                 .daemon_cpu_seconds = said.at("daemon_cpu_seconds"),
+                 .h2d_bytes = said.at("h2d_bytes"),
+                 .d2h_bytes = said.at("d2h_bytes"),
+                 .block_read_bytes = said.at("block_read_bytes"),
+                 .block_write_bytes = said.at("block_write_bytes")};
 }
 
 // What a step moves and the daemon computes: what a run of more steps took more than one of a single step, which has
@@ -107,7 +92,7 @@ Result<std::vector<Trained>> train_in_turns(
     const std::function<Result<void>(const Trained&)>& after = [](const Trained&) { return Result<void>(); }) {
   const int steps = bench.either(9, 2);  // of which the example leaves a third out
   const int runs = bench.either(6, 2);
-  const auto one = train(bench.settings(), tiers, 1, true);
+  const auto one = train(bench.settings(), tiers, 1);
   if (!one) return std::unexpected(one.error());
   std::vector<Trained> all;
   for (int run = 0; run < runs; ++run) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Trains a byte-level GPT whose parameters and Adam moments live in Terrace, in tiers that are too small for them; then
-trains it again with everything in memory, and shows that the losses are equal bit for bit.
+trains it again with everything in memory, in a process of its own, and shows that the losses are equal bit for bit.
 
 Both runs are one ordinary training loop; the first has one more line, with terrace.torch.offload(). Where the device
 tier is a GPU's memory, or PyTorch computes on a GPU, layers are leased by hand instead (gpt_leased.py).
@@ -12,6 +12,7 @@ is 0 if the losses were equal, 1 if they were not.
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import itertools
 import json
@@ -21,9 +22,14 @@ import resource
 import signal
 import statistics
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
+
+PLAIN_ENVIRONMENT = dict(os.environ)
 
 # Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
 if "--spin" not in sys.argv:
@@ -37,6 +43,7 @@ from gpt_report import Metrics, Occupancy, Progress, Traffic, draw, mebibytes, p
 import terrace.torch
 
 PLACE = "device:0"
+PR_SET_PDEATHSIG = 1
 CORRUPTED = ("/1.mlp_in.weight", "/mlp_in.weight/parameter")  # how a weight's name in Terrace ends, by either way
 
 
@@ -166,14 +173,37 @@ def wait_for_disk(folder: pathlib.Path) -> None:
 
 
 def run_in_memory(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, text: Text,
-                  device: torch.device) -> tuple[list[float], float, float]:
-    """The losses, and seconds and CPU seconds of a step."""
+                  device: torch.device) -> int:
+    """Trains with everything in memory, and writes what that gave."""
     progress = Progress("in memory      ", arguments.steps)
     steps = []
     for step in train_in_memory(shape, recipe, text, arguments.steps, device):
         progress.show(step)
         steps.append(step)
-    return ([step.loss for step in steps], *medians(steps))
+    seconds, cpu_seconds = medians(steps)
+    if arguments.json is None:
+        print(f"step in memory: {seconds:.2f} s")
+    else:
+        arguments.json.write_text(json.dumps({"losses": [step.loss for step in steps], "step_seconds": seconds,
+                                              "step_cpu_seconds": cpu_seconds}) + "\n")
+    return 0
+
+
+def train_beside(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
+    """The run in memory, by a process of its own, started as anybody starts Python: what Terrace does to a process (its
+    threads sleep while they wait, its freed memory goes back to the system) is not to slow it."""
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        file = pathlib.Path(temporary) / "in_memory.json"
+        command = [sys.executable, "-B", __file__, "--in-memory-only", "--spin", "--json", str(file)]
+        for option in ("steps", "batch", "threads"):
+            command += [f"--{option}", str(getattr(arguments, option))]
+        if arguments.way is not None:
+            command += ["--way", arguments.way]
+        prctl = ctypes.CDLL(None).prctl
+        subprocess.run(command, check=True, env=PLAIN_ENVIRONMENT,
+                       preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))  # it goes with this one
+        said: dict[str, Any] = json.loads(file.read_text())
+        return said
 
 
 def medians(steps: list[Step]) -> tuple[float, float]:
@@ -183,26 +213,14 @@ def medians(steps: list[Step]) -> tuple[float, float]:
     return (statistics.median(step.seconds for step in settled), statistics.median(step.cpu_seconds for step in settled))
 
 
-def train_without_terrace(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, text: Text,
-                          device: torch.device) -> int:
-    """The second run alone."""
-    losses, step_seconds, cpu_seconds = run_in_memory(arguments, shape, recipe, text, device)
-    print(f"step in memory: {step_seconds:.2f} s")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({
-            "steps": arguments.steps, "reference_losses": losses, "reference_step_seconds": step_seconds,
-            "reference_step_cpu_seconds": cpu_seconds}, indent=1) + "\n")
-    return 0
-
-
 def bits(losses: list[float]) -> bytes:
     return struct.pack(f"{len(losses)}d", *losses)
 
 
-def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float],
-              step_seconds: float, step_cpu_seconds: float, parameters: int) -> dict[str, object]:
+def result_of(arguments: argparse.Namespace, run: LeasedRun, in_memory: dict[str, Any],
+              daemon: resource.struct_rusage, parameters: int) -> dict[str, object]:
     """The numbers of --json."""
-    daemon = resource.getrusage(resource.RUSAGE_CHILDREN)  # once it has ended
+    losses = in_memory["losses"]
     return {
         "steps": arguments.steps,
         "way": run.way,
@@ -211,11 +229,11 @@ def result_of(arguments: argparse.Namespace, run: LeasedRun, losses: list[float]
         "reference_losses": losses,
         **dataclasses.asdict(run.traffic),
         "hit_ratio": run.traffic.hit_ratio,
-        "overhead": run.step_seconds / step_seconds,
+        "overhead": run.step_seconds / in_memory["step_seconds"],
         "step_seconds": run.step_seconds,
-        "reference_step_seconds": step_seconds,
+        "reference_step_seconds": in_memory["step_seconds"],
         "step_cpu_seconds": run.step_cpu_seconds,
-        "reference_step_cpu_seconds": step_cpu_seconds,
+        "reference_step_cpu_seconds": in_memory["step_cpu_seconds"],
         "step_wait_seconds": run.step_wait_seconds,
         "daemon_cpu_seconds": daemon.ru_utime + daemon.ru_stime,
         "leased_bytes_max": run.leased_bytes_max,
@@ -267,7 +285,7 @@ def main() -> int:
     device = torch.device("cuda" if torch.cuda.is_available() and arguments.way != "offload" else "cpu")
     shape, recipe, text = Shape(batch=arguments.batch), Recipe(), Text()
     if arguments.in_memory_only:
-        return train_without_terrace(arguments, shape, recipe, text, device)
+        return run_in_memory(arguments, shape, recipe, text, device)
     folder = block_folder(arguments)
     print(f"a GPT of {shape.blocks} blocks on {device}, {len(text.bytes):,} bytes of text, {arguments.threads} "
           f"threads; block file of {arguments.block_size} in {folder}", flush=True)
@@ -279,11 +297,12 @@ def main() -> int:
         run = run_leased(arguments, client, shape, recipe, text, device)
         if not arguments.keep:
             kept.close()
+        daemon = resource.getrusage(resource.RUSAGE_CHILDREN)  # once it has ended
         wait_for_disk(folder)
-        losses, step_seconds, cpu_seconds = run_in_memory(arguments, shape, recipe, text, device)
-        result = result_of(arguments, run, losses, step_seconds, cpu_seconds, shape.parameters)
+        in_memory = train_beside(arguments, folder)
+        result = result_of(arguments, run, in_memory, daemon, shape.parameters)
         if arguments.png:
-            draw(str(arguments.png), run.losses, losses, run.occupancy)
+            draw(str(arguments.png), run.losses, in_memory["losses"], run.occupancy)
         if arguments.json:
             arguments.json.write_text(json.dumps(result, indent=1) + "\n")
         print_result(result, run)
