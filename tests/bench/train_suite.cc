@@ -9,6 +9,7 @@
 #include <iterator>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "base/bytes.h"
 #include "bench/disk_speed.h"
@@ -38,16 +39,20 @@ struct Tiers {
   const char* device;
   const char* memory;
   const char* block;
-  bool busy;  // the daemon is going to want cores: PyTorch's threads sleep while they wait, and do not spin
 };
-constexpr Tiers kInDram{"1GiB", "1GiB", "2GiB", false};
-constexpr Tiers kDemo{"64MiB", "128MiB", "2GiB", true};
+constexpr Tiers kInDram{"1GiB", "1GiB", "2GiB"};
+constexpr Tiers kDemo{"64MiB", "128MiB", "2GiB"};
+constexpr int kRuns = 6;
+constexpr int kRunsQuick = 2;
 constexpr std::uint64_t kBlockBytes = 2 * kGiB;  // of both
 constexpr std::uint64_t kReferenceBytes = 512 * kMiB;
 constexpr std::uint64_t kReferenceBytesQuick = 64 * kMiB;
 
+unsigned processors() { return std::max(1U, std::thread::hardware_concurrency()); }
+
 // The example trains through Terrace, and then in memory by a process of its own, started as anybody starts Python.
-Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps) {
+// PyTorch has that many threads in both.
+Result<Trained> train(const Settings& settings, const Tiers& tiers, unsigned threads, int steps) {
   auto folder = Folder::make(settings.disk);
   if (!folder) return std::unexpected(folder.error());
   const std::filesystem::path file = folder->path() / "result.json";
@@ -58,7 +63,7 @@ Result<Trained> train(const Settings& settings, const Tiers& tiers, int steps) {
   command.insert(command.end(), {"--terraced", settings.terraced, "--steps", std::to_string(steps)});
   command.insert(command.end(), {"--json", file.string(), "--block", folder->path().string()});
   command.insert(command.end(), {"--device", tiers.device, "--memory", tiers.memory, "--block-size", tiers.block});
-  if (!tiers.busy) command.emplace_back("--spin");
+  command.insert(command.end(), {"--threads", std::to_string(threads)});
   if (settings.quick) command.insert(command.end(), {"--batch", "1"});
   if (const auto ran = output_of(command); !ran) return std::unexpected(ran.error());
   std::ifstream stream(file);
@@ -88,15 +93,14 @@ Trained a_step(const Trained& one, Trained many, int steps) {
 // A run is one through Terrace and one in memory, so that runs one after another take turns: a round's reference
 // is that of the run before. `after` is called behind each run, with what a step of it took.
 Result<std::vector<Trained>> train_in_turns(
-    Bench& bench, const char* what, const Tiers& tiers,
+    Bench& bench, const std::string& what, const Tiers& tiers, unsigned threads, int runs,
     const std::function<Result<void>(const Trained&)>& after = [](const Trained&) { return Result<void>(); }) {
   const int steps = bench.either(9, 2);  // of which the example leaves a third out
-  const int runs = bench.either(6, 2);
-  const auto one = train(bench.settings(), tiers, 1);
+  const auto one = train(bench.settings(), tiers, threads, 1);
   if (!one) return std::unexpected(one.error());
   std::vector<Trained> all;
   for (int run = 0; run < runs; ++run) {
-    const auto trained = train(bench.settings(), tiers, steps);
+    const auto trained = train(bench.settings(), tiers, threads, steps);
     if (!trained) return std::unexpected(trained.error());
     bench.say(fmt::format("{}: run {} of {}", what, run + 1, runs));
     all.push_back(a_step(*one, *trained, steps));
@@ -120,6 +124,27 @@ double median_of(const std::vector<Trained>& runs, Figure figure) {
   return median(std::move(figures));
 }
 
+// How a step compares where the trainer, in memory too, leaves a processor to the daemon, as a node's does.
+Result<std::vector<Count>> with_one_left(Bench& bench, const std::string& what, const Tiers& tiers,
+                                         const std::function<Result<double>(const Trained&)>& reference_of) {
+  const unsigned threads = processors();
+  if (threads < 2) return std::vector<Count>{};
+  std::vector<double> ratios;
+  const auto compare = [&](const Trained& step) -> Result<void> {
+    const auto reference = reference_of(step);
+    if (!reference) return std::unexpected(reference.error());
+    ratios.push_back(step.step_seconds / *reference);
+    return {};
+  };
+  const auto runs = train_in_turns(bench, what + ", one processor left to the daemon", tiers, threads - 1,
+                                   bench.either(3, 1), compare);
+  if (!runs) return std::unexpected(runs.error());
+  return std::vector<Count>{{.name = fmt::format("times where the trainer computes on {} of {} processors, and leaves "
+                                                 "one to the daemon",
+                                                 threads - 1, threads),
+                             .value = median(std::move(ratios))}};
+}
+
 // What a step through Terrace computes, beside one in memory.
 std::vector<Count> cpu_counts(const std::vector<Trained>& runs, double limit) {
   const auto times = [](const Trained& step) {
@@ -135,14 +160,18 @@ std::vector<Count> cpu_counts(const std::vector<Trained>& runs, double limit) {
 
 Result<void> run_in_dram(Bench& bench) {
   constexpr double kBar = 1.03;
-  const auto runs = train_in_turns(bench, "train.in_dram", kInDram);
+  const auto runs = train_in_turns(bench, "train.in_dram", kInDram, processors(), bench.either(kRuns, kRunsQuick));
   if (!runs) return std::unexpected(runs.error());
+  const auto one_left = with_one_left(bench, "train.in_dram", kInDram,
+                                      [](const Trained& step) -> Result<double> { return step.reference_seconds; });
+  if (!one_left) return std::unexpected(one_left.error());
   std::vector<double> references;
   for (const Trained& run : *runs) references.push_back(run.reference_seconds);
   std::vector<Count> counts = cpu_counts(*runs, kBar);
   counts.push_back({.name = "MiB a step read from block",
                     .value = median_of(*runs, &Trained::block_read_bytes) / static_cast<double>(kMiB),
                     .limit = 0});
+  counts.insert(counts.end(), one_left->begin(), one_left->end());
   bench.add(with({.bench = "train.in_dram",
                   .path = "train_gpt, all in DRAM, step time",
                   .unit = "s",
@@ -180,20 +209,31 @@ Result<void> run_in_tiers(Bench& bench) {
   std::vector<double> reads;
   std::vector<double> writes;
   std::map<std::string, int> bound_by;
-  const auto measure_links = [&](const Trained& step) -> Result<void> {
+  const auto measure_links = [&](const Trained& step) -> Result<Floor> {
     const auto speed = disk->measure();
     if (!speed) return std::unexpected(speed.error());
     const auto copied = memory->copy();
     if (!copied) return std::unexpected(copied.error());
-    const Floor floor = floor_of(step, *speed, copied->bytes_per_second);
-    floors.push_back(floor.seconds);
-    ++bound_by[floor.by];
     reads.push_back(speed->read / static_cast<double>(kMiB));
     writes.push_back(speed->write / static_cast<double>(kMiB));
+    return floor_of(step, *speed, copied->bytes_per_second);
+  };
+  const auto keep_floor = [&](const Trained& step) -> Result<void> {
+    const auto floor = measure_links(step);
+    if (!floor) return std::unexpected(floor.error());
+    floors.push_back(floor->seconds);
+    ++bound_by[floor->by];
     return {};
   };
-  const auto runs = train_in_turns(bench, "train.in_tiers", kDemo, measure_links);
+  const auto runs =
+      train_in_turns(bench, "train.in_tiers", kDemo, processors(), bench.either(kRuns, kRunsQuick), keep_floor);
   if (!runs) return std::unexpected(runs.error());
+  const auto one_left = with_one_left(bench, "train.in_tiers", kDemo, [&](const Trained& step) -> Result<double> {
+    const auto floor = measure_links(step);
+    if (!floor) return std::unexpected(floor.error());
+    return floor->seconds;
+  });
+  if (!one_left) return std::unexpected(one_left.error());
   const auto mib = [&](double Trained::* bytes) { return median_of(*runs, bytes) / static_cast<double>(kMiB); };
   std::vector<Count> counts = cpu_counts(*runs, kBar);
   const Count moved[] = {{.name = "MiB a step read from block", .value = mib(&Trained::block_read_bytes)},
@@ -202,6 +242,7 @@ Result<void> run_in_tiers(Bench& bench) {
                          {.name = "MiB/s the disk writes", .value = median(writes)},
                          {.name = "s a step in memory", .value = median_of(*runs, &Trained::reference_seconds)}};
   counts.insert(counts.end(), std::begin(moved), std::end(moved));
+  counts.insert(counts.end(), one_left->begin(), one_left->end());
   bench.add(with({.bench = "train.in_tiers",
                   .path = "train_gpt, tiers as in the demo, step time",
                   .unit = "s",

@@ -8,8 +8,6 @@ import argparse
 import contextlib
 import os
 
-# Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch

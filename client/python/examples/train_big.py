@@ -13,9 +13,6 @@ import shutil
 import sys
 import time
 
-# Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 MIB = 1 << 20
 NOT_HERE = 3
 ROOT = pathlib.Path("/sys/fs/cgroup")

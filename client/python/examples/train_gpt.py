@@ -29,12 +29,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-PLAIN_ENVIRONMENT = dict(os.environ)
-
-# Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
-if "--spin" not in sys.argv:
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import torch
 from gpt_leased import LeasedModel, train_leased
 from gpt_model import Recipe, Shape, Step, Text, build, make_deterministic, train, train_in_memory
@@ -67,8 +61,6 @@ def parse_arguments() -> argparse.Namespace:
                         "docs/policy.md)")
     parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="PyTorch's (%(default)s)")
-    parser.add_argument("--spin", action="store_true", help="let PyTorch's threads spin while they wait for each other, as "
-                        "they do by themselves: faster where the daemon has cores of its own, or little to do")
     parser.add_argument("--in-memory-only", action="store_true", help="train in memory alone, without a daemon")
     parser.add_argument("--debug-corrupt", action="store_true",
                         help="flip bits of one byte of one released tensor after the first step: the losses differ")
@@ -191,16 +183,16 @@ def run_in_memory(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, t
 
 def train_beside(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     """The run in memory, by a process of its own, started as anybody starts Python: what Terrace does to a process (its
-    threads sleep while they wait, its freed memory goes back to the system) is not to slow it."""
+    freed memory goes back to the system) is not to slow it."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         file = pathlib.Path(temporary) / "in_memory.json"
-        command = [sys.executable, "-B", __file__, "--in-memory-only", "--spin", "--json", str(file)]
+        command = [sys.executable, "-B", __file__, "--in-memory-only", "--json", str(file)]
         for option in ("steps", "batch", "threads"):
             command += [f"--{option}", str(getattr(arguments, option))]
         if arguments.way is not None:
             command += ["--way", arguments.way]
         prctl = ctypes.CDLL(None).prctl
-        subprocess.run(command, check=True, env=PLAIN_ENVIRONMENT,
+        subprocess.run(command, check=True,
                        preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))  # it goes with this one
         said: dict[str, Any] = json.loads(file.read_text())
         return said

@@ -5,11 +5,7 @@ live in Terrace. `--plain` leaves the line out; the losses are the same."""
 
 import argparse
 import contextlib
-import os
 import time
-
-# Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 from gpt_model import Recipe, Shape, Text, loss_of, make_layer

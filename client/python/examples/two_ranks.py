@@ -14,9 +14,6 @@ import subprocess
 import sys
 from typing import Any
 
-# Before PyTorch is loaded: its threads sleep while they wait for each other, and leave the cores to the daemon's.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import torch
 from gpt_model import Recipe, Shape, Text, loss_of, make_layer
 from torch import distributed, nn

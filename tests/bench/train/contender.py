@@ -73,7 +73,7 @@ class Contender:
         self._answer_pipe, child_end = os.pipe()
         command = self.room.command([self._place.python, "-B", str(HERE / "worker.py"), str(child_end),
                                      json.dumps(spec)])
-        environment = os.environ | {"OMP_WAIT_POLICY": "passive", "DS_ACCELERATOR": "cpu", "GLIBC_TUNABLES": HEAP}
+        environment = os.environ | {"DS_ACCELERATOR": "cpu", "GLIBC_TUNABLES": HEAP}
         try:
             with open(self._log, "wb") as log:
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=folder,

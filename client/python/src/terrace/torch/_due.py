@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 DUE_BYTES_MAX = 16 << 20
+DUE_PARTS = 16  # of the guarantee: what is stepped together is waited for together, while the rest is to come beside it
 _raw = torch._C.DisableTorchFunctionSubclass
 _queue = torch.autograd.Variable._execution_engine.queue_callback
 _running = torch._C._current_graph_task_id

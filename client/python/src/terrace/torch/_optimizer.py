@@ -17,7 +17,7 @@ from torch import nn, optim
 
 from .._errors import Error, FailedPrecondition
 from . import _optimizers, _scaling
-from ._due import DUE_BYTES_MAX, DueParameters
+from ._due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
 from ._lazy import LeasedParameter, OffloadedTensor
 from ._locals import is_split
 from ._parameters import ManagedParameter, enter, leave
@@ -166,7 +166,7 @@ class ManagedOptimizer:
         self._reserved: dict[tuple[int, str], Slot] = {}
         self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
         self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
-        self._due = DueParameters(min(self.batch_bytes, DUE_BYTES_MAX))
+        self._due = DueParameters(max(1, min(store.guarantee_bytes // DUE_PARTS, DUE_BYTES_MAX)))
 
     @property
     def optimizer(self) -> optim.Optimizer:
