@@ -237,10 +237,22 @@ class Planner {
     events_ = std::move(merged);
   }
 
+  // Where a link is short of time, and trainers read memory itself: room for the next two of what they only read, which
+  // goes for nothing. One comes while they compute, and the link has the other behind it.
+  std::uint64_t ahead_in_memory() const {
+    std::uint64_t largest = 0;
+    for (const HorizonUse& use : uses_)
+      if (use.use->place == machine_.memory.place && !use.use->writes())
+        largest = std::max(largest, bytes_[use.tensor]);
+    return spare_bytes_ == 0 ? 0 : std::min(2 * largest, machine_.memory.capacity_bytes / 8);
+  }
+
   // The copies in memory are written when the device gives one up, and needed when it wants one back.
   void plan_memory() {
     put_events_in_order();
-    SweepInput input{.capacity_bytes = machine_.memory.capacity_bytes,
+    const std::uint64_t ahead_bytes = ahead_in_memory();
+    SweepInput input{.capacity_bytes = machine_.memory.capacity_bytes - ahead_bytes,
+                     .ahead_bytes = ahead_bytes,
                      .group_begin_ns = begins_,
                      .uses = {},
                      .bytes = bytes_,

@@ -246,30 +246,36 @@ class Sweep {
     return in_.has({begin_ns(group + 1), due}, input_.in.work_ns(bytes));
   }
 
+  // At the latest, to be in time: one that comes late had to begin before it can.
+  std::int64_t must_begin_ns(const SweepIn& in) const {
+    const std::int64_t due = begin_ns(input_.uses[in.use].group) - input_.in.latency_ns;
+    return std::min(in.when.begin_ns, due - input_.in.work_ns(input_.bytes[in.tensor]));
+  }
+
   // Where there is room before a fetch must begin, it may.
   void begin_early() {
-    std::vector<std::uint32_t> order;
+    std::vector<std::pair<std::int64_t, std::uint32_t>> order;  // when it must begin, and which entry of `ins` it is
     order.reserve(result_.ins.size());
+    std::uint32_t last = 0;
     for (std::uint32_t i = 0; i < result_.ins.size(); ++i) {
-      const std::int64_t begin = result_.ins[i].when.begin_ns;
-      if (begin >= input_.lead_from_ns && begin < input_.lead_until_ns) order.push_back(i);
+      const std::int64_t begin = must_begin_ns(result_.ins[i]);
+      if (begin < input_.lead_from_ns || begin >= input_.lead_until_ns) continue;
+      order.emplace_back(begin, i);
+      last = std::max(last, comes_[i].second);
     }
     if (order.empty()) return;
-    std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
-      return std::tie(result_.ins[a].when.begin_ns, a) < std::tie(result_.ins[b].when.begin_ns, b);
-    });
+    std::sort(order.begin(), order.end());
     // Of the groups that this is about.
-    const std::uint32_t first = group_at(result_.ins[order.front()].when.begin_ns - input_.lead_ns);
-    const std::uint32_t last = group_at(result_.ins[order.back()].when.begin_ns);
-    Occupancy tree(std::span<const std::int64_t>(occupied_).subspan(first, last + 1 - first));
-    for (const std::uint32_t i : order) {
+    const std::uint32_t first = group_at(order.front().first - input_.lead_ns);
+    Occupancy tree(std::span<const std::int64_t>(occupied_).subspan(first, std::min(last + 1, groups_) - first));
+    for (const auto& [begin, i] : order) {
       SweepIn& in = result_.ins[i];
       const auto bytes = static_cast<std::int64_t>(input_.bytes[in.tensor]);
       const auto [gone, comes] = comes_[i];
-      const std::uint32_t earliest = std::max(gone, group_at(in.when.begin_ns - input_.lead_ns));
+      const std::uint32_t earliest = std::max(gone, group_at(begin - input_.lead_ns));
       if (earliest >= comes) continue;
-      const std::uint32_t from = first + tree.first_below(earliest - first, comes - first,
-                                                          static_cast<std::int64_t>(input_.capacity_bytes) - bytes);
+      const auto room = static_cast<std::int64_t>(input_.capacity_bytes + input_.ahead_bytes) - bytes;
+      const std::uint32_t from = first + tree.first_below(earliest - first, comes - first, room);
       tree.add(from - first, comes - first, bytes);
       in.from_ns = std::min(in.when.begin_ns, begin_ns(from));
     }

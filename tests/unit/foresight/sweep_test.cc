@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace terrace::foresight {
 namespace {
 
@@ -123,6 +125,27 @@ TEST(Sweep, CleanCopiesGoForNothing) {
   const auto result = sweep(input_of(100, 6, {read(0, 0), written(1, 1), read(0, 5)}, {100, 100}));
   EXPECT_TRUE(result.outs.empty() || result.outs[0].tensor == 1u);
   EXPECT_TRUE(result.given_up[0]);
+}
+
+TEST(Sweep, WhatIsLateBeginsAheadOfItsUseWhereRoomIsLeftForThat) {
+  // Three tensors go round, of which two fit; each comes back in 150 ns, and is used after 100.
+  std::vector<SweepUse> uses;
+  for (std::uint32_t group = 0; group < 12; ++group) uses.push_back(read(group % 3, group));
+  const auto early = [&](std::uint64_t ahead_bytes) {
+    auto input = input_of(100, 12, uses, {50, 50, 50});
+    input.ahead_bytes = ahead_bytes;
+    input.in = {kOneByteANs / 3, 0};
+    input.link_bound = true;
+    input.lead_ns = 1000;
+    const auto result = sweep(input);
+    EXPECT_FALSE(result.delays.empty());
+    for (const SweepIn& in : result.ins) EXPECT_LE(in.from_ns, input.begins[input.uses[in.use].group]) << in.use;
+    const auto ahead = std::ranges::count_if(
+        result.ins, [&](const SweepIn& in) { return in.from_ns < input.begins[input.uses[in.use].group]; });
+    return static_cast<double>(ahead) / static_cast<double>(result.ins.size());
+  };
+  EXPECT_LT(early(0), 0.9);
+  EXPECT_EQ(early(50), 1.0);
 }
 
 TEST(Sweep, FetchesBeginEarlierWhereThereIsRoomButNeverBeforeWhatIsYetToBeBorn) {
