@@ -237,14 +237,18 @@ class Planner {
     events_ = std::move(merged);
   }
 
-  // Where a link is short of time, and trainers read memory itself: room for the next two of what they only read, which
-  // goes for nothing. One comes while they compute, and the link has the other behind it.
+  // Where memory's link is short of time, and trainers read memory itself: room for the next two of what is never
+  // written, which goes for nothing. One comes while they compute, and the link has the other behind it.
   std::uint64_t ahead_in_memory() const {
+    if (!memory_is_late_) return 0;
+    std::vector<bool> written(bytes_.size(), false);
+    for (const HorizonUse& use : uses_)
+      if (use.use->writes()) written[use.tensor] = true;
     std::uint64_t largest = 0;
     for (const HorizonUse& use : uses_)
-      if (use.use->place == machine_.memory.place && !use.use->writes())
+      if (use.use->place == machine_.memory.place && !written[use.tensor])
         largest = std::max(largest, bytes_[use.tensor]);
-    return spare_bytes_ == 0 ? 0 : std::min(2 * largest, machine_.memory.capacity_bytes / 8);
+    return std::min(2 * largest, machine_.memory.capacity_bytes / 8);
   }
 
   // The copies in memory are written when the device gives one up, and needed when it wants one back.
@@ -286,6 +290,7 @@ class Planner {
     }
     const SweepResult result = sweep(input);
     delays_.insert(delays_.end(), result.delays.begin(), result.delays.end());
+    memory_is_late_ = memory_is_late_ || !result.delays.empty();
     for (std::size_t i = 0; i < origin.size(); ++i)
       if (origin[i] != kNoUse && result.given_up[i]) uses_[origin[i]].give_up = true;
     for (const SweepOut& out : result.outs) clean(machine_.memory.place, out, origin);
@@ -316,7 +321,7 @@ class Planner {
     if (!in_window(in.from_ns)) return;
     const std::uint32_t group = group_at(in.from_ns);
     const std::uint32_t from = first_use_[group] <= window_begin_ ? 0 : begun(group);
-    fetches_.push_back({in.when.begin_ns, {from, slots_[tensor], place, due_ns - window_ns_}});
+    fetches_.push_back({in.must_begin_ns, {from, slots_[tensor], place, due_ns - window_ns_}});
   }
 
   void emit_uses() {
@@ -358,6 +363,7 @@ class Planner {
   std::vector<std::uint32_t> last_;       // likewise: the use looked at last
   std::vector<Event> events_;
   std::uint64_t spare_bytes_ = 0;  // of a device
+  bool memory_is_late_ = false;    // in a former round
   std::vector<SweepDelay> delays_;
   std::int64_t late_ns_ = kNotYet;  // at the end of the horizon, in the last round
   std::vector<TimedClean> cleans_;

@@ -230,8 +230,9 @@ class Sweep {
       ins_.push_back({earliest, due, work, input_.uses[next].group});
       const std::uint32_t from = std::min(group_at(in->begin_ns), input_.uses[next].group);
       arriving_[std::max(from, group + 1)] += static_cast<std::int64_t>(bytes);
-      result_.ins.push_back({candidate.tensor, next, in->begin_ns, *in});
-      comes_.push_back({group + 1, std::max(from, group + 1)});
+      result_.ins.push_back({candidate.tensor, next, in->begin_ns, std::min(in->begin_ns, due - work), *in});
+      const std::uint32_t gone = std::max(group + 1, group_at(earliest - 1) + 1);
+      comes_.push_back({gone, std::max(from, group + 1)});
       brought_[next] = true;
     }
     result_.given_up[candidate.use] = true;
@@ -246,28 +247,22 @@ class Sweep {
     return in_.has({begin_ns(group + 1), due}, input_.in.work_ns(bytes));
   }
 
-  // At the latest, to be in time: one that comes late had to begin before it can.
-  std::int64_t must_begin_ns(const SweepIn& in) const {
-    const std::int64_t due = begin_ns(input_.uses[in.use].group) - input_.in.latency_ns;
-    return std::min(in.when.begin_ns, due - input_.in.work_ns(input_.bytes[in.tensor]));
-  }
-
   // Where there is room before a fetch must begin, it may.
   void begin_early() {
     std::vector<std::pair<std::int64_t, std::uint32_t>> order;  // when it must begin, and which entry of `ins` it is
     order.reserve(result_.ins.size());
     std::uint32_t last = 0;
     for (std::uint32_t i = 0; i < result_.ins.size(); ++i) {
-      const std::int64_t begin = must_begin_ns(result_.ins[i]);
-      if (begin < input_.lead_from_ns || begin >= input_.lead_until_ns) continue;
-      order.emplace_back(begin, i);
+      const SweepIn& in = result_.ins[i];
+      if (in.when.begin_ns < input_.lead_from_ns || in.must_begin_ns >= input_.lead_until_ns) continue;
+      order.emplace_back(in.must_begin_ns, i);
       last = std::max(last, comes_[i].second);
     }
     if (order.empty()) return;
     std::sort(order.begin(), order.end());
     // Of the groups that this is about.
     const std::uint32_t first = group_at(order.front().first - input_.lead_ns);
-    Occupancy tree(std::span<const std::int64_t>(occupied_).subspan(first, std::min(last + 1, groups_) - first));
+    Occupancy tree(std::span<const std::int64_t>(occupied_).subspan(first, last + 1 - first));
     for (const auto& [begin, i] : order) {
       SweepIn& in = result_.ins[i];
       const auto bytes = static_cast<std::int64_t>(input_.bytes[in.tensor]);

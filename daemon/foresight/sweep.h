@@ -56,8 +56,9 @@ struct SweepOut {
 
 struct SweepIn {
   std::uint32_t tensor = 0;
-  std::uint32_t use = 0;     // for which it comes
-  std::int64_t from_ns = 0;  // there is room from then on
+  std::uint32_t use = 0;           // for which it comes
+  std::int64_t from_ns = 0;        // there is room from then on
+  std::int64_t must_begin_ns = 0;  // to be in time; one that comes late had to begin before it can
   Span when;
 };
 

@@ -183,7 +183,7 @@ def run_in_memory(arguments: argparse.Namespace, shape: Shape, recipe: Recipe, t
 
 def train_beside(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
     """The run in memory, by a process of its own, started as anybody starts Python: what Terrace does to a process (its
-    freed memory goes back to the system) is not to slow it."""
+    freed memory goes back to the system), or asks to be started with, is not to slow it."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         file = pathlib.Path(temporary) / "in_memory.json"
         command = [sys.executable, "-B", __file__, "--in-memory-only", "--json", str(file)]
@@ -191,8 +191,9 @@ def train_beside(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[st
             command += [f"--{option}", str(getattr(arguments, option))]
         if arguments.way is not None:
             command += ["--way", arguments.way]
+        environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
         prctl = ctypes.CDLL(None).prctl
-        subprocess.run(command, check=True,
+        subprocess.run(command, check=True, env=environment,
                        preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))  # it goes with this one
         said: dict[str, Any] = json.loads(file.read_text())
         return said

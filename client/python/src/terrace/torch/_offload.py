@@ -87,7 +87,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         in memory; None: all that there are.
     place: where they are leased: "host", or an emulated device's "device:N"; not a GPU's memory.
     step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
-        (a quarter of the guarantee, if that is less), so that gradients need no other room and never travel;
+        (a sixteenth of the guarantee, if that is less), so that gradients need no other room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
         gradients first (accumulation, clipping, a GradScaler, DistributedDataParallel) raises FailedPrecondition, or
         InvalidArgument where it is seen here.
