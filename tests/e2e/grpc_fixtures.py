@@ -56,7 +56,7 @@ class Daemon:
     """A terraced with 8 MiB of device, 16 MiB of memory and 64 MiB of block, and two tenants; `supervised`: by
     `terraced supervise`, which starts it again whenever it ends."""
 
-    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "lru"):
+    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "next-use"):
         self.supervised = supervised
         self.sockets = pathlib.Path(tempfile.mkdtemp(prefix="terrace-"))  # socket paths are short
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="e2e-", dir=BUILD))  # on a file system with O_DIRECT

@@ -54,7 +54,7 @@ class Supervised:
     """The supervisor and its daemon. `tiers`: (kind, capacity) pairs, fastest first; `disk`: where the block file goes;
     `policy`: as in the configuration."""
 
-    def __init__(self, terraced: pathlib.Path, tiers: list[tuple[str, str]], disk: pathlib.Path, policy: str = "lru"):
+    def __init__(self, terraced: pathlib.Path, tiers: list[tuple[str, str]], disk: pathlib.Path, policy: str = "next-use"):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="terrace-kill-"))
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="kill-", dir=disk))
         self.socket = str(self.folder / "data.sock")
