@@ -60,7 +60,7 @@ Result<Fio> Fio::prepare(const std::string& program, const std::filesystem::path
   for (const auto& [registered, huge] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
     fio.registered_buffers_ = registered;
     lay.huge_pages = huge;
-    laid = fio.run(lay);
+    laid = fio.run(lay, registered || huge);
     if (laid) return fio;
   }
   return std::unexpected(laid.error());
@@ -74,11 +74,11 @@ FioJob Fio::placed(FioJob job) const {
                     .depth = kDepthMax / kThreadsMax,
                     .threads = kThreadsMax,
                     .huge_pages = true};
-  job.huge_pages = run(most).has_value();
+  job.huge_pages = run(most, true).has_value();
   return job;
 }
 
-Result<std::string> Fio::output_of_run(const FioJob& job) const {
+Result<std::string> Fio::output_of_run(const FioJob& job, bool trial) const {
   const std::uint64_t part_bytes = std::min(file_bytes_, job.bytes) / job.threads / job.block_bytes * job.block_bytes;
   return output_of({program_,
                     "--name=reference",
@@ -101,12 +101,13 @@ Result<std::string> Fio::output_of_run(const FioJob& job) const {
                     "--norandommap",
                     "--randrepeat=0",
                     "--fallocate=none",
-                    "--output-format=json"});
+                    "--output-format=json"},
+                   trial);
 }
 
-Result<FioFigures> Fio::run(const FioJob& job) const {
+Result<FioFigures> Fio::run(const FioJob& job, bool trial) const {
   QueueSampler sampler(folder_.path());
-  const auto said = output_of_run(job);
+  const auto said = output_of_run(job, trial);
   FioFigures figures{.queue = sampler.stop()};
   if (!said && job.huge_pages)
     return fail(said.error().code, said.error().message +

@@ -40,7 +40,8 @@ class Fio {
   // locked, fio's buffers are not registered, then and in every run.
   static Result<Fio> prepare(const std::string& program, const std::filesystem::path& disk, std::uint64_t file_bytes);
 
-  Result<FioFigures> run(const FioJob& job) const;
+  // `trial`: what fio complains of is not shown, since something else is tried where it fails.
+  Result<FioFigures> run(const FioJob& job, bool trial = false) const;
   // The job with its buffers in huge pages, as the daemon has its tiers, where there are enough for any load just now,
   // and else in ordinary ones: for all runs of a row.
   FioJob placed(FioJob job) const;
@@ -54,7 +55,7 @@ class Fio {
   std::string described(const FioJob& job) const;
 
  private:
-  Result<std::string> output_of_run(const FioJob& job) const;
+  Result<std::string> output_of_run(const FioJob& job, bool trial) const;
 
   std::string program_;
   bool registered_buffers_ = true;
