@@ -39,9 +39,9 @@ double median_of(const std::vector<T>& from, Figure figure) {
 Count count_of(const QueueKept& queue) {
   const auto shown = [](double bytes) { return format_bytes(static_cast<std::uint64_t>(bytes)); };
   return {.name = fmt::format("times fio's share of the time with its median in the disk's queue, {} (here {} "
-                              "requests, of {}; fio's have {})",
-                              shown(queue.reference_bytes), queue.depth, shown(queue.request_bytes),
-                              shown(queue.reference_request_bytes)),
+                              "requests, of {}, and {:.3f} of the time; fio's have {}, and {:.3f})",
+                              shown(queue.reference_bytes), queue.depth, shown(queue.request_bytes), queue.of_time,
+                              shown(queue.reference_request_bytes), queue.reference_of_time),
           .value = queue.share,
           .limit = kAtDepth,
           .better = Better::kHigher};

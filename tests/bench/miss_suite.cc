@@ -93,6 +93,15 @@ Result<std::vector<double>> miss(Client& client, std::span<const Tensor> tensors
   return took;
 }
 
+Result<void> check_bytes(Client& client, std::span<const Tensor> tensors) {
+  for (std::uint64_t i = 0; i < tensors.size(); ++i) {
+    const auto lease = client.acquire(tensors[i], {.place = Place::device(0)});
+    if (!lease) return std::unexpected(lease.error());
+    if (const auto right = check(lease->bytes(), i, 1); !right) return right;
+  }
+  return {};
+}
+
 // The median of a miss's wake-ups, of this thread and of all of the daemon's. A thread that waits is counted when it
 // begins to, so that what a miss ends with may be counted with the next one.
 Result<double> count_wake_ups(Client& client, std::span<const Tensor> tensors, pid_t daemon) {
@@ -104,16 +113,8 @@ Result<double> count_wake_ups(Client& client, std::span<const Tensor> tensors, p
     const std::uint64_t after = waits();
     counts.push_back(static_cast<double>(after - std::exchange(before, after)));
   }
+  if (const auto right = check_bytes(client, tensors); !right) return std::unexpected(right.error());
   return median(std::move(counts));
-}
-
-Result<void> check_bytes(Client& client, std::span<const Tensor> tensors) {
-  for (std::uint64_t i = 0; i < tensors.size(); ++i) {
-    const auto lease = client.acquire(tensors[i], {.place = Place::device(0)});
-    if (!lease) return std::unexpected(lease.error());
-    if (const auto right = check(lease->bytes(), i, 1); !right) return right;
-  }
-  return {};
 }
 
 Result<std::vector<Tensor>> create(Client& client) {

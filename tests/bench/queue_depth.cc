@@ -113,11 +113,15 @@ QueueKept queue_kept(const std::vector<QueueSeen>& runs, const std::vector<Queue
   // Of a reference that is idle half of the time one request is asked for.
   const double middle = references.bytes[references.bytes.size() / 2];
   const double bytes = middle > 0 ? middle : references.request_bytes;
+  const double of_time = share_at(ours.bytes, bytes);
+  const double reference_of_time = share_at(references.bytes, bytes);
   return {.reference_bytes = bytes,
           .depth = ours.depths[ours.depths.size() / 2],
           .request_bytes = ours.request_bytes,
           .reference_request_bytes = references.request_bytes,
-          .share = std::min(1.0, share_at(ours.bytes, bytes) / share_at(references.bytes, bytes))};
+          .of_time = of_time,
+          .reference_of_time = reference_of_time,
+          .share = std::min(1.0, of_time / reference_of_time)};
 }
 
 }  // namespace terrace::bench

@@ -56,9 +56,10 @@ struct QueueKept {
   unsigned depth = 0;                  // our median, in requests
   double request_bytes = 0;            // of ours, on average
   double reference_request_bytes = 0;  // of the reference's
-  // How often ours had the reference's median or more, less 2 % for what an average says of a single request, of how
-  // often the reference had it; 1 at most.
-  double share = 0;
+  // How often each had the reference's median or more, less 2 % for what an average says of a single request.
+  double of_time = 0;
+  double reference_of_time = 0;
+  double share = 0;  // the one of the other; 1 at most
 };
 QueueKept queue_kept(const std::vector<QueueSeen>& runs, const std::vector<QueueSeen>& reference_runs);
 

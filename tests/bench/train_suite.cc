@@ -101,9 +101,7 @@ Result<std::vector<Trained>> train_in_turns(
     Bench& bench, const std::string& what, const Tiers& tiers, unsigned threads, int runs,
     const std::function<Result<void>(const Trained&)>& after = [](const Trained&) { return Result<void>(); }) {
   const int steps = bench.either(9, 2);  // of which the example leaves a third out
-  // What the very first run takes more than any after it is not to be taken off.
-  auto one = train(bench.settings(), tiers, threads, 1);
-  if (one && !bench.settings().quick) one = train(bench.settings(), tiers, threads, 1);
+  const auto one = train(bench.settings(), tiers, threads, 1);
   if (!one) return std::unexpected(one.error());
   std::vector<Trained> all;
   for (int run = 0; run < runs; ++run) {
@@ -267,6 +265,10 @@ Result<void> run_in_tiers(Bench& bench) {
 }
 
 Result<void> run(Bench& bench) {
+  // What the machine's first run takes more than any after it is no row's.
+  if (!bench.settings().quick)
+    if (const auto warmed = train(bench.settings(), kInDram, processors(), 1); !warmed)
+      return std::unexpected(warmed.error());
   if (const auto done = run_in_dram(bench); !done) return done;
   return run_in_tiers(bench);
 }

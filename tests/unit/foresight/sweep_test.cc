@@ -148,6 +148,20 @@ TEST(Sweep, WhatIsLateBeginsAheadOfItsUseWhereRoomIsLeftForThat) {
   EXPECT_EQ(early(50), 1.0);
 }
 
+TEST(Sweep, NothingComesBackBeforeItsOwnLateWriteBackIsOver) {
+  // 0 has 100 ns to go in and takes 300, so that it is out when it is used again. There is room from 300 on.
+  SweepUse dies = read(1, 2);
+  dies.dies = true;
+  Input input = input_of(100, 6, {written(0, 0), written(1, 2), dies, read(0, 4)}, {50, 100});
+  input.out = {kOneByteANs / 6, 0};
+  input.lead_ns = 10'000;
+  const auto result = sweep(input);
+  ASSERT_EQ(result.outs.size(), 1u);
+  EXPECT_GE(result.outs[0].when.end_ns, 400);
+  ASSERT_EQ(result.ins.size(), 1u);
+  EXPECT_GE(result.ins[0].from_ns, result.outs[0].when.end_ns);
+}
+
 TEST(Sweep, FetchesBeginEarlierWhereThereIsRoomButNeverBeforeWhatIsYetToBeBorn) {
   // 0 leaves for 1, which fills all until group 4; only then is there room for its return, due in group 9.
   SweepUse dies = read(1, 4);

@@ -194,6 +194,19 @@ TEST(Rehearsal, ACyclicSweepMovesWhatItMustAndLittleMore) {
   EXPECT_GE(static_cast<double>(demand[2].traffic.block_bytes[0]) / fewest, 2.2);
 }
 
+// Of a loop that memory's link bounds, and that is only read, the next comes while the trainer computes.
+TEST(Rehearsal, ALoopThatIsOnlyReadIsFetchedAhead) {
+  const Options options{.workload = loop(128, kBytes, microseconds(120), Place::kHost, false),
+                        .node = node_of(kBytes, 32 * kBytes, workload::kUnlimited, kSpeed)};
+  const auto planned = steps(options, 6);
+  ASSERT_EQ(planned.size(), 6u);
+  const double link_s = static_cast<double>(planned[5].traffic.block_bytes[0]) / static_cast<double>(kSpeed);
+  const double makespan_s = std::chrono::duration<double>(planned[5].makespan).count();
+  const double compute_s = std::chrono::duration<double>(planned[5].compute).count();
+  EXPECT_LE(makespan_s, link_s + compute_s / 3);
+  EXPECT_LE(planned[5].traffic.block_bytes[0], 102 * kBytes) << "of the 96 that have no room";
+}
+
 // 70 billion parameters on one GPU of 80 GB: in the optimizer's part of the step the link has more to do than there is
 // time for. What is used there soon is not moved so that what was just updated may stay.
 TEST(Rehearsal, WhereALinkBoundsTheOptimizerWhatItUsesSoonStays) {
