@@ -111,6 +111,18 @@ Result<void> warm(Populated& populated, std::size_t first = 0) {
   return {};
 }
 
+// That every tensor has its bytes still.
+Result<void> check_all(Populated& populated) {
+  const std::span<const Tensor> all(populated.tensors);
+  for (std::size_t at = 0; at < all.size(); at += kSet) {
+    const auto leases = populated.client->acquire(all.subspan(at, std::min(kSet, all.size() - at)));
+    if (!leases) return std::unexpected(leases.error());
+    for (const Lease& lease : *leases)
+      if (const auto right = check(lease.bytes(), lease.tensor().handle(), 1); !right) return right;
+  }
+  return {};
+}
+
 Result<Costs> cost(Populated& populated) {
   Client& client = *populated.client;
   const pid_t daemon = populated.daemon->pid();
@@ -253,6 +265,9 @@ Result<void> run_tensors(Bench& bench) {
     taken.many.push_back(*value);
     taken.few_again.push_back(*again);
   }
+  bench.say("scale: every tensor is checked");
+  for (Populated* populated : {&*many, &*few})
+    if (const auto right = check_all(*populated); !right) return right;
   add_costs(bench, taken, count);
   const double own = grown("");
   const double catalog = grown("terrace-catalog");
