@@ -2,12 +2,15 @@
 """Shows that two ranks of one daemon, under torchrun, train to the losses that they have without Terrace, bit for bit,
 also when one of them is killed and torchrun starts over; and that what cannot be offloaded is refused by name."""
 
+import contextlib
 import os
+import pathlib
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 import terrace.torch
@@ -19,28 +22,47 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 EXAMPLE = ROOT / "client/python/examples/two_ranks.py"
 BEGINS = re.compile(r"rank (\d) is process (\d+) and begins with step (\d+)")
+RUN_SECONDS = 2 * LIMIT_SECONDS
 STEPS = 16  # the kill comes after the second, long before the last
 SAYS = re.compile(r"step +(\d+)  loss (\S+)")
 
 
+def family(process):
+    """It and all that it has started, and they; without those that are gone."""
+    with contextlib.suppress(FileNotFoundError):
+        children = pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        return [process, *(each for child in children for each in family(int(child)))]
+    return []
+
+
 class Run:
-    """The example, as it runs: what it has said so far, and its end."""
+    """The example, as it runs: what it has said so far, and its end. One that takes longer than RUN_SECONDS is ended, and
+    its Python processes say where they were."""
 
     def __init__(self, folder, name, *options):
         self.process = subprocess.Popen(
             [sys.executable, "-B", str(EXAMPLE), "--steps", str(STEPS), "--blocks", "2", "--width", "96", "--batch", "1",
              "--memory", "12MiB", "--block", f"{folder}:512MiB", "--checkpoint", str(folder / name), *options],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, start_new_session=True,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONUNBUFFERED": "1"})
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONFAULTHANDLER": "1"})
         self.lines = []
+        self.limit = threading.Timer(RUN_SECONDS, self.abort)
+        self.limit.start()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        self.limit.cancel()
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGTERM)
         self.process.communicate(timeout=LIMIT_SECONDS)
+
+    def abort(self):
+        self.lines.append(f"took longer than {RUN_SECONDS} s\n")
+        for process in reversed(family(self.process.pid)):  # ranks before torchrun, which would start others
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGABRT)
 
     def until(self, pattern):
         """Reads on until a line matches; the match."""
