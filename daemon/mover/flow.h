@@ -45,6 +45,10 @@ struct Flow {
   // Of a transfer with these ends, along this path.
   static std::uint64_t chunk_bytes_of(std::uint64_t bytes, Path path, const Ends& ends);
 
+  // The CPU copies its chunks, or zeroes them, and nothing else happens to them.
+  bool by_cpu() const {
+    return (path == Path::kCopy || path == Path::kZero) && ends.from_gpu == nullptr && ends.to_gpu == nullptr;
+  }
   // Nothing of it is left to begin: all is under way, or it has failed.
   bool is_begun() const { return begun == chunks || !result; }
   bool can_begin() const { return !is_begun() && in_flight < in_flight_max(); }

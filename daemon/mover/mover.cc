@@ -29,6 +29,9 @@ namespace terrace::mover {
 namespace {
 
 constexpr unsigned kChunksMax = 1024;
+// Of what the CPU copies, for each copier: it has more to do whenever it asks, and what is more urgent and comes later
+// waits for no more than this. Copiers take what they are given in its order.
+constexpr std::uint64_t kCopyingBytesMax = 2 * kCopyChunkBytes;
 
 // Private memory of the daemon's own, zero until written, backed where touched.
 Result<AddressRange> own_memory(std::uint64_t bytes, int protection) {
@@ -68,6 +71,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   struct Place {
     Chunk chunk;
     Flow* flow;
+    std::uint64_t copying_bytes = 0;  // of a chunk that the CPU copies
   };
 
   // The GPUs' streams have something to collect.
@@ -86,6 +90,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   std::byte* address(const tier::Location& location, std::uint64_t bytes) const;
   Flow& free_flow();
   std::deque<Flow*>& queue_of(const Flow& flow) { return waiting_[static_cast<std::size_t>(flow.transfer.urgency)]; }
+  bool may_begin(const Flow& flow) const;
   Flow* next_flow();
   void pump();
   void begin_chunk(Flow& flow);
@@ -114,6 +119,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   std::vector<Flow*> free_flows_;
   std::array<std::deque<Flow*>, kClasses> waiting_;  // what has chunks left to begin, first come first
   std::size_t flows_in_flight_ = 0;
+  std::uint64_t copying_bytes_ = 0;  // of all places
   SegmentJobs segments_;
   std::vector<TransferDone> done_;
   bool pumping_ = false;
@@ -307,12 +313,16 @@ std::vector<SegmentDone> ChunkMover::take_segments() {
   return done;
 }
 
+bool ChunkMover::may_begin(const Flow& flow) const {
+  return flow.can_begin() && (!flow.by_cpu() || copying_bytes_ < kCopyingBytesMax * workers_.copiers());
+}
+
 // What nobody waits for leaves half of the chunks to others: workers take what comes in its order.
 Flow* ChunkMover::next_flow() {
   for (const auto& queue : waiting_) {
     const bool for_nobody = &queue == &waiting_[static_cast<std::size_t>(Class::kCleaning)];
     if (for_nobody && places_.size() > 1 && free_places_.size() <= places_.size() / 2) continue;
-    const auto found = std::find_if(queue.begin(), queue.end(), [](const Flow* flow) { return flow->can_begin(); });
+    const auto found = std::find_if(queue.begin(), queue.end(), [this](const Flow* flow) { return may_begin(*flow); });
     if (found != queue.end()) return *found;
   }
   return nullptr;
@@ -336,6 +346,8 @@ void ChunkMover::begin_chunk(Flow& flow) {
   place.flow = &flow;
   const ChunkWork work = flow.begin_chunk(zeros_.data());
   if (flow.is_begun()) std::erase(queue_of(flow), &flow);
+  place.copying_bytes = flow.by_cpu() ? work.bytes : 0;
+  copying_bytes_ += place.copying_bytes;
   place.chunk.start(work);
 }
 
@@ -343,6 +355,7 @@ void ChunkMover::chunk_done(Chunk& chunk, Result<void> result) {
   Place& place = *places_[chunk.index()];
   Flow& flow = *std::exchange(place.flow, nullptr);
   free_places_.push_back(&place);
+  copying_bytes_ -= place.copying_bytes;
   --flow.in_flight;
   if (!result && flow.result) {
     if (!flow.is_begun()) std::erase(queue_of(flow), &flow);

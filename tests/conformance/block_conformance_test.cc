@@ -265,5 +265,26 @@ TEST_F(BlockConformance, UrgentTransfersGoFirst) {
   EXPECT_EQ(ended.front(), urgent.id);
 }
 
+// The only copier takes what it is given in its order: it is given little at a time.
+TEST_F(BlockConformance, UrgentCopiesDoNotWaitForAllThatWasBegunBefore) {
+  Rig rig({.copiers = 1});
+  std::vector<mover::Transfer> copies;
+  for (const std::uint64_t bytes : {16 * kMiB, 16 * kMiB, 4 * kMiB}) {
+    copies.push_back(copy(rig.random_source(bytes), rig.place(kDevice, bytes), bytes));
+    copies.back().id = rig.next_id();
+  }
+  Plug plug;
+  rig.workers->submit(plug, mover::Workers::Lane::kCopy);
+  copies[0].urgency = copies[1].urgency = mover::Class::kCleaning;
+  for (const mover::Transfer& each : copies) rig.mover->start(each);
+  plug.let_go();
+  std::vector<TransferId> ended;
+  while (ended.size() < 3) {
+    must(rig.ring->run_once(std::chrono::milliseconds(100)));
+    for (const auto& done : rig.mover->take_transfers()) ended.push_back(done.id);
+  }
+  EXPECT_EQ(ended.front(), copies[2].id);
+}
+
 }  // namespace
 }  // namespace terrace::conformance
