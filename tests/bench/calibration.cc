@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/bytes.h"
+#include "bench/live_trainer.h"
 #include "bench/tensor_set.h"
 
 namespace terrace::bench {
@@ -18,9 +19,11 @@ using workload::LinkSpeed;
 
 constexpr std::uint64_t kLargeBytes = 4 * kMiB;
 constexpr std::uint64_t kSmallBytes = 256 * kKiB;
-constexpr int kSmallMoves = 20;  // in a round, and of requests
-constexpr std::chrono::milliseconds kPause{
-    1};  // before each: the daemon has gone to sleep, as between a trainer's runs
+constexpr int kSmallMoves = 20;  // in a round
+// Before each, and between requests: the daemon has gone to sleep, as between a trainer's runs.
+constexpr std::chrono::milliseconds kPause{1};
+constexpr Duration kComputing = kPause;
+constexpr int kWarmSteps = 2;  // in which the tier is touched for the first time
 // Two directions at once that are at least so much of the two alone do not slow each other down.
 constexpr double kIndependent = 0.95;
 
@@ -155,16 +158,35 @@ class LinkUnderTest {
   std::vector<TensorSet> sets_;
 };
 
-// Seconds of a request that moves nothing.
-Result<double> request_time(Client& client) {
-  const auto set = TensorSet::make(client, {"asked for", 1, kPageBytes});
-  if (!set) return std::unexpected(set.error());
+// A trainer's step that moves nothing: each run's tensor is born in it, and dead after it.
+workload::Workload births(std::size_t runs) {
+  workload::Workload made{.name = "births", .source = "calibration", .tensors = {}, .runs = {}, .steps = {}};
+  for (std::size_t at = 0; at < runs; ++at) {
+    const auto tensor = static_cast<workload::TensorId>(at);
+    made.tensors.push_back({.bytes = kSmallBytes, .tensor_class = workload::Class::kAct});
+    made.runs.push_back({.name = "birth", .compute = kComputing, .read = {}, .write = {tensor}, .free = {tensor}});
+  }
+  made.steps.push_back({.kind = workload::StepKind::kTrain, .end = runs});
+  return made;
+}
+
+// Seconds of a request as a trainer asks between two pieces of compute: for room, and to give it up. In a session of
+// its own, which marks steps.
+Result<double> request_time(const Bench& bench, const PrivateDaemon& daemon) {
+  bench.say("requests that move nothing");
+  auto client = daemon.connect();
+  if (!client) return std::unexpected(client.error());
+  const auto runs = bench.either<std::size_t>(256, 16);
+  const workload::Workload workload = births(runs);
+  auto trainer = LiveTrainer::make(*client, workload, Touch::kSamples);
+  if (!trainer) return std::unexpected(trainer.error());
   std::vector<double> took;
-  for (int i = 0; i < kSmallMoves; ++i) {
-    std::this_thread::sleep_for(kPause);
-    const auto begin = std::chrono::steady_clock::now();
-    if (const auto dropped = client.dont_need(set->tensors()); !dropped) return std::unexpected(dropped.error());
-    took.push_back(seconds_since(begin));
+  for (int i = 0; i < kWarmSteps + bench.rounds(); ++i) {
+    const auto step = trainer->step();
+    if (!step) return std::unexpected(step.error());
+    if (i < kWarmSteps) continue;
+    const std::chrono::duration<double> asking = step->makespan - step->compute;
+    took.push_back(asking.count() / static_cast<double>(2 * runs));
   }
   return median(std::move(took));
 }
@@ -176,10 +198,10 @@ Result<workload::Node> calibrate(const Bench& bench) {
   auto daemon = bench.start_daemon(
       {.device_bytes = bytes(2 * kGiB), .memory_bytes = bytes(3 * kGiB), .block_bytes = bytes(kCalibrationDiskBytes)});
   if (!daemon) return std::unexpected(daemon.error());
+  const auto request = request_time(bench, *daemon);
+  if (!request) return std::unexpected(request.error());
   auto client = daemon->connect();
   if (!client) return std::unexpected(client.error());
-  const auto request = request_time(*client);
-  if (!request) return std::unexpected(request.error());
   workload::Node node;
   node.name = "this machine";
   node.request_latency = std::chrono::round<Duration>(std::chrono::duration<double>(*request));

@@ -5,11 +5,26 @@
 
 #include <sstream>
 
+#include "base/bytes.h"
 #include "rehearsal/rehearsal.h"
 #include "workload/node_file.h"
 
 namespace terrace::bench {
 namespace {
+
+// Leases nearly all of a tier at once, and gives it back. A session's memory is zeroed when the session comes to have
+// it, which takes many times as long as to copy into it, and would be in the first steps that need it.
+Result<void> touch(Client& client, Place place, std::uint64_t capacity) {
+  constexpr std::uint64_t kPieces = 128;  // of the tier, of which a sixteenth is left alone
+  std::vector<TensorSpec> specs;
+  for (std::uint64_t i = 0; i < kPieces * 15 / 16 && capacity > kPieces * kPageBytes; ++i)
+    specs.push_back({.name = fmt::format("touched {}", i), .bytes = capacity / kPieces / kPageBytes * kPageBytes});
+  const auto pieces = client.create(specs);
+  if (!pieces) return std::unexpected(pieces.error());
+  if (const auto leases = client.acquire(*pieces, {.place = place, .mode = Mode::kOverwrite}); !leases)
+    return std::unexpected(leases.error());
+  return client.destroy(*pieces);
+}
 
 Result<std::vector<LiveStep>> measure(const Bench& bench, const Replay& what) {
   std::ostringstream links;
@@ -22,6 +37,10 @@ Result<std::vector<LiveStep>> measure(const Bench& bench, const Replay& what) {
   if (!daemon) return std::unexpected(daemon.error());
   auto client = daemon->connect();
   if (!client) return std::unexpected(client.error());
+  bench.say("memory is touched");
+  for (const auto& [place, capacity] :
+       {std::pair(Place::host(), what.node.host_bytes), std::pair(Place::device(0), what.node.hbm_bytes)})
+    if (const auto touched = touch(*client, place, capacity); !touched) return std::unexpected(touched.error());
   auto trainer = LiveTrainer::make(*client, what.workload, what.touch);
   if (!trainer) return std::unexpected(trainer.error());
   std::vector<LiveStep> steps;
