@@ -12,6 +12,7 @@
 #include "bench/bench.h"
 #include "bench/fio.h"
 #include "bench/tensor_set.h"
+#include "bench/through_memory.h"
 
 namespace terrace::bench {
 
@@ -57,21 +58,20 @@ class BlockRig {
 Result<void> bring(Client& client, std::span<const Tensor> tensors, std::size_t together, std::size_t outstanding,
                    Place place = Place::host());
 
-// What a row's speed is of fio's where fio, too, has its bytes in memory that no cache holds.
+// What a row's speed is of the reference's job in memory that no cache holds, as what is measured has.
 class BesideMoreMemory {
  public:
   // `best`: what the row's reference is.
-  BesideMoreMemory(const Fio& fio, const FioJob& best) : fio_(fio), best_(best), more_(in_more_memory(best)) {}
+  BesideMoreMemory(const Fio& fio, const FioJob& best);
 
   // Call before each measurement of the reference, of which a round has two: before the first it is measured.
   void measure();
-  // Without a limit, since a clock took it. None where fio could not be run so in each of `rounds`.
+  // Without a limit, since a clock took it. None where it could not be run so in each of `rounds`.
   std::optional<Count> count(double gib_per_second, std::size_t rounds) const;
 
  private:
-  const Fio& fio_;
   FioJob best_;
-  FioJob more_;
+  std::optional<ThroughMemory> more_;  // none where it cannot be had, or is no more than the reference has
   std::size_t calls_ = 0;
   std::vector<double> gib_per_second_;
 };

@@ -26,7 +26,6 @@ constexpr Load kLoads[] = {{4, 1},  {8, 1},  {4, 2}, {16, 1}, {8, 2},  {4, 4},
 constexpr unsigned kDepthMax = 64;
 constexpr unsigned kThreadsMax = 4;
 constexpr double kAsGood = 0.98;
-constexpr std::uint64_t kMoreMemoryMax = 512ull << 20;
 constexpr unsigned kSearchSecondsMax = 2;  // a run: on a slow disk all of them are to take minutes
 
 const char* word(Pattern pattern) {
@@ -82,7 +81,7 @@ Result<std::string> Fio::output_of_run(const FioJob& job, bool trial) const {
   const std::uint64_t part_bytes = std::min(file_bytes_, job.bytes) / job.threads / job.block_bytes * job.block_bytes;
   return output_of({program_,
                     "--name=reference",
-                    fmt::format("--filename={}", (folder_.path() / "file").string()),
+                    fmt::format("--filename={}", file().string()),
                     fmt::format("--rw={}", word(job.pattern)),
                     fmt::format("--bs={}", job.block_bytes),
                     fmt::format("--size={}", part_bytes),
@@ -164,11 +163,6 @@ Result<FioJob> Fio::at_its_best(const FioJob& job, int rounds,
   tried.threads = best.threads;
   tried.seconds_max = job.seconds_max;
   return tried;
-}
-
-FioJob in_more_memory(FioJob job) {
-  job.depth = static_cast<unsigned>(std::min(job.bytes, kMoreMemoryMax) / job.block_bytes / job.threads);
-  return job;
 }
 
 std::size_t first_of_the_best(std::span<const double> speeds) {

@@ -51,6 +51,8 @@ class Fio {
   // load.
   Result<FioJob> at_its_best(const FioJob& job, int rounds, const std::function<void(const std::string&)>& say) const;
 
+  // The file that all runs are on.
+  std::filesystem::path file() const { return folder_.path() / "file"; }
   // What a row says of its reference: the job, and what this machine denies it.
   std::string described(const FioJob& job) const;
 
@@ -65,10 +67,6 @@ class Fio {
 
 // The memory of its buffers.
 constexpr std::uint64_t goes_round(const FioJob& job) { return job.block_bytes * job.depth * job.threads; }
-// The job with as much memory as it moves, but 512 MiB at most. fio has as many buffers as its depth and goes round
-// them, so that at its best depth caches may hold all of them. A deeper one has more, and what the disk does not take
-// at a time waits in the kernel.
-FioJob in_more_memory(FioJob job);
 
 // Of loads that were tried in this order: the first that is at most 2 % slower than the fastest.
 std::size_t first_of_the_best(std::span<const double> speeds);

@@ -27,15 +27,5 @@ TEST(FioLoads, AreTriedUntilTwoDepthsGiveNoMore) {
   EXPECT_TRUE(over({3.0, 3.3, 3.2, 3.3, 3.3, 3.3, 3.3}));
 }
 
-TEST(FioLoads, GoRoundAsMuchMemoryAsTheyMove) {
-  const FioJob job{.block_bytes = 1 << 20, .bytes = 256 << 20, .depth = 8, .threads = 2};
-  EXPECT_EQ(goes_round(job), 16u << 20);
-  EXPECT_EQ(goes_round(in_more_memory(job)), 256u << 20);
-  EXPECT_EQ(in_more_memory(job).depth, 128u);
-  FioJob large = job;
-  large.bytes = 4ull << 30;
-  EXPECT_EQ(goes_round(in_more_memory(large)), 512u << 20);
-}
-
 }  // namespace
 }  // namespace terrace::bench
