@@ -78,6 +78,7 @@ std::shared_ptr<Call> Calls::try_submit(const Question& question) {
   call->mode = question.mode;
   call->place = question.place;
   call->value = question.value;
+  call->flags = question.flags;
   call->handles.assign(question.handles.begin(), question.handles.end());
   call->records.assign(question.records.begin(), question.records.end());
   call->block = *block;
@@ -113,7 +114,7 @@ bool Calls::push(Call& call, std::chrono::nanoseconds timeout) {
                          .block_bytes = call.block.bytes,
                          .timeout_ns = static_cast<std::uint64_t>(std::max<std::int64_t>(timeout.count(), 0)),
                          .value = call.value,
-                         .flags = call.submitted ? shm::kResubmitted : 0});
+                         .flags = call.flags | (call.submitted ? shm::kResubmitted : 0)});
   if (!pushed) break_off(pushed.error());
   if (!pushed || !*pushed) return false;
   call.submitted = true;

@@ -31,6 +31,7 @@ struct Question {
   shm::Mode mode = shm::Mode::kRead;
   std::uint32_t place = 0;
   std::uint64_t value = 0;
+  std::uint64_t flags = 0;  // of shm::Submission, but for kResubmitted
   std::chrono::nanoseconds timeout{};
   std::span<const std::uint64_t> handles{};
   std::span<const shm::CreateRecord> records{};
@@ -45,6 +46,7 @@ struct Call {
   shm::Mode mode{};
   std::uint32_t place = 0;
   std::uint64_t value = 0;
+  std::uint64_t flags = 0;
   std::vector<std::uint64_t> handles;      // of the question; of the answer to a create
   std::vector<shm::CreateRecord> records;  // of a create
   Arena::Block block;

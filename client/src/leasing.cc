@@ -65,7 +65,7 @@ Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options
   if (!owns(tensor)) return std::unexpected(handles_of(set).error());
   switch (try_fast(tensor.handle(), options)) {
     case shm::Outcome::kDone:
-      log_access(serial_, region_, slot_of(tensor.handle()), wire(options.mode));
+      if (!options.passing) log_access(serial_, region_, slot_of(tensor.handle()), wire(options.mode));
       return make_lease(tensor, options);
     case shm::Outcome::kStale:
       return destroyed(tensor);
@@ -117,6 +117,7 @@ Result<std::shared_ptr<Call>> Session::submit_acquire(std::span<const Tensor> te
   return submit({.operation = shm::Operation::kAcquire,
                  .mode = wire(options.mode),
                  .place = options.place.number(),
+                 .flags = options.passing ? shm::kPassing : 0,
                  .timeout = options.timeout,
                  .handles = *handles,
                  .waits_for_room = waits_for_room});
@@ -150,6 +151,7 @@ Result<bool> Session::try_fast_set(std::span<const Tensor> tensors, const LeaseO
   shm::Outcome outcome = shm::Outcome::kDone;
   while (taken < handles->size() && (outcome = try_fast((*handles)[taken], options)) == shm::Outcome::kDone) ++taken;
   if (taken == handles->size()) {
+    if (options.passing) return true;
     for (const std::uint64_t handle : *handles) log_access(serial_, region_, slot_of(handle), wire(options.mode));
     return true;
   }

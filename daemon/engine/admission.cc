@@ -9,7 +9,11 @@
 namespace terrace::engine {
 
 void EngineImpl::on(const Request& request, Acquire&& body) {
+  if (body.passing && body.mode != shm::Mode::kRead)
+    return answer(request.id, fail(ErrorCode::kInvalidArgument,
+                                   "a lease to write is a use, and not passing: ask for one to read, or leave it out"));
   Admission admission;
+  admission.passing = body.passing;
   admission.kind = Admission::Kind::kAcquire;
   admission.mode = body.mode;
   admission.place = body.place;

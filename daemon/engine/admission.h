@@ -49,6 +49,7 @@ struct Admission {
   std::uint64_t fetched = 0;        // tensors that had to be brought
   std::uint64_t missing_bytes = 0;  // that it lacked in the tier when it was last looked at
   bool waited = false;
+  bool passing = false;     // kAcquire: as in Acquire
   bool planned = false;     // kPrefetch: by a plan, not by a hint
   bool late = false;        // kPrefetch: somebody waits for what it brings
   bool revoked = false;     // kPrefetch: it was taken back while it was on its way, and goes once it is there

@@ -69,6 +69,7 @@ void EngineImpl::grant(Session& session, Admission& admission) {
     settle_granted(session, admission, slot);
     const Tensor& tensor = session.at(slot);
     located.tensors.push_back(placement(tensor, level));
+    if (admission.passing) continue;
     if (tiers_[admission.tier].mapped() && !admission.is(Admission::Kind::kPrefetch))
       session.places[admission.tier]->policy->used(slot, now_);
     if (!admission.is(Admission::Kind::kAcquire)) continue;

@@ -68,6 +68,7 @@ struct Acquire {
   std::uint32_t place = 0;
   shm::Mode mode = shm::Mode::kRead;
   std::vector<Handle> tensors;
+  bool passing = false;  // to read, and no use: nothing is learned from it, and no copy stays longer for it
 };  // -> Located
 struct Release {
   shm::Mode mode = shm::Mode::kRead;

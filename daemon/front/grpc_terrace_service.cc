@@ -164,8 +164,9 @@ TerraceService::Unary* TerraceService::Acquire(Context* context, const v1::Acqui
     return submit(*context, request->token(), std::unexpected(!body ? body.error() : mode.error()), nothing);
   auto& set = std::get<engine::Move>(*body);
   const std::vector<Handle> handles = set.tensors;
-  return submit(*context, request->token(), engine::Acquire{set.place, *mode, std::move(set.tensors)},
-                located(response), [mode = *mode, handles] { return engine::Release{mode, handles}; });
+  return submit(*context, request->token(),
+                engine::Acquire{set.place, *mode, std::move(set.tensors), request->passing()}, located(response),
+                [mode = *mode, handles] { return engine::Release{mode, handles}; });
 }
 
 TerraceService::Unary* TerraceService::Release(Context* context, const v1::ReleaseRequest* request,

@@ -125,7 +125,8 @@ Result<engine::Body> to_request(const shm::Submission& submission, std::span<con
     case Operation::kAcquire: {
       const auto mode = to_mode(submission);
       if (!mode) return std::unexpected(mode.error());
-      return engine::Acquire{submission.place, *mode, std::move(tensors)};
+      const bool passing = (submission.flags & shm::kPassing) != 0;
+      return engine::Acquire{submission.place, *mode, std::move(tensors), passing};
     }
     case Operation::kMove:
       return engine::Move{submission.place, std::move(tensors)};

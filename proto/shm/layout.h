@@ -71,6 +71,9 @@ static_assert(DeclaredValue::unpack(DeclaredValue{2, 70'000, 4'000'000'000}.pack
 // out already; nothing is carried out twice, and the answer is what is true now: a delete of what is gone, an unpin of
 // what is not pinned and a step mark that was counted are done.
 inline constexpr std::uint64_t kResubmitted = 1;
+// Of an acquire to read: it is no use, as when a checkpoint is written. A daemon that does not know it takes it for
+// one.
+inline constexpr std::uint64_t kPassing = 2;
 
 struct Submission {
   std::uint64_t id = 0;  // the client's, echoed in the completion
@@ -82,7 +85,7 @@ struct Submission {
   std::uint64_t block_bytes = 0;
   std::uint64_t timeout_ns = 0;  // from the daemon's receipt; 0: answer at once or fail
   std::uint64_t value = 0;
-  std::uint64_t flags = 0;  // kResubmitted, or 0
+  std::uint64_t flags = 0;  // of kResubmitted and kPassing
 };
 static_assert(sizeof(Submission) == 64);
 

@@ -102,6 +102,23 @@ def test_a_file_is_written_a_tensor_at_a_time(disk):
         assert train(model, optimizer, recipe, begin=3) == train(plain, plain_optimizer, recipe, begin=3)
 
 
+def test_saving_is_no_use_that_the_daemon_learns_from(disk):
+    """Steps of 17 MiB through 4, planned for by the daemon, and a checkpoint between two of them."""
+    recipe = Recipe(width=96, blocks=10)
+    with terrace.serve("4MiB", block=f"{disk}:128MiB") as client:
+        model, optimizer = terrace.torch.offload(*build(recipe), client=client)
+        train(model, optimizer, recipe)
+
+        def uses():
+            return [metric(client, "terrace_plan_uses_total", outcome=outcome) for outcome in ("foreseen", "stray")]
+
+        before = uses()
+        assert before[0] > 0
+        terrace.torch.save(disk / "model.safetensors", model, optimizer)
+        torch.save(model.state_dict(), disk / "model.pt")
+        assert uses() == before
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_saving_leaves_in_memory_what_others_use(disk):
     """Half of 4 MiB of memory is in use; a model of 16 MiB that lives below is saved, in each way that streams."""

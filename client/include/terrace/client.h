@@ -78,6 +78,9 @@ struct LeaseOptions {
   // A read lease at the tensor's writable address, for consumers that cannot keep read-only memory apart (torch). It
   // is still a read lease: what is written through it may be lost.
   bool writable_view = false;
+  // A read that says nothing of what the trainer uses, as one for a checkpoint: the daemon neither learns from it nor
+  // keeps for it what else would go. kInvalidArgument with another mode.
+  bool passing = false;
 };
 
 // A place as the daemon offers it to this session.

@@ -159,14 +159,19 @@ class ComingLeases {
   std::optional<Pending<std::vector<Lease>>> pending_;
 };
 
-LeaseOptions options_of(const std::string& mode, const std::string& place, double timeout, bool writable_view) {
-  return {
-      .place = place_of(place), .mode = mode_of(mode), .timeout = duration(timeout), .writable_view = writable_view};
+LeaseOptions options_of(const std::string& mode, const std::string& place, double timeout, bool writable_view,
+                        bool passing = false) {
+  return {.place = place_of(place),
+          .mode = mode_of(mode),
+          .timeout = duration(timeout),
+          .writable_view = writable_view,
+          .passing = passing};
 }
 
 std::vector<HeldLease> lease(const std::shared_ptr<Connection>& connection, const std::vector<Tensor>& tensors,
-                             const std::string& mode, const std::string& place, double timeout, bool writable_view) {
-  return ComingLeases(connection, tensors, options_of(mode, place, timeout, writable_view)).take();
+                             const std::string& mode, const std::string& place, double timeout, bool writable_view,
+                             bool passing = false) {
+  return ComingLeases(connection, tensors, options_of(mode, place, timeout, writable_view, passing)).take();
 }
 
 // What was said to the daemon, and is not answered yet.
@@ -372,10 +377,10 @@ void bind_client(nb::module_& module) {
           .def(
               "_acquire",
               [](Session& self, const Tensors& tensors, const std::string& mode, const std::string& place,
-                 double timeout, bool writable_view) {
-                return lease(self.connection, plain(tensors), mode, place, timeout, writable_view);
+                 double timeout, bool writable_view, bool passing) {
+                return lease(self.connection, plain(tensors), mode, place, timeout, writable_view, passing);
               },
-              "tensors"_a, "mode"_a, "place"_a, "timeout"_a, "writable_view"_a)
+              "tensors"_a, "mode"_a, "place"_a, "timeout"_a, "writable_view"_a, "passing"_a = false)
           .def(
               "_acquire_later",
               [](Session& self, const Tensors& tensors, const std::string& mode, const std::string& place,

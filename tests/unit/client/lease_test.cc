@@ -61,6 +61,21 @@ TEST_F(Leases, OfWhatIsThereAskNobody) {
   EXPECT_TRUE(lease->bytes().empty());
 }
 
+TEST_F(Leases, InPassingAreNotLogged) {
+  daemon_.publish(3, kResident, 0);
+  const auto logged = [&] {
+    std::uint64_t entries = 0;
+    for (std::uint32_t log = 0; log < shm::kLogCount; ++log) entries += daemon_.region().log_index(log).tail.load();
+    return entries;
+  };
+  EXPECT_TRUE(client_.acquire(tensor_, {.passing = true}));
+  EXPECT_TRUE(client_.acquire(std::span(&tensor_, 1), {.passing = true}));
+  EXPECT_EQ(logged(), 0u);
+  EXPECT_TRUE(client_.acquire(tensor_));
+  EXPECT_TRUE(client_.acquire(std::span(&tensor_, 1)));
+  EXPECT_EQ(logged(), 2u);
+}
+
 TEST_F(Leases, ToReadCannotBeWrittenThrough) {
   daemon_.publish(3, kResident, 0);
   const Result<Lease> read = client_.acquire(tensor_);

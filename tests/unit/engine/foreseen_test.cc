@@ -21,6 +21,26 @@ TEST(Foreseen, UsesOfThePlanAreMatchedAndOthersStray) {
   EXPECT_EQ(planned.session().strayed, 1u);
 }
 
+// Two are there, and the one between them has to be fetched.
+TEST(Foreseen, WhatIsReadInPassingIsNoUse) {
+  Planned planned;
+  planned.mark_step();
+  planned.read(0);
+  planned.read(2);
+  planned.plan(planned.plan_of({0, 1, 2}));
+  const auto reply = planned.harness.ask(
+      planned.client.id,
+      Acquire{kDevice, shm::Mode::kRead, {planned.tensors[0], planned.tensors[1], planned.tensors[2]}, true});
+  ASSERT_TRUE(reply);
+  EXPECT_TRUE(planned.is_in_device(1));
+  EXPECT_EQ(planned.session().matched, 0u);
+  EXPECT_EQ(planned.session().strayed, 0u);
+  const auto writes =
+      planned.harness.ask(planned.client.id, Acquire{kDevice, shm::Mode::kWrite, {planned.tensors[0]}, true});
+  ASSERT_FALSE(writes);
+  EXPECT_EQ(writes.error().code, ErrorCode::kInvalidArgument);
+}
+
 TEST(Foreseen, TheStatusSaysHowSureItIs) {
   Planned planned;
   planned.mark_step();

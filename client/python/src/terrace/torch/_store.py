@@ -172,8 +172,9 @@ class Store:
 
     def _acquire(self, slots: list[Slot], mode: str, noted: bool) -> list[Lease]:
         begin = time.perf_counter()
+        passing = not noted and mode == "read"
         try:
-            leases = self.client._acquire([slot.tensor for slot in slots], mode, self.place, self.timeout, True)
+            leases = self.client._acquire([slot.tensor for slot in slots], mode, self.place, self.timeout, True, passing)
         except Error as error:
             error.add_note(f"terrace.torch leased {sum(slot.nbytes for slot in slots)} bytes of "
                            f"{', '.join(slot.name for slot in slots[:4])}{', ...' if len(slots) > 4 else ''}; "
