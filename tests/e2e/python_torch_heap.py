@@ -33,10 +33,39 @@ with terrace.serve("8MiB", block=f"{sys.argv[1]}:128MiB", metrics=False) as clie
     print(own() - before, moving.moved_bytes)
 """
 
+# Prints by how much the process has grown once a model of tensors of several sizes is built, and the model's bytes.
+BUILDS = """
+import pathlib, sys
+import terrace.torch
+from torch import nn
 
-def grown(folder, **environment):
+def own():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
+
+def block(width):
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width), nn.LayerNorm(width),
+                         nn.Linear(width, 4 * width), nn.Linear(4 * width, width))
+
+with terrace.serve("16MiB", block=f"{sys.argv[1]}:256MiB", metrics=False) as client:
+    with terrace.torch.init(client=client, tensor_bytes_min=1):
+        model = nn.ModuleList(block(256) for _ in range(2))
+        before = own()
+        model.extend(block(256) for _ in range(32))
+    print(own() - before, sum(parameter.nbytes for parameter in model.parameters()))
+"""
+
+
+def tunables():
+    """What docs/training.md has a process start with."""
+    page = pathlib.Path(__file__).parents[2] / "docs/training.md"
+    ((name, value),) = re.findall(r"^(GLIBC_TUNABLES)=(\S+) python ", page.read_text(), re.MULTILINE)
+    return {name: value}
+
+
+def grown(folder, program=None, **environment):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    ended = run_program(GROWS, str(folder), env=kept | environment)
+    ended = run_program(program or GROWS, str(folder), env=kept | environment)
     assert ended.returncode == 0, ended.stderr
     return [int(word) for word in ended.stdout.split()]
 
@@ -49,11 +78,16 @@ def test_what_went_to_terrace_leaves_the_process(disk):
 
 @pytest.mark.skipif(platform.libc_ver() != ("glibc", "2.36"), reason="said of this version alone")
 def test_started_so_that_the_heap_finds_what_was_freed(disk):
-    page = pathlib.Path(__file__).parents[2] / "docs/training.md"
-    ((name, value),) = re.findall(r"^(GLIBC_TUNABLES)=(\S+) python ", page.read_text(), re.MULTILINE)
-    here, there = grown(disk, **{name: value})
+    here, there = grown(disk, **tunables())
     assert there > 32 << 20
     assert here < there // 2
+
+
+@pytest.mark.parametrize("environment", [{}, tunables()], ids=["as it comes", "with the page's tunables"])
+def test_a_model_of_several_sizes_leaves_the_process_while_it_is_built(disk, environment):
+    here, there = grown(disk, BUILDS, **environment)
+    assert there > 64 << 20
+    assert here < there // 4
 
 
 @pytest.mark.parametrize("environment", [{"MALLOC_ARENA_MAX": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}])

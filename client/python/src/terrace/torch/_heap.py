@@ -15,6 +15,7 @@ import ctypes
 import functools
 import os
 
+_library = ctypes.CDLL(None)
 MAPPED_BYTES_MIN = 256 << 10
 TRIMMED_BYTES_MIN = 8 << 20
 _M_TRIM_THRESHOLD = -1
@@ -27,6 +28,16 @@ def give_back_freed_memory() -> bool:
     environment has set how it allocates (MALLOC_*, GLIBC_TUNABLES)."""
     if any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(_library, "mallopt", None)
     return mallopt is not None and bool(mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
                                         and mallopt(_M_TRIM_THRESHOLD, TRIMMED_BYTES_MIN))
+
+
+def give_back_free_pages() -> None:
+    """Gives the whole pages of what is free in the heap back to the system, however the environment has it allocate
+    (malloc_trim(3); another C library than glibc has none). What small things that last have come to lie in, is no hole
+    any more that a tensor of the size before fits: where tensors of several sizes come and go, the heap grows by them.
+    """
+    trim = getattr(_library, "malloc_trim", None)
+    if trim is not None:
+        trim(0)

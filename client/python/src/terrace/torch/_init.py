@@ -17,6 +17,7 @@ from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import InvalidArgument
 from ._default_client import client_for
+from ._heap import give_back_free_pages
 from ._lazy import OffloadedParameter, tell_of_copies
 from ._parameters import ManagedParameter
 from ._refusals import alone, check_place
@@ -44,6 +45,7 @@ class Building:
         self._waiting: dict[int, tuple[weakref.ref[nn.Parameter], str, int]] = {}  # by id, the oldest first
         self._aside: list[tuple[weakref.ref[nn.Parameter], str]] = []  # something else showed their memory
         self._bytes = 0  # that wait
+        self._left_bytes = 0  # what was moved has left so much in the heap, since its pages were given back
         self._moved = 0  # since those that are gone were looked for
 
     def note(self, parameter: nn.Parameter, name: str) -> None:
@@ -69,6 +71,7 @@ class Building:
         for reference, name in aside:
             self._move(reference(), name)
         self._forget_gone()
+        give_back_free_pages()
 
     def take_back(self, managed: ManagedParameter, value: torch.Tensor) -> None:
         """The parameter becomes an ordinary one again, with other data: it was cast."""
@@ -96,6 +99,10 @@ class Building:
         managed.move_in()
         managed.building = self
         parameter.terrace = managed  # type: ignore[attr-defined]
+        self._left_bytes += slot.nbytes
+        if self._left_bytes > self._waiting_bytes_max:
+            self._left_bytes = 0
+            give_back_free_pages()
         self._moved += 1
         if 2 * self._moved > len(self.store.slots):
             self._forget_gone()

@@ -19,6 +19,7 @@ from ._ddp import check_running
 from ._frozen import Frozen
 from ._fsdp import groups_of
 from ._gradients import Gradient, Room
+from ._heap import give_back_free_pages
 from ._init import Building, built, client_of
 from ._lazy import OffloadedParameter
 from ._locals import is_split, local_of
@@ -283,6 +284,7 @@ def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], s
                 stepped.adopt(group["params"])
         if ranks is not None:
             ranks.finish()
+        give_back_free_pages()
     except BaseException as failed:
         for watched in (*managed, *in_memory):
             if watched.gradient is not None:
