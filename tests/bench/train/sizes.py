@@ -46,9 +46,9 @@ class Sizes:
 
     small: Model = Model(12, 768, 12, 128, 4)
     medium: Model = Model(28, 1024, 16, 128, 4)
-    billion: Model = Model(20, 2048, 16, 128, 4)
+    billion: Model = Model(20, 2048, 16, 128, 1)
     narrow: Model = Model(48, 256, 4, 128, 16)
-    passes: Model = Model(28, 1024, 16, 128, 4)
+    passes: Model = Model(28, 1024, 16, 128, 1)
     rounds: int = 5
     rounds_medium: int = 3
     turn_steps: int = 3
