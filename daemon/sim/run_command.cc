@@ -175,7 +175,10 @@ int RunCommand::run() {
   if (perturb_ > 0)
     workload = workload::perturbed(
         *workload, *node, {.share = perturb_, .seed = seed_, .repetitions = (steps_ - 1) / workload->steps.size() + 1});
+  const bool watched = isatty(STDERR_FILENO) != 0;
+  if (watched) std::cerr << fmt::format("what {} runs take at least ...\r", workload->runs.size()) << std::flush;
   const auto bound = workload::lower_bound(*workload, *node);
+  if (watched) std::cerr << fmt::format("{:60}\r", "") << std::flush;
   if (!bound) return refuse(bound.error(), 2);
   auto rehearsal = rehearsal::Rehearsal::create({.workload = *workload,
                                                  .node = *node,
@@ -188,7 +191,7 @@ int RunCommand::run() {
   std::vector<BoundCheck> checks(jobs_, BoundCheck(*bound, *node, noise_ > 0));
   const std::uint64_t all = steps_ * jobs_;
   for (std::uint64_t done = 0; done < all;) {
-    if (isatty(STDERR_FILENO) != 0) std::cerr << fmt::format("\rstep {} of {}\r", done + 1, all) << std::flush;
+    if (watched) std::cerr << fmt::format("\rstep {} of {}\r", done + 1, all) << std::flush;
     const auto report = (*rehearsal)->step();
     if (!report) return refuse(report.error(), 1);
     checks[report->job].ended(*report, report->step % workload->steps.size() == 0);
