@@ -124,6 +124,85 @@ def test_a_backward_pass_that_stepped_nothing_can_be_had_again(roomy):
     optimizer.step()
 
 
+class UsedTwice(nn.Module):
+    """A weight that is used with its gradient, and without it before, by an alias."""
+
+    def __init__(self, alias, width):
+        super().__init__()
+        self.alias = alias
+        self.weight = nn.Parameter(torch.randn(width, width) / 32)
+
+    def forward(self, x):
+        return nn.functional.linear(nn.functional.linear(x, self.alias(self.weight)), self.weight)
+
+
+ALIASES = [lambda weight: weight.detach(), lambda weight: weight.data, lambda weight: weight.detach()[:].view(-1, 1024)]
+KERNELS = [{"fused": True}, {"foreach": True}]
+
+
+def used_twice(alias, kernel, client=None, width=1024):
+    """Its weight is stepped before what is below it is differentiated, if it is large; offloaded, if to a client."""
+    torch.manual_seed(3)
+    model = UsedTwice(alias, width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, **kernel)
+    if client is not None:
+        terrace.torch.offload(model, optimizer, client=client, step_in_backward=True)
+    return model, optimizer
+
+
+def leaf(width=1024):
+    return torch.randn(2, width, generator=torch.Generator().manual_seed(5)).requires_grad_()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("alias", ALIASES, ids=["detach", "data", "view"])
+def test_an_alias_whose_weight_was_stepped_is_refused(roomy, alias, kernel):
+    model, optimizer = used_twice(alias, kernel, roomy)
+    x = leaf()
+    with pytest.raises(terrace.FailedPrecondition, match=r"'weight' is stepped already.*\.detach\(\).*clone\(\)"):
+        model(x).sum().backward()
+    assert x.grad is None
+    optimizer.step()
+    optimizer.zero_grad()
+    model(x.detach()).sum().backward()  # nobody needs the alias
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+def test_an_alias_that_is_used_in_time_is_not(roomy, kernel):
+    """What was cloned, and what waits for others to be stepped with, is as it ever was."""
+    for alias, width in ((lambda weight: weight.detach().clone(), 1024), (lambda weight: weight.detach(), 128)):
+        found = []
+        for client in (None, roomy):
+            model, optimizer = used_twice(alias, kernel, client, width)
+            for _ in range(2):
+                x = leaf(width)
+                loss = model(x).sum()
+                model.weight.data.norm()  # looked at after it was saved, and might have been written to
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append((x.grad, weights(model)["weight"]))
+        assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+def test_a_graph_that_is_kept_reads_what_plain_pytorch_does(roomy):
+    """After optimizer.step() the weights are what they are; before it they are not there any more."""
+    found = []
+    for client in (None, roomy):
+        model, optimizer = used_twice(lambda weight: weight.detach().clone(), {"fused": True}, client)
+        x = leaf()
+        outer = model(x)
+        loss = outer.sum()
+        loss.backward(retain_graph=True)
+        if client is not None:
+            with pytest.raises(terrace.FailedPrecondition, match=r"optimizer.step\(\) is yet to come"):
+                torch.autograd.grad(loss, x, retain_graph=True)
+        optimizer.step()
+        found.append(torch.autograd.grad(loss, x)[0])
+    assert torch.equal(*found)
+
+
 class Waits(torch.autograd.Function):
     """The identity, whose backward waits until it may go on."""
 

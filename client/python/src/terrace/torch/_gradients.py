@@ -78,6 +78,7 @@ class Gradient:
         self._watched = False
         self._handles: list[Any] = []
         self._zeroed = False  # it was used up, and then set to zero
+        self.ahead_at: int | None = None  # the parameter's `writes` once stepped, until its optimizer.step() comes
 
     @property
     def in_backward(self) -> bool:

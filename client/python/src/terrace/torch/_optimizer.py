@@ -25,6 +25,7 @@ from ._places import AsGradient, InDTensor, InState, Place, place_of
 from ._slot import Slot
 
 if TYPE_CHECKING:
+    from ._gradients import Gradient
     from ._parts import Like, ParameterInMemory
     from ._shards import Shards
     from ._store import Store
@@ -127,6 +128,7 @@ class _Batch:
         refused = self._keep_replaced()
         for managed in self._managed:
             managed.writes += 1
+            self._owner.note_ahead(managed)
             if managed.uses > 1 and not managed.compiled:
                 managed.parameter.__class__ = LeasedParameter
         leave(self._managed)
@@ -160,6 +162,7 @@ class ManagedOptimizer:
         self._of_itself = ("parameters" in parts) + ("gradients" in parts)  # tensors in Terrace, beside the states
         self._bytes_min = bytes_min
         self._stepped: Callable[[], None] = lambda: None
+        self._ahead: list[Gradient] = []  # of parameters that were stepped before the step() that they are part of
         self._stepped_now: set[int] = set()  # parameters, by id, that were stepped in backward since the last step()
         self._group_of: dict[int, int] = {}  # that each parameter, by id, is in, since the first of those was stepped
         self._options_used: dict[int, dict[str, Any]] = {}  # by group: what they were stepped with
@@ -289,6 +292,13 @@ class ManagedOptimizer:
         self._due.add(parameter, gradient, self._step_due, self._leave_out)
         return True
 
+    def note_ahead(self, managed: ManagedParameter) -> None:
+        """A parameter was stepped. In a backward pass that is before its time: what was saved of it is of the weights
+        before."""
+        if self.in_backward and managed.gradient is not None:
+            managed.gradient.ahead_at = managed.writes
+            self._ahead.append(managed.gradient)
+
     def _leave_out(self, parameters: Sequence[nn.Parameter]) -> None:
         self._stepped_now.difference_update(map(id, parameters))
 
@@ -382,6 +392,8 @@ class ManagedOptimizer:
         if hasattr(type(optimizer), "terrace_proxy"):
             return
         self._stepped_now.clear()
+        while self._ahead:
+            self._ahead.pop().ahead_at = None
         self._options_used.clear()  # of a backward pass within the step, in its closure
         self.store.steps.stepped()
         self._stepped()

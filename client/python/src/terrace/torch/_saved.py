@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .._errors import FailedPrecondition
 from . import _managed
 from ._modes import in_functorch
 from ._slot import Slot
@@ -92,6 +93,13 @@ def _unpack(packed: Any) -> Any:
     if type(packed) is not _Saved:
         return packed
     managed = packed.managed
+    ahead_at = None if managed.gradient is None else managed.gradient.ahead_at
+    if ahead_at is not None and packed.writes < ahead_at:
+        raise FailedPrecondition(
+            f"terrace.torch.offload(step_in_backward=True): the parameter '{managed.name}' is stepped already, and the "
+            "backward pass needs what it was before: something uses it without its gradient (.detach(), .data, under "
+            "no_grad()), or optimizer.step() is yet to come after the backward pass before. Offload without "
+            "step_in_backward, or clone() what is used so")
     found = managed.parameter
     with torch._C.DisableTorchFunctionSubclass():
         version = found._version
