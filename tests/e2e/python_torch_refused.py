@@ -70,6 +70,56 @@ def test_what_is_no_optimizer_or_no_module(roomy):
         terrace.torch.offload(compiled, client=roomy)
 
 
+class Decorated(nn.Sequential):
+    @torch.compile(backend="eager")
+    def forward(self, x):
+        return super().forward(x)
+
+
+def with_forward(module, change):
+    module.forward = change(module.forward)
+    return module
+
+
+def eagerly(compiled):
+    return torch.compile(compiled, backend="eager")
+
+
+@pytest.mark.parametrize("make", [
+    lambda: with_forward(nn.Sequential(nn.Linear(64, 64)), eagerly), lambda: Decorated(nn.Linear(64, 64)),
+    lambda: with_forward(nn.TransformerEncoderLayer(64, 2, 64), eagerly)], ids=["assigned", "decorated", "layer"])
+def test_a_compiled_forward_over_modules(roomy, make):
+    """What runs modules in compiled code, that would lease there."""
+    model = nn.Sequential(nn.Linear(64, 64), make())
+    with pytest.raises(terrace.InvalidArgument, match=r"forward of the module '1' is compiled.*torch\.compile\(module\)"):
+        terrace.torch.offload(model, client=roomy)
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("make", [
+    lambda: with_forward(nn.Linear(64, 64), eagerly), lambda: eagerly(nn.Sequential(nn.Linear(64, 64))),
+    lambda: eagerly(nn.Sequential(with_forward(nn.Linear(64, 64), eagerly))),
+    lambda: with_forward(nn.Sequential(nn.Linear(64, 64)), torch.compiler.disable),
+    lambda: with_forward(nn.Sequential(nn.Linear(4, 4)), eagerly)], ids=["leaf", "place", "both", "disabled", "small"])
+def test_a_compiled_forward_under_which_nothing_leases(make):
+    torch.manual_seed(1)
+    model = nn.Sequential(make(), nn.ReLU())
+    x = torch.ones(2, list(model.parameters())[-1].shape[-1])
+    wanted = model(x)
+    with terrace.serve("64MiB", metrics=False) as client:  # of its own: PyTorch keeps what it has compiled
+        terrace.torch.offload(model, client=client)
+        assert torch.equal(model(x), wanted)
+        model(x).sum().backward()
+
+
+def test_a_compiled_function_around_a_model():
+    model = nn.Sequential(nn.Linear(64, 64))
+    with terrace.serve("64MiB", metrics=False) as client:
+        terrace.torch.offload(model, client=client)
+        with pytest.raises(terrace.FailedPrecondition, match=r"a function that runs it.*torch\.compile\(module\)"):
+            eagerly(lambda x: model(x))(torch.ones(2, 64))
+
+
 def test_twice(roomy):
     model, optimizer = offloaded(roomy)
     with pytest.raises(terrace.FailedPrecondition, match="this model is offloaded already"):

@@ -51,7 +51,9 @@ _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 def _before(module: nn.Module, _inputs: Any) -> None:
     if torch.compiler.is_compiling() or _compiler_of_thread() is not None:
-        raise FailedPrecondition("a module was compiled after terrace.torch.offload(): compile first, then offload")
+        raise FailedPrecondition("an offloaded module would lease in compiled code: what is compiled is a function that "
+                                 "runs it, or was compiled after terrace.torch.offload(). Use torch.compile(module) "
+                                 "in the place of the module, before terrace.torch.offload()")
     uses = _uses.get(module)
     if uses is None:
         return

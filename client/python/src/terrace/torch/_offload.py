@@ -27,7 +27,7 @@ from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
 from ._parts import ParameterInMemory, wanted_parts
 from ._ranks import Ranks
-from ._refusals import check_model, check_place, eligible
+from ._refusals import check_forwards, check_model, check_place, eligible
 from ._shards import Shards
 from ._shared import SharedStore
 from ._store import Store
@@ -134,6 +134,8 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     client = client_of(call, client, adopted, model)
     check_place(call, client, place)
     sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
+    if "parameters" in parts:
+        check_forwards(model, names.keys() - sharded.keys())
     frozen = Frozen(names, ranks)
     if step_in_backward and sharded:
         raise InvalidArgument(f"{call}: step_in_backward=True cannot be had with parameters that fully_shard() has "
