@@ -274,6 +274,50 @@ def test_foreign_and_damaged_files_change_nothing(roomy, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.parametrize("offloads", [False, True], ids=["plain", "offloaded"])
+def test_an_optimizers_file_that_does_not_fit_changes_nothing(roomy, tmp_path, offloads):
+    """Missing, of no optimizer, of other groups, of other shapes, or not to be read: neither the model nor the optimizer
+    has anything of either file."""
+    model, optimizer = build(RECIPE)
+    if offloads:
+        terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
+    train(model, optimizer, RECIPE)
+    path, beside = tmp_path / "model.safetensors", tmp_path / "model.optimizer.safetensors"
+    terrace.torch.save(path, model, optimizer)
+    whole = beside.read_bytes()
+    train(model, optimizer, RECIPE, begin=3)
+    before = weights(model)
+    moments = {number: state["exp_avg"].clone() for number, state in enumerate(optimizer.state.values())}
+
+    def other(recipe, many=None):
+        found, its = build(recipe)
+        train(found, its, recipe)
+        if many is not None:
+            its = torch.optim.AdamW(found.parameters(), lr=1e-3)
+        terrace.torch.save(tmp_path / "other.safetensors", found, its)
+        return (tmp_path / "other.optimizer.safetensors").read_bytes()
+
+    cases = [(None, FileNotFoundError, "model.optimizer.safetensors"),
+             (path.read_bytes(), terrace.InvalidArgument, "holds no optimizer: "),
+             (other(RECIPE, many=1), terrace.InvalidArgument, r"its parameter groups have \[\d+\] parameters"),
+             (other(Recipe(width=16)), terrace.InvalidArgument, r"'0.exp_avg' has the shape \(16, 16\).*\(16, 32\)"),
+             (whole.replace(b"0.exp_avg", b"z.exp_avg"), terrace.InvalidArgument, "no optimizer that could be read"),
+             (whole.replace(b'"0.exp_avg"', b'"-.exp_avg"'), terrace.InvalidArgument, "could be read"),
+             (whole[:-1], terrace.InvalidArgument, "cut off")]
+    for content, error, said in cases:
+        beside.unlink(missing_ok=True)
+        if content is not None:
+            beside.write_bytes(content)
+        with pytest.raises(error, match=said):
+            terrace.torch.load(path, model, optimizer)
+        assert_same(weights(model), before)
+        assert all(torch.equal(state["exp_avg"], moments[number])
+                   for number, state in enumerate(optimizer.state.values()))
+    beside.write_bytes(whole)
+    terrace.torch.load(path, model, optimizer)
+    assert not torch.equal(weights(model)["positions"], before["positions"])
+
+
 def test_pickling_of_other_kinds(roomy):
     """Python's own, the old format of torch.save(), deep copies, and storages that somebody looks into."""
     class Mixed(nn.Module):

@@ -6,17 +6,17 @@ import functools
 import json
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn, optim
 
 from .._errors import InvalidArgument
-from . import _safetensors
+from . import _optimizers, _safetensors
 from ._converted import ConvertedTensor
 from ._lazy import OffloadedTensor
 from ._locals import is_split
-from ._optimizer import managed_optimizer
+from ._optimizer import managed_optimizer, unwrapped
 from ._safetensors import Entry, Item
 
 _OPTIMIZER = "terrace.optimizer"  # the metadata's name for what of an optimizer is no tensor
@@ -81,19 +81,21 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
     """Reads what save(), or another writer of safetensors, has written, into the memory of the model and optimizer.
 
     path: a file, or an index of several ("model.safetensors.index.json", as save_pretrained() writes it).
-    A tied weight may have any one of its names. InvalidArgument, before anything is changed, for names that are missing
-    or too many, and for other shapes.
+    A tied weight may have any one of its names. Before anything is changed, of the model or the optimizer: OSError for
+    files that cannot be opened; InvalidArgument for names that are missing or too many, for other shapes, and for what
+    is not of this optimizer.
     """
     with contextlib.ExitStack() as opened:
         entries = _entries(path, opened)
         tensors = _tensors(model)
         found = _check(path, entries, tensors)
+        saved = None if optimizer is None else _saved_optimizer(optimizer_path(path), optimizer, opened)
         with torch.no_grad():
             for name, tensor in found.items():
                 file, entry = entries[name]
                 _fill(file, entry, tensor)
-    if optimizer is not None:
-        _load_optimizer(optimizer_path(path), optimizer)
+        if optimizer is not None and saved is not None:
+            _load_optimizer(saved, optimizer)
 
 
 def _entries(path: Path, opened: contextlib.ExitStack) -> dict[str, tuple[Any, Entry]]:
@@ -156,25 +158,59 @@ def _fill(file: Any, entry: Entry, tensor: torch.Tensor) -> None:
         tensor.terrace_parameter.noticed_write()
 
 
-def _load_optimizer(path: pathlib.Path, optimizer: optim.Optimizer) -> None:
-    with open(path, "rb", buffering=0) as file:
-        entries, metadata = _safetensors.read_header(file, path)
-        if _OPTIMIZER not in metadata:
-            raise InvalidArgument(f"{path} holds no optimizer: terrace.torch.save() writes one")
+class _SavedOptimizer(NamedTuple):
+    """What a file has of an optimizer, which it fits."""
+
+    file: Any
+    groups: list[dict[str, Any]]
+    states: dict[int, dict[str, Any]]  # by the number of the parameter: values, and tensors that are not read yet
+
+
+def _saved_optimizer(path: pathlib.Path, optimizer: optim.Optimizer, opened: contextlib.ExitStack) -> _SavedOptimizer:
+    """Opens a file, and reads what is no tensor. InvalidArgument for one that is not of this optimizer."""
+    file = opened.enter_context(open(path, "rb", buffering=0))
+    entries, metadata = _safetensors.read_header(file, path)
+    if _OPTIMIZER not in metadata:
+        raise InvalidArgument(f"{path} holds no optimizer: terrace.torch.save() writes one")
+    states: dict[int, dict[str, Any]] = {}
+    try:
         rest = json.loads(metadata[_OPTIMIZER])
-        groups = [_typed(said, group)
-                  for said, group in zip(rest["param_groups"], optimizer.param_groups, strict=False)]
-        optimizer.load_state_dict({"state": {}, "param_groups": groups + rest["param_groups"][len(groups):]})
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        states: dict[int, dict[str, Any]] = {}
-        for name, value in rest["state"].items():
+        groups: list[dict[str, Any]] = rest["param_groups"]
+        sizes = [len(group["params"]) for group in groups]
+        for name, value in (*rest["state"].items(), *entries.items()):
             index, _, key = name.partition(".")
             states.setdefault(int(index), {})[key] = value
-        for name, entry in entries.items():
-            index, _, key = name.partition(".")
-            states.setdefault(int(index), {})[key] = entry
-        for number, state in sorted(states.items()):
-            _load_state(file, optimizer, parameters[number], state)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"{path} holds no optimizer that could be read ({error!r})") from None
+    wanted = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != wanted:
+        raise InvalidArgument(f"{path} is not of this optimizer: its parameter groups have {sizes} parameters, and the "
+                              f"optimizer's {wanted}")
+    _check_states(path, states, optimizer)
+    return _SavedOptimizer(file, [_typed(said, group) for said, group in
+                                  zip(groups, optimizer.param_groups, strict=True)], states)
+
+
+def _check_states(path: pathlib.Path, states: dict[int, dict[str, Any]], optimizer: optim.Optimizer) -> None:
+    """Raises InvalidArgument for states of parameters that there are not, or of another shape where it is known."""
+    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
+    for number, state in states.items():
+        if not 0 <= number < len(parameters):
+            raise InvalidArgument(f"{path} is not of this optimizer: it has a state of parameter {number}, and the "
+                                  f"optimizer has {len(parameters)} parameters")
+        parameter, group = parameters[number]
+        for key in _optimizers.known_states(unwrapped(optimizer), group):
+            value = state.get(key)
+            if isinstance(value, Entry) and value.shape != tuple(parameter.shape):
+                raise InvalidArgument(f"{path} is not of this optimizer: '{number}.{key}' has the shape {value.shape}, "
+                                      f"and that parameter {tuple(parameter.shape)}")
+
+
+def _load_optimizer(saved: _SavedOptimizer, optimizer: optim.Optimizer) -> None:
+    optimizer.load_state_dict({"state": {}, "param_groups": saved.groups})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, state in sorted(saved.states.items()):
+        _load_state(saved.file, optimizer, parameters[number], state)
 
 
 def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, state: dict[str, Any]) -> None:

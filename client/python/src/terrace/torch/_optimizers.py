@@ -116,6 +116,11 @@ def states(optimizer: optim.Optimizer, group: Group) -> tuple[str, ...]:
     return tuple(_STATES[known](group))
 
 
+def known_states(optimizer: optim.Optimizer, group: Group) -> tuple[str, ...]:
+    """The same of any optimizer: none, where it is not known what it keeps."""
+    return () if _known(type(optimizer)) is None else states(optimizer, group)
+
+
 def may_keep_more(optimizer: optim.Optimizer) -> bool:
     """Whether there may be other states than these, as of an optimizer that was declared, or a class derived from one of
     PyTorch's."""
