@@ -308,6 +308,25 @@ def test_an_exception_in_forward_or_backward(restless):
     same_for_both(restless, run)
 
 
+def test_a_gradient_that_a_failed_pass_was_to_be_added_to_is_let_go(roomy):
+    """The gradient was leased to be added to, and then a hook of the script's raised."""
+    plain = nn.Linear(64, 64)
+    model, _ = terrace.torch.offload(copy.deepcopy(plain), client=roomy, tensor_bytes_min=1)
+    x = torch.ones(2, 64)
+    for one in (plain, model):
+        one(x).sum().backward()
+    before = model.weight.grad.clone()
+    handle = model.weight.register_hook(lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(x).sum().backward()
+    handle.remove()
+    assert roomy.leased_bytes == 0 and roomy.held == 0
+    assert torch.equal(model.weight.grad, before)
+    for one in (plain, model):
+        one(x).sum().backward()
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+
+
 def test_threads_share_a_model(roomy):
     """Each runs it forward and backward by itself, as a server's threads do."""
     plain, (model, optimizer) = both(roomy)

@@ -75,6 +75,7 @@ class Gradient:
         self._step = step
         self._fresh = False  # there was none before this accumulation
         self._attached: tuple[OffloadedTensor, torch.Tensor] | None = None  # what .grad was, and what it is meanwhile
+        self._attachment = 0  # counts them
         self._watched = False
         self._handles: list[Any] = []
         self._zeroed = False  # it was used up, and then set to zero
@@ -124,7 +125,8 @@ class Gradient:
                 (shown,) = held.terrace_store.lease([held.terrace_slot], "write")
                 self._attached = (held, shown)
                 parameter.grad = shown
-                _queue(self._detach)
+                self._attachment += 1
+                _queue(_End(self, self._attachment))
 
     def _after(self, parameter: torch.Tensor) -> None:
         """Autograd has accumulated."""
@@ -150,11 +152,31 @@ class Gradient:
 
     def _detach(self) -> None:
         """Lets .grad be what it was, once what it was is accumulated into."""
-        if self._attached is None:
+        attached, self._attached = self._attached, None
+        parameter = self._reference()
+        if attached is None or parameter is None:
             return
-        held, shown = self._attached
-        self._attached = None
-        parameter = self._parameter
+        held, shown = attached
         with _raw():
             if parameter.grad is shown:
                 parameter.grad = held
+
+    def end(self, attachment: int) -> None:
+        """The pass has ended, well or not, that this attachment was for."""
+        if self._attachment == attachment:
+            self._detach()
+
+
+class _End:
+    """What autograd calls at the end of a pass, and drops where there is none: a pass that fails must not leave the
+    gradient leased that it was about to accumulate into."""
+
+    def __init__(self, gradient: Gradient, attachment: int):
+        self._gradient = gradient
+        self._attachment = attachment
+
+    def __call__(self) -> None:
+        self._gradient.end(self._attachment)
+
+    def __del__(self) -> None:
+        self._gradient.end(self._attachment)
