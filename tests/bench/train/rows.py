@@ -12,12 +12,19 @@ SEED = 1979
 
 @dataclasses.dataclass
 class Count:
-    """A figure that does not depend on the clock, and what it must not pass (None: shown only)."""
+    """A figure that does not depend on the clock, and what it must not pass (None: shown only). required: where it passes
+    its limit the row's bar does not hold, whatever the ratio is."""
 
     name: str
     value: float
     limit: float | None = None
     better: str = "lower"
+    required: bool = False
+
+    @property
+    def kept(self) -> bool:
+        """Whether it has a limit, and is within it."""
+        return self.limit is not None and within(self.value, self.limit, self.better)
 
 
 def within(value: float, limit: float, better: str) -> bool:
@@ -49,12 +56,15 @@ class Row:
     @property
     def by(self) -> str | None:
         """By what the bar holds. "ratio": the ratio reaches it. "interval": the ratio is one that the reference had
-        against itself, and the counts are all within their limits, of which there is one at least. None: short."""
+        against itself, and the counts are all within their limits, of which there is one at least. None: short, as it
+        is in any case where a required count is not within its limit."""
+        if not all(count.kept for count in self.counts if count.required):
+            return None
         if within(self.ratio, self.bar, self.better):
             return "ratio"
         limited = [count for count in self.counts if count.limit is not None]
         if (limited and self.interval is not None and self.interval[0] <= self.ratio <= self.interval[1]
-                and all(within(count.value, count.limit, count.better) for count in limited)):
+                and all(count.kept for count in limited)):
             return "interval"
         return None
 
@@ -146,8 +156,9 @@ def to_text(row: Row | Missing) -> list[str]:
         lines.append(f"    {figure(row.value)} {row.unit}; {row.reference}: {figure(row.reference_value)} {row.unit}"
                      f"{spread}")
     for count in row.counts:
-        limit = "" if count.limit is None else f" ({'<=' if count.better == 'lower' else '>='} {figure(count.limit)})"
-        lines.append(f"    {count.name}: {figure(count.value)}{limit}")
+        limit = "" if count.limit is None else f" ({'<=' if count.better == 'lower' else '>='} {figure(count.limit)}"
+        required = ", required" if count.required else ""
+        lines.append(f"    {count.name}: {figure(count.value)}{limit and limit + required + ')'}")
     return lines
 
 

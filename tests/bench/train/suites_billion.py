@@ -142,7 +142,7 @@ def _trained(run: Run, found: Measured) -> None:
         add_bound_row(run, TRAINS, found, compute, interval, link, model,
                       f"{model.words}, {run.sizes.billion_limit_bytes / MIB:.0f} MiB of memory",
                       [Count("steps", found.steps),
-                       Count("plain PyTorch under the same limit is killed", _killed(run), 1, "higher")])
+                       Count("plain PyTorch under the same limit is killed", _killed(run), 1, "higher", True)])
     except (Ended, NoLink) as error:
         run.missing(TRAINS, str(error))
     unlimited = _unlimited(run, found.steps)

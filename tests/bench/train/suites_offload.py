@@ -153,4 +153,4 @@ def add_bound_row(run: Run, declared: Declared, ours: Measured, compute: float, 
         counts=[*_counts(ours, None), Count("link, MiB/s", speed / MIB, better="higher"),
                 Count("compute, seconds", compute), Count("bytes / link speed, seconds", moving),
                 Count("bytes moved a step, times the state", (ours.read_bytes + ours.written_bytes)
-                      / max(1, ours.steps) / model.state_bytes, limit=2.0), *more]))
+                      / max(1, ours.steps) / model.state_bytes, limit=2.0, required=True), *more]))

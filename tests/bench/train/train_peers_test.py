@@ -71,6 +71,19 @@ class Rule(unittest.TestCase):
         self.assertIsNone(row(1.5, **inside, counts=[Count("bytes", 1.0, 1.0)]).by)
         self.assertIsNone(row(0.6, **inside, better="higher", counts=[Count("hits", 0.5, 1.0, "higher")]).by)
 
+    def test_a_required_count_that_passes_its_limit_is_short_whatever_the_ratio_is(self):
+        for wrong, right in ((Count("bytes", 2.1, 2.0, required=True), Count("bytes", 2.0, 2.0, required=True)),
+                             (Count("killed", 0, 1, "higher", True), Count("killed", 1, 1, "higher", True))):
+            self.assertIsNone(row(0.1, counts=[wrong]).by)
+            self.assertIsNone(row(1.2, interval=(0.4, 0.7), counts=[wrong, Count("more", 1.0, 1.0)]).by)
+            self.assertEqual(row(0.1, counts=[right]).by, "ratio")
+            self.assertEqual(row(1.2, interval=(0.4, 0.7), counts=[right]).by, "interval")
+        self.assertIsNone(row(0.1, counts=[Count("bytes", 1.0, required=True)]).by, "it has no limit to be within")
+        self.assertEqual(row(0.1, counts=[Count("bytes", 2.1, 2.0)]).by, "ratio")
+        said = to_text(row(0.1, counts=[Count("bytes", 2.1, 2.0, "lower", True)]))
+        self.assertIn("bytes: 2.100 (<= 2, required)", said[-1])
+        self.assertIn("SHORT", said[0])
+
     def test_a_reference_that_never_varies_has_no_interval_to_speak_of(self):
         self.assertEqual(against_itself([(2.0, 2.0), (2.0, 2.0)]), (1.0, 1.0))
         low, high = against_itself([(1.0, 2.0), (1.5, 1.6)])
@@ -295,6 +308,19 @@ class Whole(unittest.TestCase):
         self.assertIn("out of luck", found["train.losses"]["missing"])
         self.assertEqual(found["train.forward"]["by"], "ratio")
         self.assertEqual((status, last), (1, "train_peers: rows=2 short=1 losses_equal=false"))
+
+    def test_a_row_is_read_as_it_was_written_and_as_older_runs_wrote_it(self):
+        said = self.folder / "said.json"
+        one = row(1.0, interval=(0.9, 1.1), counts=[Count("bytes", 3.0, 2.0, required=True), Count("shown", 1.0)])
+        said.write_text(json.dumps(one.to_json() | {"sizes": "full"}))
+        self.assertEqual(measured_before(said, "full"), [one])
+        self.assertIsNone(one.by)
+        older = one.to_json() | {"sizes": "full"}
+        older["counts"] = [{name: value for name, value in count.items() if name != "required"}
+                           for count in older["counts"]]
+        said.write_text(json.dumps(older))
+        (found,) = measured_before(said, "full")
+        self.assertEqual((found.by, [count.required for count in found.counts]), ("ratio", [False, False]))
 
     def test_rows_of_other_sizes_are_not_taken(self):
         said = self.folder / "said.json"
