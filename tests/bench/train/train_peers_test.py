@@ -157,6 +157,36 @@ class Said(unittest.TestCase):
         self.assertEqual((sizes.QUICK.billion_steps, sizes.FULL.billion_steps), (2, 20))
 
 
+class Rooms(unittest.TestCase):
+    """What limits a contender's memory, in files that stand in for a cgroup's."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory(dir=os.environ.get("TERRACE_BUILD"))))
+
+    def room(self, kind, *files, limit_bytes=1 << 30):
+        """The files of a room, of which the kernel has made these."""
+        def made(folder):
+            os.mkdir(folder)
+            for name in files:
+                (folder / name).write_text("max")
+
+        root = self.folder / f"{kind}-{len(files)}-{limit_bytes}"
+        root.mkdir()
+        with unittest.mock.patch.object(pathlib.Path, "mkdir", made):
+            memory_room.Room(kind, root, "some", limit_bytes)
+        (folder,) = root.iterdir()
+        return {file.name: file.read_text() for file in folder.iterdir()}
+
+    def test_a_limit_of_version_2_leaves_no_swap(self):
+        limit = str(1 << 30)
+        self.assertEqual(self.room("v2", "memory.max", "memory.swap.max"),
+                         {"memory.max": limit, "memory.swap.max": "0"})
+        self.assertEqual(self.room("v2", "memory.max"), {"memory.max": limit}, "a kernel without swap")
+        self.assertEqual(self.room("v2", "memory.max", "memory.swap.max", limit_bytes=None),
+                         {"memory.max": "max", "memory.swap.max": "max"})
+        self.assertEqual(self.room("v1", "memory.limit_in_bytes"), {"memory.limit_in_bytes": limit})
+
+
 class Contenders(unittest.TestCase):
     """Turns, of processes that stand in for trainers."""
 
