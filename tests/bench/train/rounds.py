@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from contender import Contender
-from rows import against_itself
+from rows import Count, against_itself
 
 AVAILABLE_PART = 0.85  # of the memory that is free: what contenders may be expected to need together
 
@@ -35,6 +35,16 @@ class Measured:
         """Of a reference, which has two turns a round: against itself."""
         pairs = list(zip(self.turns[::2], self.turns[1::2]))
         return against_itself(pairs) if pairs else None
+
+
+def last_losses(ours: Measured, reference: Measured) -> list[Count]:
+    """The losses of the last step that both have: for people, who see by it that a peer trains the same thing with an
+    arithmetic of its own. Nothing where they have none in common."""
+    step = max(ours.losses.keys() & reference.losses.keys(), default=None)
+    if step is None:
+        return []
+    return [Count(f"{who}loss of step {step + 1}", float.fromhex(of.losses[step]))
+            for who, of in (("", ours), ("the reference: ", reference))]
 
 
 def available_bytes() -> int:

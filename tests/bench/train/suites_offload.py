@@ -2,7 +2,7 @@
 """Parameters, gradients and optimizer states: in memory and on the block tier, against plain PyTorch and DeepSpeed."""
 
 from link import Link, NoLink
-from rounds import Measured, take_turns
+from rounds import Measured, last_losses, take_turns
 from rows import Count, Row
 from run import Declared, Run
 from sizes import MIB, Model, room_bytes, tier_bytes
@@ -34,7 +34,7 @@ def block_rows(size: str) -> list[Declared]:
 
 
 def _counts(of: Measured, peer: Measured | None) -> list[Count]:
-    """What moved, and the memory, of a step."""
+    """What moved, and the memory, of a step; and what both have learnt."""
     steps = max(1, of.steps)
     found = [Count("MiB read a step", of.read_bytes / steps / MIB),
              Count("MiB written a step", of.written_bytes / steps / MIB),
@@ -43,7 +43,7 @@ def _counts(of: Measured, peer: Measured | None) -> list[Count]:
         steps = max(1, peer.steps)
         found += [Count("the reference: MiB read a step", peer.read_bytes / steps / MIB),
                   Count("the reference: MiB written a step", peer.written_bytes / steps / MIB),
-                  Count("the reference: peak memory, MiB", peer.peak_bytes / MIB)]
+                  Count("the reference: peak memory, MiB", peer.peak_bytes / MIB), *last_losses(of, peer)]
     return found
 
 

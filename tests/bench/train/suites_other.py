@@ -2,7 +2,7 @@
 """The equality matrix, activations, and forward passes of a model that memory does not hold."""
 
 from contender import Ended
-from rounds import Measured, take_turns
+from rounds import Measured, last_losses, take_turns
 from rows import Count, Losses, Row
 from run import Declared, Run
 from sizes import GIB, MIB
@@ -87,7 +87,8 @@ def activations(run: Run) -> None:
         time, memory = ours.seconds / peer.seconds, of(ours) / of(peer)
         run.add(Row(declared.bench, declared.what, max(time, memory), "times", declared.bar, f"{name}, {limit}", 1.0,
                     interval=peer.interval, counts=[Count("step time, of the peer's", time),
-                                                    Count("memory, of the peer's", memory, 1.0)]))
+                                                    Count("memory, of the peer's", memory, 1.0),
+                                                    *last_losses(ours, peer)]))
 
 
 def forward(run: Run) -> None:
@@ -120,4 +121,4 @@ def forward(run: Run) -> None:
         peer.seconds, interval=peer.interval,
         counts=[Count("MiB read a pass", subject.read_bytes / subject.steps / MIB),
                 Count("peak memory, MiB", subject.peak_bytes / MIB),
-                Count("the reference: peak memory, MiB", peer.peak_bytes / MIB)]))
+                Count("the reference: peak memory, MiB", peer.peak_bytes / MIB), *last_losses(subject, peer)]))

@@ -229,6 +229,13 @@ class Contenders(unittest.TestCase):
         self.assertGreater(found["subject"].peak_bytes, 0)
         self.check_nothing_is_left(*crew)
 
+    def test_the_last_losses_that_both_have_are_shown(self):
+        ours = rounds.Measured(losses={0: (9.0).hex(), 1: (3.5).hex()})
+        peer = rounds.Measured(losses={0: (8.0).hex(), 1: (4.25).hex(), 2: (1.0).hex()})
+        self.assertEqual(rounds.last_losses(ours, peer), [Count("loss of step 2", 3.5),
+                                                          Count("the reference: loss of step 2", 4.25)])
+        self.assertEqual(rounds.last_losses(ours, rounds.Measured()), [])
+
     def test_a_contender_that_fails_says_why_and_the_others_go_on(self):
         crew = [self.contender("reference"), self.contender("broken", "fails")]
         found = rounds.take_turns(crew[:1], crew[1:], 2, 1, self.said.append)
