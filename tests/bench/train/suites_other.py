@@ -56,8 +56,7 @@ def activations(run: Run) -> None:
     for one in (*references, subject):
         one.expected_bytes += 3 * GIB
     limit = run.limit([*references, subject])
-    found = take_turns(references[:2], [subject], sizes.rounds, sizes.turn_steps, run.say)
-    found |= take_turns([], references[2:], 1, sizes.turn_steps, run.say)
+    found = take_turns(references, [subject], sizes.rounds, sizes.turn_steps, run.say)
     plain, ours = found["here"], found["terrace"]
     run.compare("activations", ours, plain)
     if plain.failed or ours.failed:
@@ -87,7 +86,7 @@ def activations(run: Run) -> None:
         time, memory = ours.seconds / peer.seconds, of(ours) / of(peer)
         run.add(Row(declared.bench, declared.what, max(time, memory), "times", declared.bar, f"{name}, {limit}", 1.0,
                     interval=peer.interval, counts=[Count("step time, of the peer's", time),
-                                                    Count("memory, of the peer's", memory, 1.0),
+                                                    Count("memory, of the peer's", memory),
                                                     *last_losses(ours, peer)]))
 
 
