@@ -44,6 +44,46 @@ def test_optimizers_that_are_not_elementwise(roomy, make):
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
 
 
+class Shampoo(torch.optim.Optimizer):
+    """Multiplies a matrix's gradient by a root of what it keeps of its rows (Gupta, Koren, Singer 2018)."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                rows = self.state[parameter].setdefault("rows", torch.eye(parameter.shape[0]))
+                rows.add_(parameter.grad @ parameter.grad.T)
+                values, vectors = torch.linalg.eigh(rows)
+                parameter.sub_(vectors @ (values.rsqrt()[:, None] * (vectors.T @ parameter.grad)), alpha=group["lr"])
+
+
+@pytest.mark.parametrize("make", [torch.optim.Muon, Shampoo], ids=lambda made: made.__name__)
+def test_optimizers_of_whole_matrices_work_beside_an_offloaded_model(roomy, make):
+    """Refused by name; without them parameters and gradients are in Terrace, and the weights are the same bits."""
+    def matrices():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.GELU(), nn.Linear(64, 64, bias=False))
+        return model, make(model.parameters())
+
+    found = []
+    for client in (None, roomy):
+        model, optimizer = matrices()
+        if client is not None:
+            with pytest.raises(terrace.InvalidArgument, match=rf"{make.__name__} is not known.*use offload\(model\)"):
+                terrace.torch.offload(model, optimizer, client=client)
+            terrace.torch.offload(model, client=client)
+        for number in range(3):
+            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(number))
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(weights(model))
+    assert_same(*found)
+
+
 def test_what_is_no_optimizer_or_no_module(roomy):
     model, optimizer = build(RECIPE)
     with pytest.raises(terrace.InvalidArgument, match="Gpt is no torch.optim.Optimizer"):
