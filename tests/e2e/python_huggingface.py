@@ -95,7 +95,7 @@ def compare(ours, plain):
 @pytest.mark.parametrize("name", MODELS)
 def test_trainer(request, tmp_path, name):
     """Accumulation, clipping (Trainer's default), a schedule, evaluation between steps; then bf16 and checkpointing."""
-    client = request.getfixturevalue("restless" if name == "llama" else "roomy")
+    client = request.getfixturevalue("restless" if name in ("llama", "mixtral") else "roomy")
     for options in ({"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2},
                     {"bf16": True, "activation_checkpointing": True}):
         plain = trainer(name, tmp_path, **options)
