@@ -341,6 +341,16 @@ void Chunk::completed(int result, bool /*more*/) {
     continue_io();
   } else {
     surroundings_.io.leave();
+    io_ended();
+  }
+}
+
+// What the CPU does for small ones on this thread, to check them or to sum the next, waits until whatever follows them
+// on the disk is there. Of large ones it is a worker's, who should begin.
+void Chunk::io_ended() {
+  if (work_.bytes <= surroundings_.inline_bytes_max) {
+    surroundings_.ring.later(*this, work_.bytes);
+  } else {
     io_done();
   }
 }

@@ -59,7 +59,7 @@ class ChunkOwner {
 };
 
 // One of a fixed number, used again and again. The reactor's, except run().
-class Chunk final : public Completion, public Job, public IoWaiter, public CudaWaiter {
+class Chunk final : public Completion, public Job, public IoWaiter, public CudaWaiter, public Later {
  public:
   struct Surroundings {
     Ring& ring;
@@ -90,6 +90,7 @@ class Chunk final : public Completion, public Job, public IoWaiter, public CudaW
   void done() override;
   void copied(Result<void> result) override;
   void admitted() override { continue_io(); }
+  void run_later() override { io_done(); }
 
  private:
   enum class Step : std::uint8_t {
@@ -122,6 +123,7 @@ class Chunk final : public Completion, public Job, public IoWaiter, public CudaW
   void begin_io(Step step, std::byte* target);
   void continue_io();
   void io_refused(int error);
+  void io_ended();
   void io_done();
   void io_failed(int error);
   void ended_early();

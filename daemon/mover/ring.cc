@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 
@@ -248,13 +249,45 @@ void Ring::dispatch(std::uint64_t user_data, int result) {
   reinterpret_cast<Completion*>(user_data)->completed(result, false);  // NOLINT(performance-no-int-to-ptr): as given
 }
 
+void Ring::later(Later& job, std::uint64_t bytes) {
+  job.next_ = nullptr;
+  job.bytes_ = bytes;
+  if (first_later_ == nullptr) {
+    first_later_ = &job;
+  } else {
+    last_later_->next_ = &job;
+  }
+  last_later_ = &job;
+}
+
+// What the disks have to do goes to them first. What completes meanwhile is looked at in the next round, in time.
+void Ring::run_later() {
+  if (first_later_ != nullptr && io_uring_sq_ready(ring_.get()) > 0) (void)io_uring_submit(ring_.get());
+  for (std::uint64_t bytes = 0; first_later_ != nullptr && bytes < kLaterBytesMax;) {
+    Later& job = *std::exchange(first_later_, first_later_->next_);
+    bytes += job.bytes_;
+    job.run_later();
+    submit_early();
+  }
+}
+
+// A disk that completed all of its queue at once has nothing to do until then.
+void Ring::submit_early() {
+  if (io_uring_sq_ready(ring_.get()) >= kSubmittedEarly) (void)io_uring_submit(ring_.get());
+}
+
+int Ring::wait(Duration timeout) {
+  if (first_later_ != nullptr) return io_uring_submit_and_get_events(ring_.get());
+  io_uring_cqe* ready = nullptr;
+  __kernel_timespec limit = to_timespec(timeout);
+  return io_uring_submit_and_wait_timeout(ring_.get(), &ready, 1, timeout == Duration::max() ? nullptr : &limit,
+                                          nullptr);
+}
+
 Result<std::size_t> Ring::run_once(Duration timeout) {
   TERRACE_CHECK(!dispatching_);
   enable();
-  io_uring_cqe* ready = nullptr;
-  __kernel_timespec limit = to_timespec(timeout);
-  const int waited =
-      io_uring_submit_and_wait_timeout(ring_.get(), &ready, 1, timeout == Duration::max() ? nullptr : &limit, nullptr);
+  const int waited = wait(timeout);
   if (waited < 0 && waited != -ETIME && waited != -EINTR && waited != -EAGAIN && waited != -EBUSY) {
     return fail(ErrorCode::kInternal, fmt::format("waiting on the io_uring: {}", std::strerror(-waited)), -waited);
   }
@@ -268,9 +301,9 @@ Result<std::size_t> Ring::run_once(Duration timeout) {
     const int result = completion->res;
     io_uring_cqe_seen(ring_.get(), completion);
     dispatch(user_data, result);
-    // A disk that completed all of its queue at once has nothing to do until then.
-    if (io_uring_sq_ready(ring_.get()) >= kSubmittedEarly) (void)io_uring_submit(ring_.get());
+    submit_early();
   }
+  run_later();
   dispatching_ = false;
   return count;
 }

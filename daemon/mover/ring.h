@@ -25,6 +25,19 @@ class Completion {
   virtual void completed(int result, bool more) = 0;
 };
 
+// What may wait until everything that completed in a round has been told, and what follows from it is with the kernel.
+class Later {
+ public:
+  virtual ~Later() = default;
+  // On the ring's thread, once after each Ring::later().
+  virtual void run_later() = 0;
+
+ private:
+  friend class Ring;
+  Later* next_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
+
 // A standing poll; no two polls of a ring have the same.
 enum class PollId : std::uint64_t { kNone = 0 };
 
@@ -72,9 +85,16 @@ class Ring {
   // Allowed inside completed(). A poll that ended by itself (more == false), or kNone, is nothing to take back.
   void unpoll(PollId poll);
 
+  // Work of the CPU's own on `bytes` of memory that completed() would do, and which is not to keep the devices waiting:
+  // it is done at the end of the round, after what the round's completions asked for was submitted, first come first.
+  // A round does kLaterBytesMax of it, and the next one goes on before it would wait. From inside a round, or before
+  // the next one. `job` stays until then, and comes once at a time.
+  void later(Later& job, std::uint64_t bytes);
+  static constexpr std::uint64_t kLaterBytesMax = 512 * 1024;  // about 50 microseconds of checksums
+
   // Submits, waits until something completes, `timeout` has passed (zero: does not wait; Duration::max(): for ever) or
-  // a signal came, and calls what completed. How many completions there were. Errors: kInternal with system_error: the
-  // ring is of no more use.
+  // a signal came, and calls what completed, then what was left for later; does not wait while some of that is left
+  // over. How many completions there were. Errors: kInternal with system_error: the ring is of no more use.
   Result<std::size_t> run_once(Duration timeout);
 
   // Reads and writes whose completion has not been called.
@@ -103,6 +123,9 @@ class Ring {
   void release(std::uint32_t index);
   void dispatch(std::uint64_t user_data, int result);
   void dispatch_poll(std::uint64_t user_data, int result);
+  int wait(Duration timeout);
+  void submit_early();
+  void run_later();
 
   Options options_;
   std::unique_ptr<io_uring, Delete> ring_;
@@ -114,6 +137,8 @@ class Ring {
   std::vector<Poll> polls_;
   std::vector<std::uint32_t> free_polls_;
   std::size_t io_in_flight_ = 0;
+  Later* first_later_ = nullptr;
+  Later* last_later_ = nullptr;
 };
 
 }  // namespace terrace::mover

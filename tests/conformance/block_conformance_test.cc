@@ -177,6 +177,76 @@ TEST_F(BlockConformance, NoMoreIsUnderWayThanTheQueueIsDeep) {
   EXPECT_TRUE(rig.settle().at(transfer.id).result);
 }
 
+// A small chunk that comes alone is checked in the round in which it came, by the ring's own thread.
+TEST_F(BlockConformance, ASmallChunkIsCheckedAsItComes) {
+  Rig rig({.copiers = 1});
+  const auto home = stored(rig, 5000);
+  Plug plug;
+  rig.workers->submit(plug, mover::Workers::Lane::kCopy);
+  auto transfer = copy(home, rig.place(kMemory, 5000), 5000);
+  transfer.id = rig.next_id();
+  rig.mover->start(transfer);
+  while (rig.ring->io_in_flight() > 0) must(rig.ring->run_once(std::chrono::milliseconds(100)));
+  EXPECT_EQ(rig.mover->in_flight(), 0U);
+  plug.let_go();
+  EXPECT_TRUE(rig.settle().at(transfer.id).result);
+}
+
+// What the ring was given for later before takes the whole of a round: the check is left over, the next read is not.
+TEST_F(BlockConformance, WhatComesNextIsReadBeforeASmallChunkIsChecked) {
+  struct Chore final : mover::Later {
+    void run_later() override {}
+  } chore;
+  constexpr std::uint64_t kSmall = 64 * kKiB;
+  Rig rig({.mover = {.queue_depth = 1, .chunks_max = 2}});
+  const auto homes = {stored(rig, kSmall), stored(rig, kSmall)};
+  for (const tier::Location& home : homes) {
+    auto transfer = copy(home, rig.place(kMemory, kSmall), kSmall);
+    transfer.id = rig.next_id();
+    rig.mover->start(transfer);
+  }
+  ASSERT_EQ(rig.ring->io_in_flight(), 1U);
+  while (rig.mover->counts().block_read_bytes == 0) {
+    rig.ring->later(chore, mover::Ring::kLaterBytesMax);
+    must(rig.ring->run_once(std::chrono::milliseconds(100)));
+  }
+  EXPECT_EQ(rig.ring->io_in_flight(), 1U);
+  EXPECT_TRUE(rig.mover->take_transfers().empty());
+  EXPECT_EQ(rig.settle().size(), 2U);
+}
+
+// As many small ones as are under way at once and more, all different: each comes, checked, whatever is left for a
+// later round, and a mover that goes meanwhile waits for them.
+TEST_F(BlockConformance, ManySmallChunksAreAllChecked) {
+  constexpr std::uint64_t kSmall = 64 * kKiB;
+  constexpr int kCount = 200;
+  Rig rig;
+  std::vector<mover::Transfer> coming;
+  std::vector<tier::Location> sources;
+  for (int index = 0; index < kCount; ++index) {
+    sources.push_back(rig.random_source(kSmall));
+    const auto home = rig.place(kBlock, kSmall);
+    ASSERT_TRUE(rig.run(copy(sources.back(), home, kSmall)).result);
+    coming.push_back(copy(home, rig.place(kMemory, kSmall), kSmall));
+  }
+  flip_bit(rig, coming[70].from.pieces[0].offset + 12345);
+  for (mover::Transfer& transfer : coming) {
+    transfer.id = rig.next_id();
+    rig.mover->start(transfer);
+  }
+  const auto done = rig.settle();
+  for (int index = 0; index < kCount; ++index) {
+    EXPECT_EQ(done.at(coming[index].id).result.has_value(), index != 70) << index;
+    if (index != 70) {
+      EXPECT_TRUE(equal(rig.bytes(sources[index], kSmall), rig.bytes(coming[index].to, kSmall))) << index;
+    }
+  }
+  for (mover::Transfer& transfer : coming) rig.mover->start(transfer);
+  must(rig.ring->run_once(std::chrono::milliseconds(100)));
+  rig.mover.reset();
+  EXPECT_EQ(rig.ring->io_in_flight(), 0U);
+}
+
 TEST_F(BlockConformance, AScribblingClientGetsTheBytesOfTheDisk) {
   Rig rig({.copiers = 1});
   constexpr std::uint64_t kChunk = tier::kChunkBytes;

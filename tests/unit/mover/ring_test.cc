@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows that the ring tells of readiness as long as it lasts, never calls whoever has turned away, and is bounded.
+// Shows that the ring tells of readiness as long as it lasts, never calls whoever has turned away, is bounded, and lets
+// the devices go before what the CPU has to do.
 #include "mover/ring.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -32,6 +35,17 @@ class Recorder final : public Completion {
   int calls = 0;
   int last = 0;
   bool stands = false;
+  std::function<void()> then;
+};
+
+// What is left for later: counts its calls, and does what the test wants of it.
+class Chore final : public Later {
+ public:
+  void run_later() override {
+    ++calls;
+    if (then) then();
+  }
+  int calls = 0;
   std::function<void()> then;
 };
 
@@ -212,6 +226,70 @@ TEST_F(RingTest, ReadsAndWritesFilesBeyondTheQueuesLength) {
   ring_->read(0, parts[0], kParts * 512, end);
   while (ring_->io_in_flight() > 0) turn();
   EXPECT_EQ(end.last, 0);
+}
+
+// A pipe's bytes are gone as soon as the kernel has begun a read of it.
+TEST_F(RingTest, WhatFollowsACompletionIsBegunBeforeWhatIsLeftForLater) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
+  const Fd out(ends[0]);
+  const Fd in(ends[1]);
+  ring_bell(in);
+  const std::array<int, 1> files = {out.get()};
+  ring_->set_files(files);
+  const Fd bell = event();
+  std::array<std::byte, 8> bytes{};
+  Recorder reading;
+  Chore chore;
+  int left = -1;
+  chore.then = [&] { EXPECT_EQ(ioctl(out.get(), FIONREAD, &left), 0); };
+  Recorder rung;
+  rung.then = [&] {
+    drain(bell);
+    ring_->later(chore, 1);
+    ring_->read(0, bytes, 0, reading);
+  };
+  ASSERT_TRUE(ring_->poll(bell.get(), POLLIN, rung));
+  ring_bell(bell);
+  while (rung.calls == 0) turn();
+  EXPECT_EQ(chore.calls, 1);  // in the same round
+  EXPECT_EQ(left, 0);
+  while (reading.calls == 0) turn();
+  EXPECT_EQ(reading.last, 8);
+}
+
+// A round does so much of it, and the next one does not wait, whatever its timeout.
+TEST_F(RingTest, WhatIsLeftForLaterIsDoneInPartsAndInOrder) {
+  const Fd bell = event();
+  std::array<Chore, 5> chores;
+  std::vector<std::size_t> order;
+  for (std::size_t index = 0; index < chores.size(); ++index) {
+    chores[index].then = [&order, index] { order.push_back(index); };
+    ring_->later(chores[index], Ring::kLaterBytesMax / 2);
+  }
+  Recorder recorder;
+  ASSERT_TRUE(ring_->poll(bell.get(), POLLIN, recorder));
+  EXPECT_EQ(turn(Duration::max()), 0U);
+  EXPECT_EQ(order.size(), 2U);
+  ring_bell(bell);
+  turn(Duration::max());
+  EXPECT_EQ(recorder.calls, 1);  // what completes meanwhile is told between them
+  EXPECT_EQ(order.size(), 4U);
+  drain(bell);
+  turn(Duration::max());
+  EXPECT_EQ(order, (std::vector<std::size_t>{0, 1, 2, 3, 4}));
+}
+
+TEST_F(RingTest, WhatIsLeftForLaterMayLeaveMoreForLater) {
+  Chore chore;
+  chore.then = [&] {
+    if (chore.calls < 3) ring_->later(chore, 1);
+  };
+  ring_->later(chore, 1);
+  turn(Duration::max());
+  EXPECT_EQ(chore.calls, 3);
+  EXPECT_EQ(turn(Duration::zero()), 0U);
+  EXPECT_EQ(chore.calls, 3);
 }
 
 TEST_F(RingTest, MayBeMadeByAnotherThreadThanTheReactor) {
