@@ -62,7 +62,7 @@ def take_turns(references: Sequence[Contender], subjects: Sequence[Contender], r
     turn, which begins with disks at rest, is not counted if there are others.
 
     They all stay for the whole time if the machine's memory is expected to hold them, and so train on; else each turn
-    is a fresh process. A contender that fails has no more turns, and says why. between: called after each round.
+    is a fresh process, which has so many steps more before those that are counted. A contender that fails has no more turns, and says why. between: called after each round.
     at_the_end: called for each contender while it still runs, for the last time.
     """
     crew = [*references, *subjects]
@@ -89,6 +89,8 @@ def _turn(one: Contender, of: Measured, steps: int, say: Callable[[str], None], 
             say(f"{when}: {one.name} starts")
             one.start()
             one.room.reset_peak()
+            if not stays:
+                of.losses |= one.turn(steps).losses
         done = one.turn(steps)
         counted = done.seconds[1:] or done.seconds
         of.turns.append(statistics.median(counted))

@@ -34,7 +34,7 @@ class Run:
         self.say = say
         self.losses: list[Losses] = []  # of the suite at hand
         self._report = report
-        self.deepspeed: dict[str, object] | None = None  # its best settings found
+        self.deepspeed: list[int] | None = None  # which of its settings work with the smaller model, the fastest first
 
     def contender(self, name: str, kind: str, model: Model, *, limit_bytes: int | None = None,
                   **options: object) -> Contender:

@@ -81,20 +81,27 @@ def in_memory(run: Run) -> None:
     _memory_row(run, DRAM[1], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {of}")
 
 
+def _tried(run: Run, model: Model, number: int, steps: int) -> Measured:
+    """What some steps with one of DeepSpeed's settings come to."""
+    name = f"deepspeed-settings-{number}"
+    one = run.contender(name, "deepspeed", model, device="nvme", settings=SETTINGS[number])
+    run.limit([one])
+    return take_turns([], [one], 1, steps, run.say)[name]
+
+
 def _best_settings(run: Run, model: Model) -> dict[str, object]:
-    """DeepSpeed's fastest settings, of those that work."""
+    """DeepSpeed's settings for a model: of those that work with it, the ones that are fastest with the smaller model."""
+    if not run.sizes.tuned:
+        return SETTINGS[0]
     if run.deepspeed is None:
-        best, seconds = SETTINGS[0], float("inf")
-        for number, settings in enumerate(SETTINGS if run.sizes.tuned else []):
-            name = f"deepspeed-settings-{number}"
-            one = run.contender(name, "deepspeed", model, device="nvme", settings=settings)
-            run.limit([one])
-            tried = take_turns([], [one], 1, 3, run.say)[name]
-            if tried.failed is None and tried.seconds < seconds:
-                best, seconds = settings, tried.seconds
-        run.deepspeed = best
-        run.say(f"DeepSpeed's settings: {best or 'the first ones'}")
-    return run.deepspeed
+        tried = {number: _tried(run, run.sizes.small, number, 3) for number in range(len(SETTINGS))}
+        run.deepspeed = sorted((number for number, one in tried.items() if one.failed is None),
+                               key=lambda number: tried[number].seconds)
+    others = [number for number in range(len(SETTINGS)) if number not in run.deepspeed]
+    best = next((number for number in [*run.deepspeed, *others]
+                 if model == run.sizes.small or _tried(run, model, number, 1).failed is None), 0)
+    run.say(f"DeepSpeed's settings: {SETTINGS[best] or 'the first ones'}")
+    return SETTINGS[best]
 
 
 def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
@@ -109,7 +116,7 @@ def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
     without = run.peers.missing.get("deepspeed")
     settings: dict[str, object] = {}
     if without is None:
-        settings = _best_settings(run, run.sizes.small)
+        settings = _best_settings(run, model)
         references.append(run.contender(DEEPSPEED, "deepspeed", model, device="nvme", settings=settings))
     subject = run.contender(TERRACE, "terrace", model, memory=tier_bytes(model), block=model.state_bytes * 5 // 4,
                             all_guaranteed=True, step_in_backward=True)
