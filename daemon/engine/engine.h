@@ -55,7 +55,7 @@ struct Options {
   bool former_at_work = false;                 // a daemon that was killed may be at the block tier: see former_ended()
   bool observe = false;                        // say what sessions do: Output::observations
   Duration write_back_period = std::chrono::milliseconds(100);  // between looks for what TierOptions has written early
-  std::function<std::unique_ptr<Policy>()> make_policy = make_lru_policy;
+  std::function<std::unique_ptr<Policy>()> make_policy = make_lru_policy;  // of a tier that is nobody's home
 };
 
 // A tier passed its high mark, upwards or downwards.

@@ -105,6 +105,7 @@ class EngineImpl final : public Engine {
   void on(const Request& request, const OpenSession& body);
   void on(const Request& request, const CloseSession& body);
   Result<std::vector<std::uint64_t>> floors_of(const OpenSession& open) const;
+  std::unique_ptr<Policy> policy_for(std::size_t tier) const;
   void open_now(RequestId request, const OpenSession& open, const std::vector<std::uint64_t>& floors);
   void join_now(RequestId request, const OpenSession& open);
   SessionOpened opened(const Session& session, const Member& member) const;

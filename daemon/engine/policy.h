@@ -53,4 +53,7 @@ std::unique_ptr<Policy> make_next_use_policy();
 // Scan-resistant: S3-FIFO (Yang, Zhang, Qiu, Yue, Vinayak: FIFO queues are all you need for cache eviction, SOSP 2023).
 std::unique_ptr<Policy> make_s3_fifo_policy();
 
+// Of a tier of homes, whose copies are never given up: by slot, whatever they are used for.
+std::unique_ptr<Policy> make_home_policy();
+
 }  // namespace terrace::engine

@@ -207,7 +207,7 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& 
     for (const std::uint64_t bytes : {was.mapped_bytes[tier], was.floor_bytes[tier]})
       if (bytes > options.capacity_bytes || bytes % options.segment_bytes != 0)
         return damaged(fmt::format("session {} has {} bytes of '{}'", was.id, bytes, options.name));
-    session.places[tier] = std::make_unique<Place>(options_.make_policy());
+    session.places[tier] = std::make_unique<Place>(policy_for(tier));
     session.places[tier]->floor_bytes = was.floor_bytes[tier];
     session.places[tier]->space.extend(was.mapped_bytes[tier]);
   }

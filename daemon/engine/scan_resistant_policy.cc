@@ -5,14 +5,14 @@
 // was used is known for as long as there is the slot, so that no loop is too long for what is remembered.
 //
 // A slot takes 12 bytes: a million tensors without a plan are nothing unusual. The queues are linked lists through the
-// slots' entries, which grow by a block at a time, without holes in the heap where they were before.
+// slots' entries, which stay where they are while there are more of them.
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <memory>
 #include <vector>
 
 #include "base/check.h"
+#include "engine/growing_array.h"
 #include "engine/policy.h"
 
 namespace terrace::engine {
@@ -28,7 +28,7 @@ class ScanResistantPolicy final : public Policy {
   void arrived(Slot slot, Time) override {
     const auto at = static_cast<std::uint32_t>(slot);
     TERRACE_CHECK(at < kNoSlot);
-    if (at >= entries_.size()) entries_.resize(at + std::size_t{1});
+    while (at >= entries_.size()) entries_.add();
     TERRACE_CHECK(entries_[at].queue() == kNowhere);
     const std::size_t copies = count_[kNew] + count_[kSettled] + 1;
     const bool room = count_[kSettled] + std::max<std::size_t>(copies / kNewOneIn, 1) < copies;
@@ -113,7 +113,7 @@ class ScanResistantPolicy final : public Policy {
     for (const std::uint32_t at : used) entries_[at].used = ++uses_;
   }
 
-  std::deque<Entry> entries_;
+  GrowingArray<Entry> entries_;
   std::array<std::uint32_t, 2> first_{kNoSlot, kNoSlot};
   std::array<std::uint32_t, 2> last_{kNoSlot, kNoSlot};
   std::array<std::size_t, 2> count_{};

@@ -81,6 +81,10 @@ Result<std::vector<std::uint64_t>> EngineImpl::floors_of(const OpenSession& open
   return floors;
 }
 
+std::unique_ptr<Policy> EngineImpl::policy_for(std::size_t tier) const {
+  return tiers_[tier].level == home_level_ ? make_home_policy() : options_.make_policy();
+}
+
 void EngineImpl::open_now(RequestId request, const OpenSession& open, const std::vector<std::uint64_t>& floors) {
   if (open.share)  // somebody else may have created it meanwhile
     if (const auto good = check_share(open); !good) return answer(request, std::unexpected(good.error()));
@@ -91,7 +95,7 @@ void EngineImpl::open_now(RequestId request, const OpenSession& open, const std:
   made->places.resize(tiers_.size());
   for (std::size_t i = 0; i < tiers_.size(); ++i) {
     if (!tiers_[i].mapped()) continue;
-    made->places[i] = std::make_unique<Place>(options_.make_policy());
+    made->places[i] = std::make_unique<Place>(policy_for(i));
     made->places[i]->floor_bytes = floors[i];
   }
   made->record = take_record();

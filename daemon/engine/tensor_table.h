@@ -1,44 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-// A session's tensors by slot. It grows by a block at a time: records stay where they are, none is copied for another
-// one, and what is not in use is less than a block.
+// A session's tensors by slot: records stay where they are.
 #pragma once
 
-#include <array>
 #include <cstddef>
-#include <memory>
+#include <cstdint>
 #include <ranges>
-#include <vector>
 
-#include "base/check.h"
 #include "base/ids.h"
+#include "engine/growing_array.h"
 #include "engine/tensor.h"
 
 namespace terrace::engine {
 
 class TensorTable {
  public:
-  std::size_t size() const { return size_; }
-  Tensor& operator[](std::size_t at) { return (*blocks_[at / kBlock])[at % kBlock]; }
-  const Tensor& operator[](std::size_t at) const { return (*blocks_[at / kBlock])[at % kBlock]; }
+  std::size_t size() const { return tensors_.size(); }
+  Tensor& operator[](std::size_t at) { return tensors_[at]; }
+  const Tensor& operator[](std::size_t at) const { return tensors_[at]; }
 
   // A free slot more, at the end.
   Slot add() {
-    if (size_ % kBlock == 0) blocks_.push_back(std::make_unique<Block>());
-    return Slot{static_cast<std::uint32_t>(size_++)};
+    const Slot slot{static_cast<std::uint32_t>(tensors_.size())};
+    tensors_.add();
+    return slot;
   }
 
   // In the order of slots.
   auto all() const {
-    return std::views::iota(std::size_t{0}, size_) |
-           std::views::transform([this](std::size_t at) -> const Tensor& { return (*this)[at]; });
+    return std::views::iota(std::size_t{0}, size()) |
+           std::views::transform([this](std::size_t at) -> const Tensor& { return tensors_[at]; });
   }
 
  private:
-  static constexpr std::size_t kBlock = 64;
-  using Block = std::array<Tensor, kBlock>;
-
-  std::vector<std::unique_ptr<Block>> blocks_;
-  std::size_t size_ = 0;
+  GrowingArray<Tensor> tensors_;
 };
 
 }  // namespace terrace::engine
