@@ -90,7 +90,7 @@ class Ring {
   // A round does kLaterBytesMax of it, and the next one goes on before it would wait. From inside a round, or before
   // the next one. `job` stays until then, and comes once at a time.
   void later(Later& job, std::uint64_t bytes);
-  static constexpr std::uint64_t kLaterBytesMax = 512 * 1024;  // about 50 microseconds of checksums
+  static constexpr std::uint64_t kLaterBytesMax = 512 * 1024;  // about 80 microseconds of checksums
 
   // Submits, waits until something completes, `timeout` has passed (zero: does not wait; Duration::max(): for ever) or
   // a signal came, and calls what completed, then what was left for later; does not wait while some of that is left
