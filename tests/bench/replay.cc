@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <sstream>
 
 #include "base/bytes.h"
@@ -38,9 +39,12 @@ Result<std::vector<LiveStep>> measure(const Bench& bench, const Replay& what) {
   auto client = daemon->connect();
   if (!client) return std::unexpected(client.error());
   bench.say("memory is touched");
+  // All tensors have a home: they take no more of a tier than there are homes.
+  const std::uint64_t homes = what.node.block_bytes > 0 ? what.node.block_bytes : what.node.host_bytes;
   for (const auto& [place, capacity] :
        {std::pair(Place::host(), what.node.host_bytes), std::pair(Place::device(0), what.node.hbm_bytes)})
-    if (const auto touched = touch(*client, place, capacity); !touched) return std::unexpected(touched.error());
+    if (const auto touched = touch(*client, place, homes > 0 ? std::min(capacity, homes) : capacity); !touched)
+      return std::unexpected(touched.error());
   auto trainer = LiveTrainer::make(*client, what.workload, what.touch);
   if (!trainer) return std::unexpected(trainer.error());
   std::vector<LiveStep> steps;
