@@ -48,6 +48,13 @@ Result<void> Session::check_place(Place place) const {
   return fail(ErrorCode::kNotFound, "no place " + place.name() + ": this session can lease in " + offered);
 }
 
+Result<void> Session::check_options(const LeaseOptions& options) const {
+  if (options.passing && options.mode != Mode::kRead)
+    return fail(ErrorCode::kInvalidArgument,
+                "a lease to write is a use, and not passing: ask for one to read, or leave it out");
+  return check_place(options.place);
+}
+
 shm::Outcome Session::try_fast(std::uint64_t handle, const LeaseOptions& options) {
   shm::TableSlot& slot = region_.table[slot_of(handle)];
   const shm::Step step = shm::acquire(slot.word, incarnation_of(handle), wire(options.mode));
@@ -60,7 +67,7 @@ shm::Outcome Session::try_fast(std::uint64_t handle, const LeaseOptions& options
 Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options) {
   const std::span<const Tensor> set(&tensor, 1);
   Result<void> checked = usable();
-  if (checked) checked = check_place(options.place);
+  if (checked) checked = check_options(options);
   if (!checked) return std::unexpected(checked.error());
   if (!owns(tensor)) return std::unexpected(handles_of(set).error());
   switch (try_fast(tensor.handle(), options)) {
@@ -139,7 +146,7 @@ Pending<std::vector<Lease>> Session::acquire_async(std::span<const Tensor> tenso
 
 // In id order, so that two threads' sets meet at their first common tensor and neither holds what the other waits for.
 Result<bool> Session::try_fast_set(std::span<const Tensor> tensors, const LeaseOptions& options) {
-  if (Result<void> known = check_place(options.place); !known) return std::unexpected(known.error());
+  if (Result<void> known = check_options(options); !known) return std::unexpected(known.error());
   Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
   if (!handles) return std::unexpected(handles.error());
   std::ranges::sort(*handles, {}, by_slot);

@@ -174,6 +174,7 @@ class Session {
   // kAborted naming the first that was destroyed, as far as the table says so already: the daemon no longer knows it.
   Result<void> check_lives(std::span<const Tensor> tensors) const;
   Result<void> check_place(Place place) const;
+  Result<void> check_options(const LeaseOptions& options) const;
   PlaceRange* range(std::uint32_t place) const { return place < ranges_.size() ? ranges_[place].get() : nullptr; }
   // One lease in the table; kAskDaemon if it is not to be had there.
   shm::Outcome try_fast(std::uint64_t handle, const LeaseOptions& options);

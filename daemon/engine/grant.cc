@@ -93,7 +93,7 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
   const bool fresh = tensor.published == Level::kNone;
   if (admission.is(Admission::Kind::kAcquire)) {
     const bool writes = admission.mode != shm::Mode::kRead;
-    note_lease(session, slot);
+    if (!admission.passing) note_lease(session, slot);
     if (fresh && admission.mode == shm::Mode::kOverwrite) tensor.valid = bit(level);
     if (writes) tensor.written = true;
     if (writes) tensor.lost = tensor.torn = tensor.forget = false;

@@ -48,7 +48,12 @@ Result<AddressRange> own_memory(std::uint64_t bytes, int protection) {
 class ChunkMover final : public Mover, public ChunkOwner, private Completion {
  public:
   ChunkMover(Ring& ring, Workers& workers, Tiers tiers, const Options& options)
-      : ring_(ring), workers_(workers), tiers_(std::move(tiers)), io_(options.queue_depth), segments_(workers) {}
+      : ring_(ring),
+        workers_(workers),
+        tiers_(std::move(tiers)),
+        inline_bytes_max_(options.inline_bytes_max),
+        io_(options.queue_depth),
+        segments_(workers) {}
   ~ChunkMover() override;
   ChunkMover(const ChunkMover&) = delete;
   ChunkMover& operator=(const ChunkMover&) = delete;
@@ -102,6 +107,7 @@ class ChunkMover final : public Mover, public ChunkOwner, private Completion {
   Workers& workers_;
   Tiers tiers_;
   TierId block_{255};  // no tier's, while there is none
+  const std::uint64_t inline_bytes_max_;
   MoverFacts facts_;
   MoverCounts counts_;
   PollId wake_ = PollId::kNone;
@@ -314,7 +320,8 @@ std::vector<SegmentDone> ChunkMover::take_segments() {
 }
 
 bool ChunkMover::may_begin(const Flow& flow) const {
-  return flow.can_begin() && (!flow.by_cpu() || copying_bytes_ < kCopyingBytesMax * workers_.copiers());
+  const bool by_copiers = flow.by_cpu() && flow.transfer.bytes > inline_bytes_max_;
+  return flow.can_begin() && (!by_copiers || copying_bytes_ < kCopyingBytesMax * workers_.copiers());
 }
 
 // What nobody waits for leaves half of the chunks to others: workers take what comes in its order.

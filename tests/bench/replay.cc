@@ -20,6 +20,7 @@ Result<void> touch(Client& client, Place place, std::uint64_t capacity) {
   std::vector<TensorSpec> specs;
   for (std::uint64_t i = 0; i < kPieces * 15 / 16 && capacity > kPieces * kPageBytes; ++i)
     specs.push_back({.name = fmt::format("touched {}", i), .bytes = capacity / kPieces / kPageBytes * kPageBytes});
+  if (specs.empty()) return {};
   const auto pieces = client.create(specs);
   if (!pieces) return std::unexpected(pieces.error());
   if (const auto leases = client.acquire(*pieces, {.place = place, .mode = Mode::kOverwrite}); !leases)

@@ -10,11 +10,13 @@
 #include <cstring>
 #include <optional>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "base/bytes.h"
 #include "bench/bench.h"
 #include "bench/contents.h"
+#include "mover/ring.h"
 
 namespace terrace::bench {
 namespace {
@@ -28,16 +30,17 @@ constexpr std::uint64_t kSeed = 1979;
 // One run: every request that completes is followed by another.
 class ThroughMemory::Loop {
  public:
-  explicit Loop(ThroughMemory& of) : of_(of), requests_(of.job_.depth * of.job_.threads) {
-    for (Request& request : requests_) request.loop = this;
-  }
-
-  Result<void> run() {
-    for (Request& request : requests_) begin(request);
-    while (of_.ring_->io_in_flight() > 0)
-      if (const auto ran = of_.ring_->run_once(Duration::max()); !ran) return std::unexpected(ran.error());
-    if (failed_) return std::unexpected(*failed_);
-    return {};
+  static Result<double> run(ThroughMemory& of) {
+    auto ring = mover::Ring::create({.io_max = of.job_.depth * of.job_.threads});
+    if (!ring) return std::unexpected(ring.error());
+    Loop loop(of, **ring);
+    loop.register_all();
+    const auto begin = std::chrono::steady_clock::now();
+    for (Request& request : loop.requests_) loop.begin(request);
+    while ((*ring)->io_in_flight() > 0)
+      if (const auto ran = (*ring)->run_once(Duration::max()); !ran) return std::unexpected(ran.error());
+    if (loop.failed_) return std::unexpected(*loop.failed_);
+    return static_cast<double>(loop.begun_ * of.job_.block_bytes) / static_cast<double>(kGiB) / seconds_since(begin);
   }
 
  private:
@@ -45,6 +48,26 @@ class ThroughMemory::Loop {
     void completed(int result, bool /*more*/) override { loop->ended(*this, result); }
     Loop* loop = nullptr;
   };
+
+  Loop(ThroughMemory& of, mover::Ring& ring) : of_(of), ring_(ring), requests_(of.job_.depth * of.job_.threads) {
+    for (Request& request : requests_) request.loop = this;
+  }
+
+  void register_all() {
+    const int descriptor = of_.file_.get();
+    ring_.set_files({&descriptor, 1});
+    const std::span<std::byte> memory = of_.memory_.bytes();
+    const std::uint64_t slices = (memory.size() + kSliceBytes - 1) / kSliceBytes;
+    if (kSliceBytes % of_.job_.block_bytes != 0 || !ring_.reserve_buffers(static_cast<unsigned>(slices))) return;
+    for (std::uint64_t begin = 0; begin < memory.size(); begin += kSliceBytes, ++registered_) {
+      const auto slice = memory.subspan(begin, std::min(kSliceBytes, memory.size() - begin));
+      if (!ring_.set_buffer(static_cast<int>(registered_), slice)) return;
+    }
+  }
+
+  int slot_of(std::uint64_t offset) const {
+    return offset / kSliceBytes < registered_ ? static_cast<int>(offset / kSliceBytes) : mover::Ring::kUnregistered;
+  }
 
   std::uint64_t file_offset(std::uint64_t number) {
     const std::uint64_t blocks = of_.part_bytes_ / of_.job_.block_bytes;
@@ -59,9 +82,9 @@ class ThroughMemory::Loop {
     const auto memory = of_.memory_.bytes().subspan(at, block);
     const bool writes = of_.job_.pattern == Pattern::kWrite || (of_.job_.pattern == Pattern::kMixed && number % 2 == 1);
     if (writes)
-      of_.ring_->write(0, memory, file_offset(number), request, of_.slot_of(at));
+      ring_.write(0, memory, file_offset(number), request, slot_of(at));
     else
-      of_.ring_->read(0, memory, file_offset(number), request, of_.slot_of(at));
+      ring_.read(0, memory, file_offset(number), request, slot_of(at));
   }
 
   void ended(Request& request, int result) {
@@ -71,7 +94,9 @@ class ThroughMemory::Loop {
   }
 
   ThroughMemory& of_;
+  mover::Ring& ring_;
   std::vector<Request> requests_;
+  std::uint64_t registered_ = 0;  // slices
   std::uint64_t begun_ = 0;
   std::mt19937_64 random_{kSeed};
   std::optional<Error> failed_;
@@ -86,30 +111,9 @@ Result<ThroughMemory> ThroughMemory::make(const std::filesystem::path& file, con
   if (!made.file_)
     return fail(ErrorCode::kUnavailable, fmt::format("{}: {}", file.string(), std::strerror(errno)), errno);
   made.part_bytes_ = std::min<std::uint64_t>(job.bytes, std::filesystem::file_size(file));
-  auto ring = mover::Ring::create({.io_max = job.depth * job.threads});
-  if (!ring) return std::unexpected(ring.error());
-  made.ring_ = std::move(*ring);
-  const int descriptor = made.file_.get();
-  made.ring_->set_files({&descriptor, 1});
-  const std::uint64_t slices = (made.memory_bytes() + kSliceBytes - 1) / kSliceBytes;
-  made.registered_ = kSliceBytes % job.block_bytes == 0 && made.ring_->reserve_buffers(static_cast<unsigned>(slices));
-  for (std::uint64_t slice = 0; made.registered_ && slice < slices; ++slice) {
-    const std::uint64_t begin = slice * kSliceBytes;
-    const auto part = made.memory_.bytes().subspan(begin, std::min(kSliceBytes, made.memory_bytes() - begin));
-    made.registered_ = made.ring_->set_buffer(static_cast<int>(slice), part);
-  }
   return made;
 }
 
-int ThroughMemory::slot_of(std::uint64_t offset) const {
-  return registered_ ? static_cast<int>(offset / kSliceBytes) : mover::Ring::kUnregistered;
-}
-
-Result<double> ThroughMemory::run() {
-  const auto begin = std::chrono::steady_clock::now();
-  if (const auto ran = Loop(*this).run(); !ran) return std::unexpected(ran.error());
-  return static_cast<double>(job_.bytes / job_.block_bytes * job_.block_bytes) / static_cast<double>(kGiB) /
-         seconds_since(begin);
-}
+Result<double> ThroughMemory::run() { return Loop::run(*this); }
 
 }  // namespace terrace::bench

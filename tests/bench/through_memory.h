@@ -5,35 +5,32 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <utility>
 
+#include "base/fd.h"
 #include "bench/fio.h"
 #include "bench/memcpy_reference.h"
-#include "mover/ring.h"
 
 namespace terrace::bench {
 
 class ThroughMemory {
  public:
-  // `file`: as fio laid it out. Through as much memory as the job moves, but 512 MiB at most; of its buffers, as many
-  // are registered as may be locked. Errors: the system's.
+  // `file`: as fio laid it out. Through as much memory as the job moves, but 512 MiB at most. Errors: the system's.
   static Result<ThroughMemory> make(const std::filesystem::path& file, const FioJob& job);
 
   std::uint64_t memory_bytes() const { return memory_.bytes().size(); }
-  // Moves the job's bytes once, O_DIRECT, all that the job's threads have under way by one; GiB a second.
+  // Moves the job's bytes once, O_DIRECT, all that the job's threads have under way by one; GiB a second. Meanwhile as
+  // much of the memory is registered as may be locked.
   Result<double> run();
 
  private:
   class Loop;
 
   ThroughMemory(const FioJob& job, ReferenceMemory memory) : job_(job), memory_(std::move(memory)) {}
-  int slot_of(std::uint64_t offset) const;
-
   FioJob job_;
   std::uint64_t part_bytes_ = 0;  // of the file
   ReferenceMemory memory_;
   Fd file_;
-  std::unique_ptr<mover::Ring> ring_;  // before the memory goes
-  bool registered_ = false;
 };
 
 }  // namespace terrace::bench

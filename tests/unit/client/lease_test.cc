@@ -71,6 +71,9 @@ TEST_F(Leases, InPassingAreNotLogged) {
   EXPECT_TRUE(client_.acquire(tensor_, {.passing = true}));
   EXPECT_TRUE(client_.acquire(std::span(&tensor_, 1), {.passing = true}));
   EXPECT_EQ(logged(), 0u);
+  const LeaseOptions writes{.mode = Mode::kWrite, .passing = true};
+  EXPECT_EQ(client_.acquire(tensor_, writes).error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(client_.acquire(std::span(&tensor_, 1), writes).error().code, ErrorCode::kInvalidArgument);
   EXPECT_TRUE(client_.acquire(tensor_));
   EXPECT_TRUE(client_.acquire(std::span(&tensor_, 1)));
   EXPECT_EQ(logged(), 2u);

@@ -27,12 +27,16 @@ TEST(Foreseen, WhatIsReadInPassingIsNoUse) {
   planned.mark_step();
   planned.read(0);
   planned.read(2);
+  ASSERT_TRUE(planned.harness.ask(planned.client.id, Prefetch{kDevice, {planned.tensors[3]}}));
   planned.plan(planned.plan_of({0, 1, 2}));
   const auto reply = planned.harness.ask(
-      planned.client.id,
-      Acquire{kDevice, shm::Mode::kRead, {planned.tensors[0], planned.tensors[1], planned.tensors[2]}, true});
+      planned.client.id, Acquire{kDevice,
+                                 shm::Mode::kRead,
+                                 {planned.tensors[0], planned.tensors[1], planned.tensors[2], planned.tensors[3]},
+                                 true});
   ASSERT_TRUE(reply);
   EXPECT_TRUE(planned.is_in_device(1));
+  EXPECT_EQ(planned.harness.status().prefetches.used, 0u) << "the hint is not of this reading";
   EXPECT_EQ(planned.session().matched, 0u);
   EXPECT_EQ(planned.session().strayed, 0u);
   const auto writes =
