@@ -42,6 +42,7 @@ from sizes import FULL, QUICK
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PR_SET_CHILD_SUBREAPER = 36
 FOLDER = "train_peers."
+FULL_NAME = "full, 2"  # another one whenever sizes.FULL changes: rows of other sizes are not to be resumed with
 
 BLOCK_SMALL = suites_offload.block_rows("85m")
 BLOCK_MEDIUM = suites_offload.block_rows("350m")
@@ -143,7 +144,7 @@ def main() -> int:
         for declared in (row for rows, _ in SUITES for row in rows):
             print(f"{declared.bench:32} <= {declared.bar:<6} {declared.what}")
         return 0
-    sizes = "quick" if arguments.quick else "full"
+    sizes = "quick" if arguments.quick else FULL_NAME
     try:
         wanted = wanted_suites(arguments.rows)
         before = [] if arguments.resume is None else measured_before(arguments.resume, sizes)

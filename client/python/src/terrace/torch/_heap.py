@@ -40,4 +40,4 @@ def give_back_free_pages() -> None:
     """
     trim = getattr(_library, "malloc_trim", None)
     if trim is not None:
-        trim(0)
+        trim(ctypes.c_size_t(0))

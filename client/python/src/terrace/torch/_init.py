@@ -25,6 +25,7 @@ from ._store import Store
 from ._streamed import stream_saves
 
 WAITING_BYTES_MAX = 64 << 20
+_LEFT_BYTES_MIN = 8 << 20  # to look for free pages goes through the whole heap
 _CALL = "terrace.torch.init"
 _BYTES_MIN = 4096
 _ALONE = 2  # uses of a storage: its one tensor, and the object that is asked
@@ -100,7 +101,7 @@ class Building:
         managed.building = self
         parameter.terrace = managed  # type: ignore[attr-defined]
         self._left_bytes += slot.nbytes
-        if self._left_bytes > self._waiting_bytes_max:
+        if self._left_bytes > max(self._waiting_bytes_max, _LEFT_BYTES_MIN):
             self._left_bytes = 0
             give_back_free_pages()
         self._moved += 1
