@@ -13,7 +13,8 @@ class Report:
     """The rows so far, in the order of `names`. Each is printed as it comes."""
 
     def __init__(self, names: Sequence[str], sizes: str, out: TextIO, objects: TextIO | None = None):
-        """sizes: by which they are measured, train_peers.FULL_NAME or "quick". out: for the table. objects: for an object a row."""
+        """sizes: by which they are measured, train_peers.FULL_NAME or "quick". out: for the table. objects: for an object
+        a row."""
         self.rows: list[Row | Missing] = []
         self._names = names
         self._sizes = sizes

@@ -62,8 +62,9 @@ def take_turns(references: Sequence[Contender], subjects: Sequence[Contender], r
     turn, which begins with disks at rest, is not counted if there are others.
 
     They all stay for the whole time if the machine's memory is expected to hold them, and so train on; else each turn
-    is a fresh process, which has so many steps more before those that are counted. A contender that fails has no more turns, and says why. between: called after each round.
-    at_the_end: called for each contender while it still runs, for the last time.
+    is a fresh process, which has so many steps more before those that are counted. A contender that fails has no more
+    turns, and says why. between: called after each round. at_the_end: called for each contender while it still runs,
+    for the last time.
     """
     crew = [*references, *subjects]
     measured = {one.name: Measured() for one in crew}
