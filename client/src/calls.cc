@@ -89,7 +89,7 @@ std::shared_ptr<Call> Calls::try_submit(const Question& question) {
       arena_.give_back(*block);
       return nullptr;
     }
-    ring();
+    if (!submissions_.is_polled()) ring();
   }
   under_way_.emplace(call->id, call);
   return call;

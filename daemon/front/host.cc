@@ -139,6 +139,7 @@ void Host::accept(Door& door) {
 
 Result<void> Host::serve(std::function<void()> stopping) {
   begin_serving();
+  may_poll_ = may_busy_poll();
   spdlog::info("serving on {}", config_.tenants.front().data_socket);
   while (!stopping_)
     if (const auto turned = turn(kSweepPeriod); !turned) return turned;
@@ -191,6 +192,7 @@ Result<void> Host::turn(Duration longest) {
   Duration wait = until_next_drain(until_next_look(longest));
   if (next != kNever) wait = std::clamp(next - before, Duration::zero(), wait);
   if (store_.pending()) wait = std::min<Duration>(wait, std::chrono::milliseconds(1));
+  if (poll_rings(wait)) wait = Duration::zero();
   const auto woken = ring_->run_once(wait);
   if (!woken) return std::unexpected(woken.error());
   drain_trainers();

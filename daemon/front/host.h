@@ -116,11 +116,18 @@ class Host final : public Gateway {
   void welcome(Session& session, const shm::Hello& hello);
   void opened(std::uint64_t key, engine::Reply reply);
   void doorbell_rang(Session& session);
+  void take_submissions(Session& session);
   void take_submission(Session& session, const shm::Submission& submission);
   void answer_submission(SessionId id, const shm::Submission& submission, const engine::Reply& reply);
   void complete(Session& session, const shm::Submission& submission, const Result<engine::ReplyBody>& result,
                 RequestId request = {});
   void drain_logs(Session& session);
+
+  // host_busy_poll.cc: rings that are polled for a moment before the reactor sleeps.
+  void asked(Session& session);
+  bool poll_rings(Duration longest);
+  bool leave_ring(Session& session);
+  void forget_ring(Session& session);
 
   // host_foresight.cc: what is learned, and when trainers' logs are looked into.
   void make_foreseer();
@@ -213,6 +220,8 @@ class Host final : public Gateway {
   std::map<std::uint64_t, std::unique_ptr<Session>> newcomers_;  // by key: greeting and opening
   std::map<SessionId, std::unique_ptr<Session>> sessions_;       // open and ending
   std::map<SessionId, Space> spaces_;                            // of sessions, and of shares
+  std::vector<Session*> polled_;  // open ones whose trainer needs no doorbell now
+  bool may_poll_ = false;         // there is another processor for who asks
   // To be destroyed at the end of the turn, when nobody is inside them.
   std::vector<std::unique_ptr<Session>> doomed_;
   std::vector<std::unique_ptr<Watch>> spent_watches_;

@@ -178,6 +178,7 @@ void Host::gone(SessionId id) {
   if (auto node = sessions_.extract(id); !node.empty()) {
     for (const std::string& name : node.mapped()->kept) drop_kept(name);
     node.mapped()->state = Session::State::kEnding;  // where it was CloseSession, and not end()
+    forget_ring(*node.mapped());
     spdlog::info("session {} is gone", static_cast<std::uint32_t>(id));
     const SessionId space = node.mapped()->space;
     doomed_.push_back(std::move(node.mapped()));

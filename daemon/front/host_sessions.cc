@@ -162,10 +162,14 @@ void Host::drain_logs(Session& session) {
 
 void Host::doorbell_rang(Session& session) {
   std::uint64_t rings = 0;
-  if (read(session.doorbell.get(), &rings, sizeof rings) != sizeof rings) return;
+  if (read(session.doorbell.get(), &rings, sizeof rings) == sizeof rings) take_submissions(session);
+}
+
+void Host::take_submissions(Session& session) {
   if (session.state != Session::State::kOpen) return;
   drain_logs(session);
   const bool away = !session.connection;  // its rings are a former daemon's until it resumes
+  if (!away && session.region->has_submission()) asked(session);
   for (std::uint32_t count = 0; !away && count < shm::kRingEntries && session.state == Session::State::kOpen; ++count) {
     const auto submission = session.region->next_submission();
     if (!submission) {
@@ -229,6 +233,7 @@ void Host::end(Session& session, const Error& reason) {
   if (session.state == Session::State::kEnding) return;
   drain_logs(session);
   const Session::State before = std::exchange(session.state, Session::State::kEnding);
+  forget_ring(session);
   if (session.connection && reason.code != ErrorCode::kUnavailable && reason.code != ErrorCode::kCancelled) {
     spdlog::warn("session of pid {} ended: {}", session.peer.pid, reason.message);
     static_cast<void>(session.connection->send(refusal(reason)));

@@ -11,6 +11,7 @@
 #include "base/fd.h"
 #include "base/ids.h"
 #include "base/time.h"
+#include "front/busy_poll.h"
 #include "front/data_connection.h"
 #include "front/gateway.h"
 #include "front/session_region.h"
@@ -40,6 +41,7 @@ struct Session {
   Fd doorbell;                                 // eventfd
   std::unique_ptr<DataConnection> connection;  // none: a gRPC session
   std::uint32_t unanswered = 0;                // ring submissions
+  BusyPoll busy_poll{};                        // of its submissions
   SessionId space{};                           // once open: whose segments it maps, its own or a share's
   bool maps = false;                           // its trainer maps segments: it came through data.sock
   bool writes = true;                          // it may: not in a share that it opened for reading

@@ -64,6 +64,7 @@ std::uint64_t SessionRegion::begin_epoch() {
   for (shm::RingIndex* index : {view_.submission_index, view_.completion_index}) {
     index->head.store(0);
     index->tail.store(0);
+    index->polled.store(0);
   }
   submissions_ = {*view_.submission_index, view_.submissions};
   completions_ = {*view_.completion_index, view_.completions};

@@ -38,6 +38,13 @@ class SessionRegion {
 
   // The next submission, if there is one. An error means that the trainer broke the protocol: end the session.
   Result<std::optional<shm::Submission>> next_submission();
+  // Whether there is one, or the protocol is broken: next_submission() says.
+  bool has_submission() const {
+    const auto waiting = submissions_.waiting();
+    return !waiting || *waiting != 0;
+  }
+  // While true, the trainer does not ring its doorbell. After false, look at has_submission() once more.
+  void set_polled(bool polled) { submissions_.set_polled(polled); }
   // The tail of the completion ring, as the region has it: a former daemon's answers.
   std::uint32_t completions_tail() const { return view_.completion_index->tail.load(std::memory_order_acquire); }
   // How many requests a former daemon had taken and not answered, as the region says; at most what a ring holds.

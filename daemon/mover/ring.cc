@@ -94,7 +94,8 @@ Result<std::unique_ptr<Ring>> Ring::create(const Options& options) {
 
 // The completion queue holds all that can be outstanding at once, cancellations too, so that it never overflows.
 Result<void> Ring::set_up() {
-  constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED;
+  constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
+                                 IORING_SETUP_R_DISABLED;
   const unsigned completions = std::bit_ceil(2 * options_.polls_max + options_.io_max + options_.entries);
   int result = -EINVAL;
   for (const unsigned flags : {kDeferred, 0U}) {
@@ -276,6 +277,13 @@ void Ring::submit_early() {
   if (io_uring_sq_ready(ring_.get()) >= kSubmittedEarly) (void)io_uring_submit(ring_.get());
 }
 
+// Where completions are deferred the kernel says that some wait for their turn; else they appear by themselves.
+bool Ring::has_work() const {
+  const unsigned flags = IO_URING_READ_ONCE(*ring_->sq.kflags);
+  return first_later_ != nullptr || io_uring_sq_ready(ring_.get()) > 0 || io_uring_cq_ready(ring_.get()) > 0 ||
+         (flags & (IORING_SQ_TASKRUN | IORING_SQ_CQ_OVERFLOW)) != 0;
+}
+
 int Ring::wait(Duration timeout) {
   if (first_later_ != nullptr) return io_uring_submit_and_get_events(ring_.get());
   io_uring_cqe* ready = nullptr;
@@ -287,6 +295,7 @@ int Ring::wait(Duration timeout) {
 Result<std::size_t> Ring::run_once(Duration timeout) {
   TERRACE_CHECK(!dispatching_);
   enable();
+  if (timeout == Duration::zero() && !has_work()) return 0;
   const int waited = wait(timeout);
   if (waited < 0 && waited != -ETIME && waited != -EINTR && waited != -EAGAIN && waited != -EBUSY) {
     return fail(ErrorCode::kInternal, fmt::format("waiting on the io_uring: {}", std::strerror(-waited)), -waited);

@@ -103,6 +103,7 @@ struct RingIndex {
   alignas(64) std::atomic<std::uint32_t> head;
   alignas(64) std::atomic<std::uint32_t> tail;     // of the completion ring: also the futex that clients wait on
   alignas(64) std::atomic<std::uint32_t> waiters;  // of the completion ring: clients in futex wait
+  std::atomic<std::uint32_t> polled;  // of the submission ring: 1 while the daemon polls the tail and needs no doorbell
 };
 static_assert(sizeof(RingIndex) == 192);
 

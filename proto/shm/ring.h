@@ -43,13 +43,15 @@ class RingProducer {
     if (!free) return std::unexpected(free.error());
     if (*free == 0) return false;
     std::memcpy(static_cast<void*>(entries_ + tail_ % size_), &entry, sizeof(Entry));
-    index_->tail.store(++tail_, std::memory_order_seq_cst);  // before wake() reads `waiters`
+    index_->tail.store(++tail_, std::memory_order_seq_cst);  // before wake() reads `waiters`, is_polled() `polled`
     return true;
   }
   // Wakes whoever sleeps on the tail (see WaiterCount); costs a system call only if somebody says so.
   void wake() {
     if (index_->waiters.load(std::memory_order_seq_cst) != 0) futex_wake(index_->tail);
   }
+  // The consumer sees what was pushed by itself (see RingConsumer::set_polled).
+  bool is_polled() const { return index_->polled.load(std::memory_order_seq_cst) != 0; }
   std::uint32_t tail() const { return tail_; }
 
  private:
@@ -70,7 +72,7 @@ class RingConsumer {
 
   // Entries that wait. kInvalidArgument if the other end's tail cannot be: the session is to be ended.
   Result<std::uint32_t> waiting() const {
-    const std::uint32_t tail = index_->tail.load(std::memory_order_acquire);
+    const std::uint32_t tail = index_->tail.load(std::memory_order_seq_cst);  // after set_polled() wrote `polled`
     if (tail - head_ > size_) {
       return fail(ErrorCode::kInvalidArgument, "ring: the producer's tail is " + std::to_string(tail) +
                                                    ", which is not within " + std::to_string(size_) +
@@ -93,6 +95,9 @@ class RingConsumer {
     if (count != 0) index_->head.store(head_, std::memory_order_release);
     return count;
   }
+  // Tells the producer whether it needs to wake this end. After false, look at waiting() once more before sleeping:
+  // what was pushed until then may have woken nobody.
+  void set_polled(bool polled) { index_->polled.store(polled ? 1 : 0, std::memory_order_seq_cst); }
   std::uint32_t head() const { return head_; }
 
  private:

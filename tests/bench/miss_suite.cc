@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
+#include <thread>
 #include <utility>
 
 #include "base/bytes.h"
@@ -24,6 +25,7 @@ namespace {
 
 constexpr std::uint64_t kTensors = 256;  // on the device together, so that they miss one after another
 constexpr std::uint64_t kTensorBytes = 4 * kKiB;
+constexpr std::chrono::milliseconds kAlone{1};
 
 // An eventfd one way and a futex the other: what a request through the rings is made of.
 class PingPong {
@@ -102,19 +104,28 @@ Result<void> check_bytes(Client& client, std::span<const Tensor> tensors) {
   return {};
 }
 
-// The median of a miss's wake-ups, of this thread and of all of the daemon's. A thread that waits is counted when it
-// begins to, so that what a miss ends with may be counted with the next one.
-Result<double> count_wake_ups(Client& client, std::span<const Tensor> tensors, pid_t daemon) {
+struct Lone {
+  double wake_ups;  // of this thread and of all of the daemon's
+  double ns;
+};
+
+// Medians of misses that come alone: the daemon sleeps when they come, as it does between a trainer's layers.
+Result<Lone> miss_alone(Client& client, std::span<const Tensor> tensors, pid_t daemon) {
   if (const auto down = client.swap_out(tensors, Place::host()); !down) return std::unexpected(down.error());
-  std::vector<double> counts;
+  std::vector<double> wake_ups;
+  std::vector<double> ns;
   const auto waits = [&] { return counters_of_this_thread().waits + counters_of_process(daemon).waits; };
-  for (std::uint64_t before = waits(); const Tensor& tensor : tensors) {
-    if (const auto missed = miss(client, {&tensor, 1}); !missed) return std::unexpected(missed.error());
-    const std::uint64_t after = waits();
-    counts.push_back(static_cast<double>(after - std::exchange(before, after)));
+  for (const Tensor& tensor : tensors) {
+    std::this_thread::sleep_for(kAlone);
+    const std::uint64_t before = waits();
+    const auto missed = miss(client, {&tensor, 1});
+    if (!missed) return std::unexpected(missed.error());
+    std::this_thread::sleep_for(kAlone);  // a thread is counted when it begins to wait for what comes next
+    wake_ups.push_back(static_cast<double>(waits() - before) - 1);
+    ns.push_back(missed->front());
   }
   if (const auto right = check_bytes(client, tensors); !right) return std::unexpected(right.error());
-  return median(std::move(counts));
+  return Lone{median(std::move(wake_ups)), median(std::move(ns))};
 }
 
 Result<std::vector<Tensor>> create(Client& client) {
@@ -143,15 +154,19 @@ Result<void> run(Bench& bench) {
 
   const int passes = bench.either(16, 3);
   std::uint64_t daemons_cpu_ns = 0;
+  std::uint64_t wake_ups = 0;
   std::uint64_t misses = 0;
   const Measure value = [&]() -> Result<double> {
     std::vector<double> all;
     for (int pass = 0; pass < passes; ++pass) {
       if (const auto down = client->swap_out(*tensors, Place::host()); !down) return std::unexpected(down.error());
+      const std::uint64_t before_waits = counters_of_this_thread().waits;
       const Counters before = counters_of_process(daemon->pid());
       const auto took = miss(*client, *tensors);
       if (!took) return std::unexpected(took.error());
-      daemons_cpu_ns += (counters_of_process(daemon->pid()) - before).cpu_ns;
+      const Counters used = counters_of_process(daemon->pid()) - before;
+      daemons_cpu_ns += used.cpu_ns;
+      wake_ups += used.waits + counters_of_this_thread().waits - before_waits;
       misses += took->size();
       all.insert(all.end(), took->begin(), took->end());
       if (const auto right = check_bytes(*client, *tensors); !right) return std::unexpected(right.error());
@@ -165,24 +180,25 @@ Result<void> run(Bench& bench) {
   };
   for (const Measure* warm : {&value, &turns})
     if (const auto warmed = (*warm)(); !warmed) return std::unexpected(warmed.error());
-  daemons_cpu_ns = misses = 0;
+  daemons_cpu_ns = wake_ups = misses = 0;
   const auto rounds = bench.take_turns("miss.smallest", value, turns);
   if (!rounds) return std::unexpected(rounds.error());
-  const auto wake_ups = count_wake_ups(*client, *tensors, daemon->pid());
-  if (!wake_ups) return std::unexpected(wake_ups.error());
-  const double cpu_ns = static_cast<double>(daemons_cpu_ns) / static_cast<double>(misses);
+  const auto alone = miss_alone(*client, *tensors, daemon->pid());
+  if (!alone) return std::unexpected(alone.error());
+  const auto a_miss = [&](std::uint64_t sum) { return static_cast<double>(sum) / static_cast<double>(misses); };
   bench.add(with({.bench = "miss.smallest",
                   .path = "smallest miss (4 KiB, DRAM to device), p50",
                   .unit = "ns",
                   .reference = "eventfd + futex ping-pong between two processes, p50",
                   .bar = 1.5,
                   .better = Better::kLower,
-                  .counts = {{.name = "wake-ups a miss, of client and daemon", .value = *wake_ups, .limit = 2},
-                             {.name = "ns of the daemon's CPU a miss", .value = cpu_ns}}},
+                  .counts = {{.name = "wake-ups a miss, of client and daemon", .value = a_miss(wake_ups), .limit = 2},
+                             {.name = "ns of the daemon's CPU a miss", .value = a_miss(daemons_cpu_ns)},
+                             {.name = "ns of a miss that comes alone, p50", .value = alone->ns}}},
                  *rounds));
   bench.add({.bench = "miss.wake_ups",
-             .path = "wake-ups of client and daemon together, a smallest miss",
-             .value = *wake_ups,
+             .path = "wake-ups of client and daemon together, a smallest miss that comes alone",
+             .value = alone->wake_ups,
              .unit = "wake-ups",
              .ratio_of = RatioOf::kValue,
              .bar = 2,

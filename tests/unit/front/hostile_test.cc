@@ -90,6 +90,7 @@ class Scribbler {
         if (random_() % 4096 == 0) region.submission_index->tail.store(static_cast<std::uint32_t>(random_()));
         if (random_() % 4096 == 0) region.completion_index->head.store(static_cast<std::uint32_t>(random_()));
         region.completion_index->waiters.store(static_cast<std::uint32_t>(random_()));
+        region.submission_index->polled.store(static_cast<std::uint32_t>(random_()));
         break;
       default:
         submit();

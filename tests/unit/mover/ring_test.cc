@@ -84,6 +84,24 @@ TEST_F(RingTest, ReturnsWhenNothingHappens) {
   EXPECT_EQ(turn(std::chrono::milliseconds(1)), 0U);
 }
 
+TEST_F(RingTest, KnowsWithoutTheKernelWhetherThereIsWork) {
+  const Fd fd = event();
+  Recorder recorder;
+  turn(Duration::zero());
+  EXPECT_FALSE(ring_->has_work());
+  const auto poll = ring_->poll(fd.get(), POLLIN, recorder);
+  ASSERT_TRUE(poll);
+  EXPECT_TRUE(ring_->has_work());  // to be submitted
+  EXPECT_EQ(turn(Duration::zero()), 0u);
+  EXPECT_FALSE(ring_->has_work());
+  std::jthread([&] { ring_bell(fd); }).join();
+  EXPECT_TRUE(ring_->has_work());
+  EXPECT_EQ(turn(Duration::zero()), 1u);
+  EXPECT_EQ(recorder.calls, 1);
+  drain(fd);
+  ring_->unpoll(*poll);
+}
+
 TEST_F(RingTest, TellsOfReadinessAgainAndAgainUntilItIsTakenAway) {
   const Fd bell = event();
   Recorder recorder;

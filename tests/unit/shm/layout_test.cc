@@ -27,6 +27,7 @@ TEST(Layout, OfTheRegionIsAsWrittenDown) {
   EXPECT_EQ(offsetof(TableSlot, place), 24u);
   EXPECT_EQ(offsetof(RingIndex, tail), 64u);
   EXPECT_EQ(offsetof(RingIndex, waiters), 128u);
+  EXPECT_EQ(offsetof(RingIndex, polled), 132u);
   EXPECT_EQ(offsetof(LogIndex, tail), 64u);
   EXPECT_EQ(offsetof(LogEntry, mode), 4u);
   EXPECT_EQ(offsetof(LogEntry, stamp), 8u);
