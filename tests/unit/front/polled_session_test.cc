@@ -64,8 +64,8 @@ TEST_F(PolledSession, NoRequestIsLostBetweenPollingAndSleeping) {
   const auto pause_max = 2 * BusyPoll::kPatienceMin;
   for (int i = 0; i < 20'000; ++i) {
     const bool closely = i % 8 != 0;
-    const auto until =
-        SteadyClock::now() + std::chrono::nanoseconds(closely ? 0 : random() % static_cast<unsigned>(pause_max.count()));
+    const auto until = SteadyClock::now() +
+                       std::chrono::nanoseconds(closely ? 0 : random() % static_cast<unsigned>(pause_max.count()));
     while (SteadyClock::now() < until) {
     }
     ASSERT_TRUE(ask()) << "request " << i;
