@@ -220,8 +220,8 @@ class Host final : public Gateway {
   std::map<std::uint64_t, std::unique_ptr<Session>> newcomers_;  // by key: greeting and opening
   std::map<SessionId, std::unique_ptr<Session>> sessions_;       // open and ending
   std::map<SessionId, Space> spaces_;                            // of sessions, and of shares
-  std::vector<Session*> polled_;  // open ones whose trainer needs no doorbell now
-  bool may_poll_ = false;         // there is another processor for who asks
+  std::vector<Session*> polled_;                                 // open ones whose trainer needs no doorbell now
+  bool may_poll_ = false;                                        // there is another processor for who asks
   // To be destroyed at the end of the turn, when nobody is inside them.
   std::vector<std::unique_ptr<Session>> doomed_;
   std::vector<std::unique_ptr<Watch>> spent_watches_;

@@ -94,8 +94,8 @@ Result<std::unique_ptr<Ring>> Ring::create(const Options& options) {
 
 // The completion queue holds all that can be outstanding at once, cancellations too, so that it never overflows.
 Result<void> Ring::set_up() {
-  constexpr unsigned kDeferred = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG |
-                                 IORING_SETUP_R_DISABLED;
+  constexpr unsigned kDeferred =
+      IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_R_DISABLED;
   const unsigned completions = std::bit_ceil(2 * options_.polls_max + options_.io_max + options_.entries);
   int result = -EINVAL;
   for (const unsigned flags : {kDeferred, 0U}) {

@@ -94,7 +94,8 @@ class Ring {
 
   // Submits, waits until something completes, `timeout` has passed (zero: does not wait; Duration::max(): for ever) or
   // a signal came, and calls what completed, then what was left for later; does not wait while some of that is left
-  // over. Without a timeout and without has_work() no kernel is asked. How many completions there were. Errors: kInternal with system_error: the ring is of no more use.
+  // over. Without a timeout and without has_work() no kernel is asked. How many completions there were. Errors:
+  // kInternal with system_error: the ring is of no more use.
   Result<std::size_t> run_once(Duration timeout);
 
   // Whether run_once() has anything to do now: entries to submit, completions, or work left for later. Asks no kernel.

@@ -141,9 +141,9 @@ class Hostile {
 
  private:
   std::array<std::atomic<std::uint32_t>*, 7> index_words() {
-    return {&view_.submission_index->head, &view_.submission_index->tail, &view_.submission_index->polled,
-            &view_.submission_index->waiters,
-            &view_.completion_index->head, &view_.completion_index->tail, &view_.completion_index->waiters};
+    return {&view_.submission_index->head,    &view_.submission_index->tail, &view_.submission_index->polled,
+            &view_.submission_index->waiters, &view_.completion_index->head, &view_.completion_index->tail,
+            &view_.completion_index->waiters};
   }
   static void poke(std::atomic<std::uint32_t>* word, std::uint32_t value) { word->store(value); }
   static void poke_bytes(Input& input, std::byte* base, std::size_t size) {
