@@ -4,7 +4,6 @@ that buffers of scratch() stay where they are."""
 
 import collections
 import gc
-import importlib.util
 import re
 import subprocess
 import sys
@@ -200,9 +199,6 @@ def example(name, *options):
 
 def test_the_example_for_jax():
     ended = example("jax_dlpack.py")
-    if importlib.util.find_spec("jax") is None:
-        assert ended.returncode == 1 and "needs JAX, which is not installed: pip install jax" in ended.stderr
-        pytest.skip("JAX is not installed: the example was not run")
     assert ended.returncode == 0, ended.stderr
     losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+)$", ended.stdout, re.MULTILINE)]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)
