@@ -320,6 +320,25 @@ def test_a_step_that_is_left_out_is_refused(roomy):
     optimizer.step()
 
 
+def test_the_last_step_that_is_left_out_is_refused(roomy):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 0).backward()
+    with torch.no_grad(), pytest.raises(terrace.FailedPrecondition, match=r"optimizer.step\(\) was left out.*Call it"):
+        loss_of(model, 1)
+    optimizer.step()
+    with torch.no_grad():
+        loss_of(model, 1)
+
+
+def test_of_two_graphs_made_before_the_second_is_refused(roomy):
+    model, optimizer = offloaded(roomy)
+    losses = [loss_of(model, seed) for seed in range(2)]
+    losses[0].backward()
+    with pytest.raises(terrace.FailedPrecondition, match=r"step_in_backward"):
+        losses[1].backward()
+    optimizer.step()
+
+
 def test_it_needs_an_optimizer(roomy):
     with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True needs the optimizer"):
         terrace.torch.offload(nn.Linear(64, 64), client=roomy, step_in_backward=True)

@@ -42,11 +42,26 @@ _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
 
 _compiler_of_thread = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
+_running_backward = torch._C._current_graph_task_id
+_NO_TASK = -1
+
 # They never run: who has them uses what they hold.
 _LISTS = (nn.ParameterList, nn.ParameterDict)
 
 # Their forward reads the parameters of modules inside them, without running those.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+
+def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
+    """Raises where one was stepped in a backward pass, and its optimizer.step() has not come: PyTorch alone would still
+    have the weights before."""
+    for one in parameters:
+        if one.gradient is not None and one.gradient.ahead_at is not None:
+            raise FailedPrecondition(
+                f"terrace.torch.offload(step_in_backward=True): the parameter '{one.name}' was stepped in a backward pass, "
+                "and the model runs again before optimizer.step(): a second gradient (gradient accumulation) cannot be "
+                "had, and if optimizer.step() was left out, its weights are stepped all the same. Call it first, or "
+                "offload without step_in_backward")
 
 
 def _before(module: nn.Module, _inputs: Any) -> None:
@@ -61,6 +76,8 @@ def _before(module: nn.Module, _inputs: Any) -> None:
         raise FailedPrecondition("a module was traced after terrace.torch.offload(), and the trace would not lease: "
                                  "trace a copy.deepcopy() of the model")
     check_running(uses.parameters)
+    if _running_backward() == _NO_TASK:
+        _check_not_ahead(uses.parameters)
     for store, _ in uses.sets:
         store.drop_unneeded()
     enter_each(uses.sets)
