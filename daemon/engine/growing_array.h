@@ -34,23 +34,41 @@ class GrowingArray {
 
   std::size_t size() const { return size_; }
   // Of an element that there is.
-  T& operator[](std::size_t at) { return blocks_[block_of(at)][place_of(at)]; }
-  const T& operator[](std::size_t at) const { return blocks_[block_of(at)][place_of(at)]; }
+  T& operator[](std::size_t at) {
+    const Place place = place_of(at);
+    return blocks_[place.block][place.at];
+  }
+  const T& operator[](std::size_t at) const {
+    const Place place = place_of(at);
+    return blocks_[place.block][place.at];
+  }
 
   // One more, as T{} is.
   T& add() {
-    TERRACE_CHECK(block_of(size_) < kBlocks);
-    T*& block = blocks_[block_of(size_)];
-    if (block == nullptr) block = std::allocator<T>().allocate(kFirst << block_of(size_));
-    return *std::construct_at(block + place_of(size_++));
+    const Place place = place_of(size_);
+    TERRACE_CHECK(place.block < kBlocks);
+    T*& block = blocks_[place.block];
+    if (block == nullptr) block = std::allocator<T>().allocate(kFirst << place.block);
+    T& added = *std::construct_at(block + place.at);
+    ++size_;
+    return added;
   }
 
  private:
-  static constexpr std::size_t kFirst = 64;   // elements of the first block
-  static constexpr std::size_t kBlocks = 26;  // more than there are slots
+  static constexpr std::size_t kFirstBits = 6;
+  static constexpr std::size_t kFirst = std::size_t{1} << kFirstBits;  // elements of the first block
+  static constexpr std::size_t kBlocks = 26;                           // more than there are slots
 
-  static std::size_t block_of(std::size_t at) { return static_cast<std::size_t>(std::bit_width(at / kFirst + 1)) - 1; }
-  static std::size_t place_of(std::size_t at) { return at - kFirst * (std::bit_floor(at / kFirst + 1) - 1); }
+  struct Place {
+    std::size_t block;
+    std::size_t at;  // in the block
+  };
+  // Counted from kFirst on, the highest bit of an element's number is its block's, and the others are its place there.
+  static Place place_of(std::size_t at) {
+    const std::size_t counted = at + kFirst;
+    const auto highest = static_cast<std::size_t>(std::bit_width(counted) - 1);
+    return {highest - kFirstBits, counted ^ (std::size_t{1} << highest)};
+  }
 
   std::array<T*, kBlocks> blocks_{};
   std::size_t size_ = 0;
