@@ -280,7 +280,7 @@ class EngineImpl final : public Engine {
   void count_eviction(Tensor& tensor, Level level, EvictionReason reason);
   void clean(Session& session);
   void clean_place(Session& session, std::size_t tier);
-  bool may_clean(const Session& session, Slot slot, Level level) const;
+  bool may_clean(const Session& session, Slot slot, const Tensor& tensor, Level level) const;
   bool start_clean(Session& session, Slot slot, Level level, Level target);
   bool may_move(const Tensor& tensor) const;
   bool withdraw_clean(Session& session, Slot slot);

@@ -2,6 +2,7 @@
 // Copies are given up: clean ones for nothing, dirty ones after a write-back, downward tier by tier.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -45,8 +46,7 @@ class FreeRuns {
 };
 
 // Of a copy that has the tensor's bytes, while none elsewhere is published: whether no other one has them.
-bool is_only_one(const Session& session, Slot slot, Level level) {
-  const Tensor& tensor = session.at(slot);
+bool is_only_one(const Session& session, Slot slot, const Tensor& tensor, Level level) {
   if ((tensor.valid & ~bit(level)) == 0 && !planted(Plant::kLastCopyDropped)) return true;
   return tensor.published == level && session.word(slot).dirty;
 }
@@ -58,7 +58,7 @@ bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const
   const Tensor& tensor = session.at(slot);
   if (!tensor.written || tensor.lost || !tensor.is_valid(level)) return true;
   if (tensor.published != Level::kNone && tensor.published != level) return !is_shown_where_gone(session, tensor);
-  return !is_only_one(session, slot, level);
+  return !is_only_one(session, slot, tensor, level);
 }
 
 void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reason) {
@@ -201,9 +201,8 @@ void EngineImpl::evict_for_hint(Session& session, Slot slot) {
 }
 
 // Whether a write-back would make the copy clean: it is published, dirty, and nobody moves it.
-bool EngineImpl::may_clean(const Session& session, Slot slot, Level level) const {
-  const Tensor& tensor = session.at(slot);
-  if (tensor.published != level || !is_only_one(session, slot, level)) return false;  // as most that are looked at
+bool EngineImpl::may_clean(const Session& session, Slot slot, const Tensor& tensor, Level level) const {
+  if (tensor.published != level || !is_only_one(session, slot, tensor, level)) return false;  // as most looked at
   return tensor.idle() && tensor.admission == 0 && tensor.is_valid(level) && tensor.written && !tensor.lost &&
          !tensor.deleted && !is_gone(session, tensor);
 }
@@ -283,12 +282,13 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   std::array<Slot, kCleaningsMax> cold{};
   const std::size_t cold_max = kCleaningsMax - session.cleanings;
   std::size_t found = 0;
-  double window = limit - mark;
+  auto window = static_cast<std::int64_t>(std::ceil(limit - mark));
   std::uint32_t looks = 0;
   const auto look = [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
-    window -= static_cast<double>(tensor.extent_bytes());
-    if (may_clean(session, slot, level) && !tensor.home_bad && tensor.pinned == Level::kNone) cold[found++] = slot;
+    window -= static_cast<std::int64_t>(tensor.extent_bytes());
+    if (may_clean(session, slot, tensor, level) && !tensor.home_bad && tensor.pinned == Level::kNone)
+      cold[found++] = slot;
     return window > 0 && ++looks < kLooksMax && found < cold_max;
   };
   place.policy->offer_victims(std::ref(look));

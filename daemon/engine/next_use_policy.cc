@@ -58,6 +58,7 @@ class NextUsePolicy final : public Policy {
   }
 
   void offer_victims(const std::function<bool(Slot)>& take) const override {
+    if (!planned()) return unforeseen_->offer_victims(take);
     bool more = true;
     auto next = order_.begin();
     for (; more && next != order_.end() && !std::get<0>(*next);) {

@@ -42,7 +42,7 @@ void EngineImpl::go_round(Session& session) {
 bool EngineImpl::write_back(Session& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
   if (tensor.published != Level::kDevice || !tiers_[tensor.device].options.write_back_early) return true;
-  if (!may_clean(session, slot, Level::kDevice) || session.word(slot).writers != 0) return true;
+  if (!may_clean(session, slot, tensor, Level::kDevice) || session.word(slot).writers != 0) return true;
   Level target = Level::kNone;
   if (!reserve_below(session, slot, target)) return false;
   if (target != Level::kNone) start_clean(session, slot, Level::kDevice, target);
