@@ -43,7 +43,7 @@ void EngineImpl::admit(const Request& request, Admission&& admission, bool with_
   if (!session) return answer(request.id, std::unexpected(session.error()));
   const auto tier = tier_of_place(admission.place, with_block);
   if (!tier) return answer(request.id, std::unexpected(tier.error()));
-  if (const auto found = find_all(**session, admission.tensors, admission.slots); !found) {
+  if (const auto found = find_set(**session, admission); !found) {
     ++tiers_[*tier].leases.errors;
     return answer(request.id, std::unexpected(found.error()));
   }
@@ -215,8 +215,7 @@ void EngineImpl::try_start(Session& session, Admission& admission) {
   admission.missing_bytes = 0;
   if (admission.is(Admission::Kind::kCreate)) return try_create(session, admission);
   const std::vector<Slot>& slots = admission.slots;
-  if (const auto found = find_all(session, admission.tensors, admission.slots); !found)
-    return fail_admission(session, admission, found.error());
+  if (const auto found = find_set(session, admission); !found) return fail_admission(session, admission, found.error());
   const bool out = tiers_[admission.tier].failed && !slots.empty();
   if (!out && tiers_[admission.tier].mapped() && all_there(session, admission, slots)) return grant(session, admission);
   const auto ready = out ? std::unexpected(out_of_use(session, admission)) : ready_to_start(session, admission, slots);

@@ -40,11 +40,12 @@ struct Admission {
   Time started{};
   Time deadline = kNever;
   std::vector<Handle> tensors;
-  std::vector<Slot> slots;          // theirs, when it was last looked at
+  std::vector<Slot> slots;          // theirs
   std::vector<TensorSpec> specs;    // kCreate
   std::vector<Handle> wanted;       // leased copies whose end it waits for, to have their room
   std::vector<Handle> awaited;      // of its set, leased by other members of the share
-  std::uint64_t seen_events = 0;    // of the session, when it was last looked at
+  std::uint64_t found_lives = 0;    // of the session, when its slots were found
+  std::uint64_t seen_events = 0;    // the same, when it was last looked at
   std::uint64_t pending = 0;        // kAssembling: tensors that are not there yet
   std::uint64_t fetched = 0;        // tensors that had to be brought
   std::uint64_t missing_bytes = 0;  // that it lacked in the tier when it was last looked at

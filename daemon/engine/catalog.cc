@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
+#include <utility>
 
 #include "engine/engine_impl.h"
 #include "engine/facts.h"
@@ -238,6 +240,12 @@ Result<std::vector<Slot>> EngineImpl::find_all(Session& session, const std::vect
   std::vector<Slot> slots;
   if (const auto found = find_all(session, handles, slots); !found) return std::unexpected(found.error());
   return slots;
+}
+
+// Its tensors' slots, which stand for as long as no tensor of the session is deleted.
+Result<void> EngineImpl::find_set(Session& session, Admission& admission) {
+  if (std::exchange(admission.found_lives, session.lives) == session.lives) return {};
+  return find_all(session, admission.tensors, admission.slots);
 }
 
 Result<void> EngineImpl::find_all(Session& session, const std::vector<Handle>& handles, std::vector<Slot>& slots) {

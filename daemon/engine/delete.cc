@@ -29,6 +29,7 @@ void EngineImpl::delete_tensor(Session& session, Slot slot) {
   --session.tensor_count;
   session.tensor_bytes -= tensor.bytes;
   tensor.deleted = true;
+  ++session.lives;
   tensor.pinned = Level::kNone;
   tensor.pinner = SessionId{};
   observe_forgotten(session, slot);
@@ -42,6 +43,7 @@ void EngineImpl::delete_tensor(Session& session, Slot slot) {
 }
 
 void EngineImpl::finish_leaving(Session& session) {
+  if (session.leaving.empty()) return;
   std::erase_if(session.leaving, [&](Slot slot) { return try_finish_delete(session, slot); });
 }
 

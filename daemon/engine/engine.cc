@@ -95,13 +95,16 @@ Time EngineImpl::next_deadline() const {
 
 void EngineImpl::take_output(Output& output) {
   output.clear();
-  output.replies.swap(output_.replies);
-  output.transfers.swap(output_.transfers);
-  output.segment_orders.swap(output_.segment_orders);
-  output.gone.swap(output_.gone);
-  output.pressure.swap(output_.pressure);
-  output.observations.swap(output_.observations);
-  output.losses.swap(output_.losses);
+  const auto take = [](auto& to, auto& from) {
+    if (!from.empty()) to.swap(from);  // few of them have something
+  };
+  take(output.replies, output_.replies);
+  take(output.transfers, output_.transfers);
+  take(output.segment_orders, output_.segment_orders);
+  take(output.gone, output_.gone);
+  take(output.pressure, output_.pressure);
+  take(output.observations, output_.observations);
+  take(output.losses, output_.losses);
 }
 
 void EngineImpl::stir(Session& session) {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's one object. Its members are sorted by room, and each room is a source file: sessions.cc, catalog.cc,
-// leases.cc, copies.cc, admission.cc, room.cc, eviction.cc, write_back.cc, transfers.cc, guarantees.cc, prefetch.cc,
-// declare.cc, follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc,
-// settle.cc, former.cc and losses.cc for what outlives the process or does not, shares.cc and words.cc for what several
-// processes see of it.
+// The engine's one object. Its members are sorted by room, each a source file: sessions.cc, catalog.cc, leases.cc,
+// copies.cc, admission.cc, room.cc, eviction.cc, write_back.cc, transfers.cc, guarantees.cc, prefetch.cc, declare.cc,
+// follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc, former.cc
+// and losses.cc for what outlives the process or does not, shares.cc and words.cc for what several processes see of it.
 #pragma once
 
 #include <map>
@@ -152,6 +151,7 @@ class EngineImpl final : public Engine {
   Result<std::vector<Slot>> find_all(Session& session, const std::vector<Handle>& handles);
   // The same into `slots`, whose memory is used again.
   Result<void> find_all(Session& session, const std::vector<Handle>& handles, std::vector<Slot>& slots);
+  Result<void> find_set(Session& session, Admission& admission);
   TensorInfo describe(const Session& session, Slot slot) const;
 
   // delete.cc
@@ -463,9 +463,10 @@ class EngineImpl final : public Engine {
   tier::ExtentAllocator text_space_{kTextUnitBytes};  // of the catalog
   std::uint64_t spare_bytes_ = 0;
   Scheduler scheduler_;
-  WriteBudget write_budget_;        // of the block tier
-  bool writes_back_early_ = false;  // from some tier
-  Time next_look_{};                // for what to write back early
+  WriteBudget write_budget_;             // of the block tier
+  bool writes_back_early_ = false;       // from some tier
+  std::vector<std::size_t> kept_clean_;  // tiers right above the homes whose copies are, once the tier is nearly full
+  Time next_look_{};                     // for what to write back early
 
   Time now_{};
   bool draining_ = false;

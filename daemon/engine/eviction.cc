@@ -258,12 +258,8 @@ void EngineImpl::give_up_clean(Session& session, Slot slot) {
 // The copies that would be given up next are kept clean once the tier is nearly full. (What is in memory that may be
 // lost does not wait for that: write_back.cc.)
 void EngineImpl::clean(Session& session) {
-  const Level above_home = home_level_ == Level::kBlock && memory_tier_ != SIZE_MAX ? Level::kMemory : Level::kDevice;
-  if (above_home == home_level_ || former_at_work_ || session.foreseen.plan) return;
-  if (!write_budget_.allows_early(now_)) return;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    if (tiers_[tier].level == above_home && !(writes_back_early_ && tiers_[tier].options.write_back_early))
-      clean_place(session, tier);
+  if (former_at_work_ || session.foreseen.plan || !write_budget_.allows_early(now_)) return;
+  for (const std::size_t tier : kept_clean_) clean_place(session, tier);
 }
 
 void EngineImpl::clean_place(Session& session, std::size_t tier) {

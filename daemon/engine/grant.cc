@@ -53,8 +53,7 @@ void EngineImpl::note_leases(Session& session, const Admission& admission, const
 
 void EngineImpl::grant(Session& session, Admission& admission) {
   const std::vector<Slot>& slots = admission.slots;
-  if (const auto found = find_all(session, admission.tensors, admission.slots); !found)
-    return fail_admission(session, admission, found.error());
+  if (const auto found = find_set(session, admission); !found) return fail_admission(session, admission, found.error());
   if (admission.is(Admission::Kind::kAcquire)) {
     if (const auto room = check_note(session, admission.member, slots.size()); !room)
       return fail_admission(session, admission, room.error());
@@ -65,6 +64,7 @@ void EngineImpl::grant(Session& session, Admission& admission) {
       return fail_admission(session, admission, leased.error());
   const Level level = tiers_[admission.tier].level;
   Located located;
+  located.tensors.reserve(slots.size());
   for (const Slot slot : slots) {
     settle_granted(session, admission, slot);
     const Tensor& tensor = session.at(slot);

@@ -108,6 +108,11 @@ EngineImpl::EngineImpl(Options options, CatalogMemory& catalog)
   home_level_ = tiers_.back().level;
   const bool has_where_to = memory_tier_ != SIZE_MAX || write_budget_.is_set();
   writes_back_early_ = has_where_to && std::ranges::any_of(options_.tiers, &TierOptions::write_back_early);
+  const Level above_home = home_level_ == Level::kBlock && memory_tier_ != SIZE_MAX ? Level::kMemory : Level::kDevice;
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+    if (above_home != home_level_ && tiers_[tier].level == above_home &&
+        !(writes_back_early_ && tiers_[tier].options.write_back_early))
+      kept_clean_.push_back(tier);
   former_at_work_ = options_.former_at_work && home_level_ == Level::kBlock;
   if (home_level_ == Level::kBlock) {
     const std::uint64_t capacity = tiers_.back().options.capacity_bytes;

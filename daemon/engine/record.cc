@@ -151,10 +151,11 @@ void EngineImpl::commit() {
     for (const Member& member : session->members) catalog_->put(member.record, record_of(*session, member));
   }
   touched_sessions_.clear();
-  for (const std::size_t record : std::exchange(freed_records_, {})) {
+  for (const std::size_t record : freed_records_) {
     catalog_->put(record, SessionRecord{});
     free_records_.insert(record);
   }
+  freed_records_.clear();
   for (std::size_t i = catalog_->node().retired_count; i < std::min(retired_.size(), kRetiredMax); ++i)
     catalog_->put_retired(i, retired_[i]);
   catalog_->put(node_record());

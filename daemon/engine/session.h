@@ -97,6 +97,7 @@ struct Session {
   std::uint64_t events = 1;     // goes up whenever something happened that a waiting admission may go on by
   bool stirred = false;         // in the engine's list of sessions to look at
 
+  std::uint64_t lives = 1;  // goes up whenever a tensor is deleted: handles may name nothing any more
   std::uint64_t tensor_count = 0;
   std::uint64_t tensor_bytes = 0;
   std::uint64_t step = 0;
