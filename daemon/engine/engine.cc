@@ -20,12 +20,12 @@ void EngineImpl::submit(Time now, Request request) {
 
 void EngineImpl::cancel(Time now, RequestId request) {
   now_ = now;
-  const auto found = waiting_.find(request);
-  if (found == waiting_.end()) return;
-  Session* session = find_session(found->second.session);
+  const Waiting* const found = waiting_.find(request);
+  if (found == nullptr) return;
+  Session* session = find_session(found->session);
   const Error cancelled{ErrorCode::kCancelled, "the request was cancelled", 0};
-  if (found->second.close) {
-    session->find_member(found->second.session)->close_request.reset();
+  if (found->close) {
+    session->find_member(found->session)->close_request.reset();
     answer(request, std::unexpected(cancelled));
   } else if (session != nullptr) {
     fail_admission(*session, demand_of(*session, request), cancelled);
@@ -134,7 +134,7 @@ void EngineImpl::run() {
   commit();
   const std::size_t before = output_.transfers.size();
   scheduler_.dispatch(output_.transfers);
-  for (std::size_t i = before; i < output_.transfers.size(); ++i) flights_.at(output_.transfers[i].id).begun = now_;
+  for (std::size_t i = before; i < output_.transfers.size(); ++i) flights_.find(output_.transfers[i].id)->begun = now_;
   watch_pressure();
 }
 
@@ -190,7 +190,7 @@ void EngineImpl::try_admissions(Session& session, bool prefetches) {
 void EngineImpl::expire() {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now_) {
     const RequestId request = deadlines_.begin()->second;
-    const Waiting waiting = waiting_.at(request);
+    const Waiting waiting = *waiting_.find(request);
     expire_one(request, waiting);
     TERRACE_CHECK(!waiting_.contains(request));
   }
@@ -227,10 +227,8 @@ void EngineImpl::watch_pressure() {
 }
 
 void EngineImpl::answer(RequestId request, Result<ReplyBody> result) {
-  if (const auto found = waiting_.find(request); found != waiting_.end()) {
-    deadlines_.erase({found->second.deadline, request});
-    waiting_.erase(found);
-  }
+  const auto waited = waiting_.take(request);
+  if (waited && waited->deadline != kNever) deadlines_.erase({waited->deadline, request});
   constexpr std::uint64_t kOneIn = 31;
   const bool unlucky = static_cast<std::uint64_t>(request) % kOneIn == 0;
   if (planted(Plant::kReplyLost) && unlucky) return;
@@ -245,7 +243,7 @@ bool EngineImpl::wait_for(RequestId request, SessionId session, Time deadline, b
                                      waiting_.size())));
     return false;
   }
-  waiting_.emplace(request, Waiting{session, deadline, close});
+  waiting_.add(request, {session, deadline, close});
   if (deadline != kNever && !planted(Plant::kDeadlineForgotten)) deadlines_.emplace(deadline, request);
   return true;
 }

@@ -11,12 +11,12 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "engine/admission.h"
 #include "engine/engine.h"
+#include "engine/id_map.h"
 #include "engine/scheduler.h"
 #include "engine/session.h"
 #include "engine/survey.h"
@@ -451,9 +451,9 @@ class EngineImpl final : public Engine {
   std::vector<std::pair<SessionId, Slot>> touched_;
   std::vector<SessionId> touched_sessions_;
   std::set<std::size_t> free_records_;
-  std::vector<std::size_t> freed_records_;              // since the last commit
-  std::vector<tier::Extent> retired_;                   // of the block tier
-  std::unordered_map<RequestId, std::uint64_t> notes_;  // of requests whose replies are not in their rings
+  std::vector<std::size_t> freed_records_;  // since the last commit
+  std::vector<tier::Extent> retired_;       // of the block tier
+  IdMap<RequestId, std::uint64_t> notes_;   // of requests whose replies are not in their rings
   std::vector<Tier> tiers_;
   std::size_t memory_tier_ = SIZE_MAX;
   std::size_t block_tier_ = SIZE_MAX;
@@ -489,9 +489,9 @@ class EngineImpl final : public Engine {
   std::vector<PendingOpen> opens_;
   bool fenced_ = false;  // some session may have a fence
   bool opens_stirred_ = false;
-  std::unordered_map<RequestId, Waiting> waiting_;
+  IdMap<RequestId, Waiting> waiting_;
   std::set<std::pair<Time, RequestId>> deadlines_;
-  std::unordered_map<TransferId, Flight> flights_;
+  IdMap<TransferId, Flight> flights_;
   std::map<mover::Link, LinkStatus> link_status_;
   Output output_;
 };

@@ -242,7 +242,7 @@ std::optional<EngineImpl::Flight> EngineImpl::withdraw(Session& session, Slot sl
   Tensor& tensor = session.at(slot);
   const TransferId transfer{tensor.transfer};
   if (tensor.activity != activity || !scheduler_.withdraw(transfer)) return std::nullopt;
-  const Flight flight = flights_.extract(transfer).mapped();
+  const Flight flight = *flights_.take(transfer);
   --session.transfers;
   tensor.activity = Activity::kIdle;
   tensor.transfer = 0;

@@ -47,7 +47,7 @@ void EngineImpl::check_invariants(std::span<const SessionId> scribbled) const {
   }
   TERRACE_CHECK(waiting == waiting_.size());
   for (const auto& [deadline, request] : deadlines_)
-    TERRACE_CHECK(deadline > now_ && waiting_.at(request).deadline == deadline);
+    TERRACE_CHECK(deadline > now_ && waiting_.find(request)->deadline == deadline);
   TERRACE_CHECK(stirred_.empty() && !opens_stirred_);
 }
 
@@ -134,11 +134,11 @@ void EngineImpl::check_tensor(const Session& session, Slot slot) const {
   TERRACE_CHECK((tensor.transfer != 0) == (!tensor.idle() && !landing));
   TERRACE_CHECK(!landing ||
                 (former_at_work_ && tensor.published == Level::kNone && tensor.valid == bit(Level::kBlock)));
-  if (tensor.transfer != 0) TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).slot == slot);
+  if (tensor.transfer != 0) TERRACE_CHECK(flights_.find(TransferId{tensor.transfer})->slot == slot);
   if (tensor.published != Level::kNone) TERRACE_CHECK(tensor.written && tensor.is_valid(tensor.published));
   // Law 4: what may be leased is touched by nothing but a write-back that reads it.
   if (tensor.published != Level::kNone && !tensor.idle())
-    TERRACE_CHECK(flights_.at(TransferId{tensor.transfer}).to != tensor.published);
+    TERRACE_CHECK(flights_.find(TransferId{tensor.transfer})->to != tensor.published);
   if (tensor.pinned != Level::kNone) TERRACE_CHECK(tensor.has(tensor.pinned));
   TERRACE_CHECK((tensor.pinner != SessionId{}) == (session.is_share() && tensor.pinned != Level::kNone));
   // What is given up is nobody's to lease, and is gone as soon as nobody moves it.
@@ -181,7 +181,7 @@ void EngineImpl::check_places(const Session& session) const {
       if (!tensor.live() || !at_tier(tensor, tier)) continue;
       tier::Extent extent = tensor.extent(level);
       const auto flight = flights_.find(TransferId{tensor.transfer});
-      if (tensor.activity == Activity::kSliding && flight != flights_.end() && flight->second.from == level) {
+      if (tensor.activity == Activity::kSliding && flight != nullptr && flight->from == level) {
         const tier::Extent target{tensor.slide().offset, extent.bytes};
         if (target.end() > extent.offset && target.offset < extent.offset)
           extent = {target.offset, extent.end() - target.offset};

@@ -204,17 +204,16 @@ Result<void> EngineImpl::check_note(Session& session, SessionId member, std::siz
 void EngineImpl::note(Session& session, const GrantRecord& grant, const std::vector<GrantedSlot>& slots) {
   if (!session.find_member(SessionId{grant.session})->maps_segments) return;
   if (planted(Plant::kNoteSkipped)) return;
-  notes_.emplace(RequestId{grant.request}, catalog_->note(grant, slots));
+  notes_.add(RequestId{grant.request}, catalog_->note(grant, slots));
 }
 
 void EngineImpl::answering(RequestId request, std::uint32_t position) {
-  const auto found = notes_.find(request);
-  if (found == notes_.end()) return;
-  catalog_->answering(found->second, position);
+  const std::uint64_t* const note = notes_.find(request);
+  if (note != nullptr) catalog_->answering(*note, position);
 }
 
 void EngineImpl::answered(RequestId request) {
-  if (notes_.erase(request) != 0 && notes_.empty()) catalog_->forget_notes();
+  if (notes_.take(request) && notes_.empty()) catalog_->forget_notes();
 }
 
 }  // namespace terrace::engine

@@ -143,7 +143,7 @@ void EngineImpl::end_session(Session& session, const Error& why) {
   for (const Tensor& tensor : session.tensors.all()) {
     const TransferId transfer{tensor.transfer};
     if (tensor.transfer == 0 || !scheduler_.withdraw(transfer)) continue;
-    flights_.erase(transfer);
+    flights_.take(transfer);
     --session.transfers;
   }
   stir(session);

@@ -70,17 +70,16 @@ void EngineImpl::start(Session& session, Slot slot, Flight flight, Urgency urgen
   tensor.transfer = static_cast<std::uint64_t>(transfer.id);
   flight.link = transfer.link;
   flight.bytes = transfer.bytes;
-  flights_.emplace(transfer.id, flight);
+  flights_.add(transfer.id, flight);
   ++session.transfers;
   scheduler_.push(session.tenant, session.id, transfer);
 }
 
 void EngineImpl::transfer_done(Time now, const mover::TransferDone& done) {
   now_ = now;
-  const auto found = flights_.find(done.id);
-  TERRACE_CHECK(found != flights_.end());
-  const Flight flight = found->second;
-  flights_.erase(found);
+  const auto taken = flights_.take(done.id);
+  TERRACE_CHECK(taken.has_value());
+  const Flight& flight = *taken;
   scheduler_.finished(flight.link, flight.bytes);
   LinkStatus& link = link_status_.at(flight.link);
   ++link.transfers;
