@@ -158,14 +158,19 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
   };
   TERRACE_CHECK(level != home_level_);  // homes are there for good
   if (allocated()) return true;
-  FreeRuns runs(place.space);
+  std::optional<FreeRuns> runs;
+  const auto joined = [&](tier::Extent extent) {
+    if (clean.size() == 1 && extent.bytes >= bytes) return extent;  // as where tensors are of one size
+    if (!runs) runs.emplace(place.space);
+    return runs->join(extent);
+  };
   const auto look = [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&
                       !(tensor.published == level && (tensor.hinted || leased(session, slot)));
     if (!free || !droppable(session, slot, level)) return true;
     clean.push_back(slot);
-    const tier::Extent run = runs.join({tensor.offset[index(level)], tensor.extent_bytes()});
+    const tier::Extent run = joined(tensor.extent(level));
     if (run.bytes >= bytes) enough = run;
     return !enough && clean.size() < kLooksMax;
   };
