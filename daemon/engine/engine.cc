@@ -153,7 +153,7 @@ void EngineImpl::pump(Session& session) {
   for (std::uint64_t before = 0; before != session.events && !session.admissions.empty();) {
     before = session.events;
     try_admissions(session, false);
-    try_admissions(session, true);
+    if (session.prefetches_running > 0) try_admissions(session, true);
   }
   for (const auto& place : session.places)
     if (place != nullptr) place->write_back_error.reset();  // nobody waited for it

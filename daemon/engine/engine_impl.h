@@ -478,6 +478,7 @@ class EngineImpl final : public Engine {
   std::uint64_t next_mark_ = 1;
   std::uint64_t set_mark_ = UINT64_MAX;  // on the tensors of the admission that is being looked at
   Missing missing_;                      // of the same; its memory is used again
+  std::vector<Slot> spare_slots_;        // memory for those of the next one
   std::uint64_t steps_ = 0;
   Restored restored_;
   PrefetchStatus prefetches_;

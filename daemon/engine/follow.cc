@@ -185,7 +185,6 @@ void EngineImpl::lose_plan(Session& session) {
 
 // The policies learn what the plan says, a little at a time.
 void EngineImpl::tell_policies(Session& session) {
-  if (session.foreseen.told.empty()) return;  // there was no plan yet
   if (session.foreseen.plan) {
     pass_some(session, kPassMax);
     if (!expect_first_uses(session)) return;

@@ -20,6 +20,7 @@ constexpr std::uint32_t kPutOffMax = 64;  // transfers that cannot begin just no
 
 void EngineImpl::foresee(Session& session) {
   Foreseen& foreseen = session.foreseen;
+  if (!foreseen.plan && foreseen.told.empty() && session.prefetches_running == 0) return;  // nor was there one
   tell_policies(session);
   if (session.prefetches_running > 0) revoke_late(session);
   if (!foreseen.plan) return;

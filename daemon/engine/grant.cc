@@ -145,6 +145,7 @@ void EngineImpl::end_admission(Session& session, Admission& admission) {
     }
   }
   if (admission.is(Admission::Kind::kPrefetch)) --session.prefetches_running;
+  admission.slots.swap(spare_slots_);
   session.admissions.erase(std::ranges::find(session.admissions, id, &Admission::id));
   ++session.events;
   stir(session);

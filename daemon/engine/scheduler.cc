@@ -91,6 +91,7 @@ void Scheduler::erase(const Waiting& waiting) {
 
 void Scheduler::push(const Tenant& tenant, SessionId session, const mover::Transfer& transfer) {
   LinkQueue& link = queue(transfer.link);
+  ++queued_;
   if (link.queued() == 0) {
     link.alone.emplace(tenant, session, transfer);
     return;
@@ -138,6 +139,7 @@ bool Scheduler::withdraw(TransferId id) {
   if (found == waiting_.end()) return false;
   erase(found->second);
   waiting_.erase(found);
+  --queued_;
   return true;
 }
 
@@ -190,6 +192,7 @@ TransferId Scheduler::pick(ClassQueue& queue) {
 }
 
 mover::Transfer Scheduler::take_next(LinkQueue& queue) {
+  --queued_;
   if (queue.alone) {
     const mover::Transfer next = queue.alone->transfer;
     queue.alone.reset();
@@ -205,6 +208,7 @@ mover::Transfer Scheduler::take_next(LinkQueue& queue) {
 }
 
 void Scheduler::dispatch(std::vector<mover::Transfer>& out) {
+  if (queued_ == 0) return;
   for (LinkQueue& queue : links_) {
     while (!queue.held && queue.queued() > 0 && has_room(queue)) {
       out.push_back(take_next(queue));

@@ -108,6 +108,7 @@ class Scheduler {
 
   std::vector<LinkQueue> links_;           // in the links' order
   std::map<TransferId, Waiting> waiting_;  // in the links' classes
+  std::uint64_t queued_ = 0;               // on all links
   std::uint32_t in_flight_max_;
   std::vector<std::uint32_t> weights_;
   std::uint64_t unit_quantum_bytes_ = 0;  // what a tenant of weight 1 may send in a turn
