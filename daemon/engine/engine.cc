@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bitset>
+#include <utility>
 
 #include "engine/engine_impl.h"
 #include "engine/planted.h"
@@ -155,8 +156,9 @@ void EngineImpl::pump(Session& session) {
     try_admissions(session, false);
     if (session.prefetches_running > 0) try_admissions(session, true);
   }
-  for (const auto& place : session.places)
-    if (place != nullptr) place->write_back_error.reset();  // nobody waited for it
+  if (std::exchange(session.write_back_failed, false))
+    for (const auto& place : session.places)
+      if (place != nullptr) place->write_back_error.reset();  // nobody waited for it
   start_prefetches(session);
   foresee(session);
   clean(session);

@@ -91,6 +91,7 @@ struct Session {
   std::uint32_t prefetches_running = 0;
   Foreseen foreseen;
   std::array<Declared, 3> declared{};  // by kind
+  bool write_back_failed = false;      // of some place, since it was looked at
   std::uint32_t cleanings = 0;
   std::uint32_t hand = 0;       // the slot that is looked at next for what to write back early
   std::uint32_t transfers = 0;  // queued or in flight

@@ -205,6 +205,7 @@ void EngineImpl::evicted(Session& session, const Flight& flight, const Result<vo
     error.message = fmt::format("writing back tensor '{}' failed, its bytes stay where they are: {}",
                                 name(session, flight.slot), error.message);
     place_of(session, tensor, flight.from).write_back_error = std::move(error);
+    session.write_back_failed = true;
   }
   rest(session, flight.slot);
 }
