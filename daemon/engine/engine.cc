@@ -111,7 +111,7 @@ void EngineImpl::take_output(Output& output) {
 void EngineImpl::stir(Session& session) {
   if (session.stirred) return;
   session.stirred = true;
-  stirred_.push_back(session.id);
+  stirred_.push_back(&session);
 }
 
 void EngineImpl::stir_all() {
@@ -124,7 +124,7 @@ void EngineImpl::stir_all() {
 void EngineImpl::run() {
   do {
     for (std::size_t i = 0; i < stirred_.size(); ++i)
-      if (Session* session = find_session(stirred_[i])) pump(*session);
+      if (stirred_[i] != nullptr) pump(*stirred_[i]);
     stirred_.clear();
     if (opens_stirred_) {
       opens_stirred_ = false;
@@ -219,12 +219,12 @@ void EngineImpl::expire_one(RequestId request, const Waiting& waiting) {
 }
 
 void EngineImpl::watch_pressure() {
-  for (std::size_t i = 0; i < tiers_.size(); ++i) {
-    Tier& tier = tiers_[i];
+  for (Tier& tier : tiers_) {
     const bool above = tier.used_bytes > tier.high_mark_bytes;
     if (above == tier.above) continue;
     tier.above = above;
-    output_.pressure.push_back({static_cast<TierId>(i), above, tier.used_bytes, tier.options.capacity_bytes});
+    const auto id = static_cast<TierId>(&tier - tiers_.data());
+    output_.pressure.push_back({id, above, tier.used_bytes, tier.options.capacity_bytes});
   }
 }
 

@@ -486,7 +486,7 @@ class EngineImpl final : public Engine {
 
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::map<SessionId, SessionId> part_of_;  // members of shares, and the share
-  std::vector<SessionId> stirred_;
+  std::vector<Session*> stirred_;           // null: of which nothing is left
   std::vector<PendingOpen> opens_;
   bool fenced_ = false;  // some session may have a fence
   bool opens_stirred_ = false;

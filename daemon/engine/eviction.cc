@@ -46,7 +46,7 @@ class FreeRuns {
 };
 
 // Of a copy that has the tensor's bytes, while none elsewhere is published: whether no other one has them.
-bool is_only_one(const Session& session, Slot slot, const Tensor& tensor, Level level) {
+inline bool is_only_one(const Session& session, Slot slot, const Tensor& tensor, Level level) {
   if ((tensor.valid & ~bit(level)) == 0 && !planted(Plant::kLastCopyDropped)) return true;
   return tensor.published == level && session.word(slot).dirty;
 }
@@ -288,7 +288,8 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   const auto look = [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     window -= static_cast<std::int64_t>(tensor.extent_bytes());
-    if (may_clean(session, slot, tensor, level) && !tensor.home_bad && tensor.pinned == Level::kNone)
+    const bool dirty = tensor.published == level && is_only_one(session, slot, tensor, level);  // as few are
+    if (dirty && may_clean(session, slot, tensor, level) && !tensor.home_bad && tensor.pinned == Level::kNone)
       cold[found++] = slot;
     return window > 0 && ++looks < kLooksMax && found < cold_max;
   };

@@ -168,6 +168,7 @@ void EngineImpl::finish_session(Session& session) {
     part_of_.erase(member.id);
     output_.gone.push_back(member.id);
   }
+  std::ranges::replace(stirred_, &session, nullptr);
   sessions_.erase(id);
   output_.gone.push_back(id);
   for (auto& [other, left] : sessions_)
