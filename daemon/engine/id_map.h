@@ -51,12 +51,13 @@ class IdMap {
       hole = at;
     }
     places_[hole].taken = false;
-    --size_;
+    if (--size_ == 0 && places_.size() > kPlacesKept) places_ = {};
     return value;
   }
 
  private:
   static constexpr std::size_t kPlacesMin = 16;
+  static constexpr std::size_t kPlacesKept = 1024;  // while nothing is here: a set may have been a large one
   static constexpr std::uint64_t kSpread = 0x9e3779b97f4a7c15;  // 2^64 by the golden ratio (Knuth, volume 3, 6.4)
 
   struct Place {

@@ -39,6 +39,18 @@ TEST(IdMap, HasWhatAMapHas) {
   }
 }
 
+TEST(IdMap, IsFilledAgainAfterItWasLarge) {
+  constexpr std::uint64_t kIds = 5'000;
+  IdMap<TransferId, std::uint64_t> map;
+  for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{1'000'000}}) {
+    for (std::uint64_t id = first; id < first + kIds; ++id) map.add(TransferId{id}, id);
+    ASSERT_EQ(map.size(), kIds);
+    for (std::uint64_t id = first; id < first + kIds; ++id) ASSERT_EQ(map.take(TransferId{id}), id);
+    ASSERT_TRUE(map.empty());
+    ASSERT_FALSE(map.contains(TransferId{first}));
+  }
+}
+
 TEST(IdMapDeathTest, TakesNoNumberTwice) {
   IdMap<TransferId, int> map;
   map.add(TransferId{7}, 1);
