@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 
 import memory_room
 
@@ -52,15 +53,18 @@ class Contender:
     """Starts with start(), ends with stop(); in between it does what it is asked for."""
 
     def __init__(self, place: Place, name: str, kind: str, *, limit_bytes: int | None = None,
-                 expected_bytes: int = 0, **options: object):
-        """kind, options: see worker.py. expected_bytes: about what it is going to need of the machine's memory."""
+                 expected_bytes: int = 0, otherwise: Sequence[dict[str, object]] = (), **options: object):
+        """kind, options: see worker.py. expected_bytes: about what it is going to need of the machine's memory.
+        otherwise: options to go on with where it fails with these, one after the other."""
         self.name = name
         self.expected_bytes = expected_bytes
         self.ready: dict[str, object] = {}  # what it said of itself when it had started
         self.room: memory_room.Room | None = None
         self.limit_bytes = limit_bytes  # until it starts
+        self.options = options | {"kind": kind}  # what it runs with
+        self.given_up: list[tuple[dict[str, object], str]] = []  # what it ran with before, and how that failed
+        self._otherwise = list(otherwise)
         self._place = place
-        self._options = options | {"kind": kind}
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = b""
 
@@ -68,7 +72,7 @@ class Contender:
         """Starts it and waits until it is ready for its first step."""
         folder = self._place.folder / self.name
         folder.mkdir()
-        spec = self._options | {"folder": str(folder), "threads": self._place.threads}
+        spec = self.options | {"folder": str(folder), "threads": self._place.threads}
         self.room = memory_room.Room(*self._place.cgroups, self.name, self.limit_bytes)
         self._answer_pipe, child_end = os.pipe()
         command = self.room.command([self._place.python, "-B", str(HERE / "worker.py"), str(child_end),
@@ -87,6 +91,14 @@ class Contender:
         except BaseException:
             self.stop(at_once=True)
             raise
+
+    def try_otherwise(self, why: str) -> bool:
+        """It failed, and was stopped: it is to run with the next of its other options. Whether there are any."""
+        if not self._otherwise:
+            return False
+        self.given_up.append((self.options, why))
+        self.options = self.options | self._otherwise.pop(0)
+        return True
 
     @property
     def running(self) -> bool:

@@ -62,9 +62,9 @@ def take_turns(references: Sequence[Contender], subjects: Sequence[Contender], r
     turn, which begins with disks at rest, is not counted if there are others.
 
     They all stay for the whole time if the machine's memory is expected to hold them, and so train on; else each turn
-    is a fresh process, which has so many steps more before those that are counted. A contender that fails has no more
-    turns, and says why. between: called after each round. at_the_end: called for each contender while it still runs,
-    for the last time.
+    is a fresh process, which has so many steps more before those that are counted. A contender that fails takes its
+    turn again with its other options, without its figures so far; where it has none it has no more turns, and says why.
+    between: called after each round. at_the_end: called for each contender while it still runs, for the last time.
     """
     crew = [*references, *subjects]
     measured = {one.name: Measured() for one in crew}
@@ -75,37 +75,43 @@ def take_turns(references: Sequence[Contender], subjects: Sequence[Contender], r
             say("memory does not hold all contenders at once: each turn is a process of its own")
         for number in range(rounds):
             for one in (*references, *subjects, *references):
-                _turn(one, measured[one.name], steps, say, f"round {number + 1} of {rounds}",
-                      None if resident and number + 1 < rounds else at_the_end, resident)
+                measured[one.name] = _turn(one, measured[one.name], steps, say, f"round {number + 1} of {rounds}",
+                                           None if resident and number + 1 < rounds else at_the_end, resident)
             between()
     return measured
 
 
 def _turn(one: Contender, of: Measured, steps: int, say: Callable[[str], None], when: str,
+          at_the_end: Callable[[Contender], None] | None, stays: bool) -> Measured:
+    while of.failed is None:
+        try:
+            _take(one, of, steps, say, when, at_the_end, stays)
+            break
+        except Exception as error:
+            say(f"{when}: {error}")
+            one.stop(at_once=True)
+            of = Measured(failed=None if one.try_otherwise(str(error)) else str(error))
+    return of
+
+
+def _take(one: Contender, of: Measured, steps: int, say: Callable[[str], None], when: str,
           at_the_end: Callable[[Contender], None] | None, stays: bool) -> None:
-    if of.failed is not None:
-        return
-    try:
-        if not one.running:
-            say(f"{when}: {one.name} starts")
-            one.start()
-            one.room.reset_peak()
-            if not stays:
-                of.losses |= one.turn(steps).losses
-        done = one.turn(steps)
-        counted = done.seconds[1:] or done.seconds
-        of.turns.append(statistics.median(counted))
-        of.losses |= done.losses
-        of.steps += len(done.seconds)
-        of.read_bytes += done.read_bytes
-        of.written_bytes += done.written_bytes
-        of.peak_bytes = max(of.peak_bytes, one.peak_bytes)
-        say(f"{when}: {one.name}: {of.turns[-1]:.3f} s a step, at most {one.peak_bytes / (1 << 20):.0f} MiB")
-        if at_the_end is not None:
-            at_the_end(one)
+    if not one.running:
+        say(f"{when}: {one.name} starts")
+        one.start()
+        one.room.reset_peak()
         if not stays:
-            one.stop()
-    except Exception as error:
-        of.failed = str(error)
-        say(f"{when}: {error}")
-        one.stop(at_once=True)
+            of.losses |= one.turn(steps).losses
+    done = one.turn(steps)
+    counted = done.seconds[1:] or done.seconds
+    of.turns.append(statistics.median(counted))
+    of.losses |= done.losses
+    of.steps += len(done.seconds)
+    of.read_bytes += done.read_bytes
+    of.written_bytes += done.written_bytes
+    of.peak_bytes = max(of.peak_bytes, one.peak_bytes)
+    say(f"{when}: {one.name}: {of.turns[-1]:.3f} s a step, at most {one.peak_bytes / (1 << 20):.0f} MiB")
+    if at_the_end is not None:
+        at_the_end(one)
+    if not stays:
+        one.stop()

@@ -34,10 +34,9 @@ class Run:
         self.say = say
         self.losses: list[Losses] = []  # of the suite at hand
         self._report = report
-        self.deepspeed: list[int] | None = None  # which of its settings work with the smaller model, the fastest first
 
     def contender(self, name: str, kind: str, model: Model, *, limit_bytes: int | None = None,
-                  **options: object) -> Contender:
+                  otherwise: Sequence[dict[str, object]] = (), **options: object) -> Contender:
         """A contender that trains or runs a model; expected to need its state, or its tiers."""
         shape = dataclasses.asdict(model)
         expected = BASE_BYTES + (int(options["memory"]) if "memory" in options else 0)
@@ -45,8 +44,8 @@ class Run:
             expected += 3 * model.state_bytes
         elif kind in ("plain", "activations"):
             expected += model.state_bytes // (4 if options.get("weights_only") else 1)
-        return Contender(self.place, name, kind, limit_bytes=limit_bytes, expected_bytes=expected, shape=shape,
-                         **options)
+        return Contender(self.place, name, kind, limit_bytes=limit_bytes, expected_bytes=expected,
+                         otherwise=otherwise, shape=shape, **options)
 
     def limit(self, crew: Sequence[Contender]) -> str:
         """Gives all of a row's contenders the same memory limit, each with its daemon: a quarter more than the largest

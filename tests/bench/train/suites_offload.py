@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters, gradients and optimizer states: in memory and on the block tier, against plain PyTorch and DeepSpeed."""
 
+from contender import Contender
 from link import Link, NoLink
 from rounds import Measured, last_losses, take_turns
 from rows import Count, Row
@@ -9,7 +10,7 @@ from sizes import MIB, Model, room_bytes, tier_bytes
 
 PLAIN, TERRACE, DEEPSPEED = "plain", "terrace", "deepspeed"
 
-# Tried one after the other on the smaller model; the fastest one is DeepSpeed's contender for both.
+# Each is tried with each model; the fastest one is DeepSpeed's contender.
 SETTINGS: list[dict[str, object]] = [
     {},
     {"sub_group_size": 64 << 20},
@@ -50,7 +51,7 @@ def _counts(of: Measured, peer: Measured | None) -> list[Count]:
 def _row(run: Run, declared: Declared, ours: Measured, reference: Measured, words: str) -> None:
     """A row of step times."""
     if ours.failed or reference.failed:
-        run.missing(declared, str(ours.failed or reference.failed))
+        run.missing(declared, str(ours.failed or f"{reference.failed} ({words})"))
         return
     run.add(Row(declared.bench, declared.what, ours.seconds, "seconds a step", declared.bar, words, reference.seconds,
                 interval=reference.interval, counts=_counts(ours, reference)))
@@ -58,7 +59,7 @@ def _row(run: Run, declared: Declared, ours: Measured, reference: Measured, word
 
 def _memory_row(run: Run, declared: Declared, ours: Measured, reference: Measured, words: str) -> None:
     if ours.failed or reference.failed:
-        run.missing(declared, str(ours.failed or reference.failed))
+        run.missing(declared, str(ours.failed or f"{reference.failed} ({words})"))
         return
     run.add(Row(declared.bench, declared.what, ours.peak_bytes / MIB, "MiB", declared.bar, words,
                 reference.peak_bytes / MIB))
@@ -81,27 +82,39 @@ def in_memory(run: Run) -> None:
     _memory_row(run, DRAM[1], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {of}")
 
 
-def _tried(run: Run, model: Model, number: int, steps: int) -> Measured:
-    """What some steps with one of DeepSpeed's settings come to."""
+def _named(settings: dict[str, object]) -> str:
+    """Settings, for people."""
+    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "as first tried"
+
+
+def _tried(run: Run, model: Model, number: int) -> Measured:
+    """What three steps with one of DeepSpeed's settings come to: some fail in the second one."""
     name = f"deepspeed-settings-{number}"
     one = run.contender(name, "deepspeed", model, device="nvme", settings=SETTINGS[number])
     run.limit([one])
-    return take_turns([], [one], 1, steps, run.say)[name]
+    return take_turns([], [one], 1, 3, run.say)[name]
 
 
-def _best_settings(run: Run, model: Model) -> dict[str, object]:
-    """DeepSpeed's settings for a model: of those that work with it, the ones that are fastest with the smaller model."""
-    if not run.sizes.tuned:
-        return SETTINGS[0]
-    if run.deepspeed is None:
-        tried = {number: _tried(run, run.sizes.small, number, 3) for number in range(len(SETTINGS))}
-        run.deepspeed = sorted((number for number, one in tried.items() if one.failed is None),
-                               key=lambda number: tried[number].seconds)
-    others = [number for number in range(len(SETTINGS)) if number not in run.deepspeed]
-    best = next((number for number in [*run.deepspeed, *others]
-                 if model == run.sizes.small or _tried(run, model, number, 1).failed is None), 0)
-    run.say(f"DeepSpeed's settings: {SETTINGS[best] or 'the first ones'}")
-    return SETTINGS[best]
+def _deepspeed(run: Run, model: Model) -> Contender:
+    """DeepSpeed with its fastest settings for a model; where these fail in a turn, with the next ones."""
+    works: list[dict[str, object]] = SETTINGS
+    failed: list[tuple[dict[str, object], str]] = []
+    if run.sizes.tuned:
+        tried = [_tried(run, model, number) for number in range(len(SETTINGS))]
+        order = sorted((one.seconds, number) for number, one in enumerate(tried) if one.failed is None)
+        works = [SETTINGS[number] for _, number in order] or SETTINGS[:1]
+        failed = [(SETTINGS[number], one.failed) for number, one in enumerate(tried) if one.failed is not None]
+    run.say(f"DeepSpeed's settings: {_named(works[0])}")
+    found = run.contender(DEEPSPEED, "deepspeed", model, device="nvme", settings=works[0],
+                          otherwise=[{"settings": settings} for settings in works[1:]])
+    found.given_up += [({"settings": settings}, why) for settings, why in failed]
+    return found
+
+
+def _settings_words(of: Contender) -> str:
+    """With which settings it ended, and which ones failed, and how."""
+    return "; ".join([f"settings: {_named(of.options['settings'])}",
+                      *(f"failed: {_named(options['settings'])}: {why[-200:]}" for options, why in of.given_up)])
 
 
 def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
@@ -114,14 +127,11 @@ def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
         return
     references = [run.contender(PLAIN, "plain", model)]
     without = run.peers.missing.get("deepspeed")
-    settings: dict[str, object] = {}
     if without is None:
-        settings = _best_settings(run, model)
-        references.append(run.contender(DEEPSPEED, "deepspeed", model, device="nvme", settings=settings))
+        references.append(_deepspeed(run, model))
     subject = run.contender(TERRACE, "terrace", model, memory=tier_bytes(model), block=model.state_bytes * 5 // 4,
                             all_guaranteed=True, step_in_backward=True)
     of = f"{model.words}, {run.limit([*references, subject])}"
-    words = f"DeepSpeed ZeRO-3 NVMe offload, {of}, settings {settings or 'as first tried'}"
     link = Link(run.place.folder)
     found: dict[str, Measured] = {}
     why_no_link = None
@@ -140,6 +150,7 @@ def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
     found.setdefault(DEEPSPEED, Measured(failed=f"DeepSpeed cannot be had: {without}"))
     ours, plain = found[TERRACE], found[PLAIN]
     run.compare(f"on the block tier, {model.words}", ours, plain)
+    words = f"DeepSpeed ZeRO-3 NVMe offload, {of}" + "".join(f", {_settings_words(one)}" for one in references[1:])
     _row(run, against_peer, ours, found[DEEPSPEED], words)
     _memory_row(run, memory, ours, found[DEEPSPEED], words)
     if ours.failed or plain.failed or why_no_link:

@@ -4,6 +4,7 @@ last line, which rows there are; that a contender that fails, or is interrupted,
 are compared bit for bit. Contenders are small processes of this file's own: nothing trains, and nothing is timed."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -21,6 +22,7 @@ import memory_room
 import rounds
 import run
 import sizes
+import suites_offload
 import train_peers
 from peers import Peers
 from report import Report, measured_before
@@ -37,7 +39,7 @@ subprocess.Popen(["sleep", "1000"], start_new_session=True)
 say({"parameters": 1})
 step = 0
 for line in sys.stdin:
-    if spec["kind"] == "fails":
+    if spec["kind"] == "fails" and step >= spec.get("after", 0):
         print("out of luck", file=sys.stderr)
         sys.exit(3)
     steps = json.loads(line)["steps"]
@@ -204,8 +206,8 @@ class Contenders(unittest.TestCase):
             file.unlink()  # a folder that is left fails
         self.folder.rmdir()
 
-    def contender(self, name, kind="works", seconds=1.0):
-        return contender.Contender(self.place, name, kind, seconds=seconds)
+    def contender(self, name, kind="works", seconds=1.0, **options):
+        return contender.Contender(self.place, name, kind, seconds=seconds, **options)
 
     def run_here(self):
         return run.Run(sizes.QUICK, self.place, None, self.said.append, Report([], "quick", io.StringIO()))
@@ -242,6 +244,45 @@ class Contenders(unittest.TestCase):
         self.assertIn("out of luck", found["broken"].failed)
         self.assertEqual(len(found["reference"].turns), 4)
         self.check_nothing_is_left(*crew)
+
+    def test_a_contender_that_fails_goes_on_with_its_other_options(self):
+        others = [{"after": 0}, {"kind": "works", "seconds": 3.0}, {"seconds": 4.0}]
+        one = self.contender("reference", "fails", after=3, otherwise=others)
+        found = rounds.take_turns([one], [self.contender("subject")], 2, 3, self.said.append)["reference"]
+        self.assertEqual((found.turns, found.failed), ([3.0] * 3, None))
+        self.assertEqual((found.steps, sorted(found.losses)), (9, list(range(9))), "what came before it is dropped")
+        self.assertEqual([options["after"] for options, _ in one.given_up], [3, 0])
+        self.assertEqual((one.options["kind"], one.options["seconds"]), ("works", 3.0))
+        self.check_nothing_is_left(one)
+
+    def test_a_contender_without_other_options_has_failed(self):
+        one = self.contender("reference", "fails", after=3, otherwise=[{"after": 0}])
+        found = rounds.take_turns([one], [self.contender("subject")], 2, 3, self.said.append)["reference"]
+        self.assertIn("out of luck", found.failed)
+        self.assertEqual(found.turns, [])
+        self.check_nothing_is_left(one)
+
+    def test_the_fastest_settings_that_pass_a_trial_train_and_the_next_ones_follow(self):
+        here = self.run_here()
+        here.sizes = dataclasses.replace(sizes.QUICK, tuned=True)
+        trials = {0: 2.0, 1: None, 2: 1.0, 3: 4.0, 4: 3.0, 5: None}
+
+        def tried(_, model, number):
+            self.assertEqual(model, sizes.QUICK.medium)
+            seconds = trials[number]
+            return rounds.Measured(failed="no buffers") if seconds is None else rounds.Measured(turns=[seconds])
+
+        with unittest.mock.patch.object(suites_offload, "_tried", tried):
+            one = suites_offload._deepspeed(here, sizes.QUICK.medium)
+        used = [one.options["settings"]]
+        while one.try_otherwise("out of luck"):
+            used.append(one.options["settings"])
+        self.assertEqual(used, [suites_offload.SETTINGS[number] for number in (2, 0, 4, 3)])
+        self.assertEqual([why for _, why in one.given_up], ["no buffers"] * 2 + ["out of luck"] * 3)
+        words = suites_offload._settings_words(one)
+        self.assertIn("settings: pipeline False", words)
+        self.assertIn("failed: sub_group_size 67108864: no buffers", words)
+        self.assertIn("failed: as first tried: out of luck", words)
 
     def test_an_interrupt_ends_everything(self):
         crew = [self.contender("reference"), self.contender("subject")]

@@ -27,7 +27,9 @@ def configuration(spec, recipe, largest, folder):
     device = {"device": spec["device"], "pin_memory": bool(settings.get("pin_memory", False))}
     parameters, optimizer = dict(device), dict(device)
     if spec["device"] == "nvme":
-        parameters |= {"nvme_path": folder, "buffer_count": settings.get("parameter_buffers", 5),
+        # What is read ahead takes every buffer there is. With 5, which is DeepSpeed's default, a model of 28 blocks
+        # has none left in its second step for a parameter that was not read ahead, and it asserts.
+        parameters |= {"nvme_path": folder, "buffer_count": settings.get("parameter_buffers", 12),
                        "buffer_size": -(-largest // ALIGNMENT) * ALIGNMENT, "max_in_cpu": 0}
         pipeline = bool(settings.get("pipeline", True))
         # Of three sub groups at a time, one read, one stepped and one written, four tensors each: with fewer it asserts.
