@@ -2,7 +2,6 @@
 // The suite `block`: tensors between memory and the disk, beside fio on the same disk.
 #include <fmt/format.h>
 #include <time.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <numeric>
@@ -12,6 +11,7 @@
 #include "bench/block_rig.h"
 #include "bench/memcpy_reference.h"
 #include "bench/suite.h"
+#include "tier/block/xxh3.h"
 
 namespace terrace::bench {
 namespace {

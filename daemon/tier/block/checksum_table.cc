@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -12,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "tier/block/xxh3.h"
 
 namespace terrace::tier {
 
