@@ -467,6 +467,26 @@ def test_a_lease_carries_another_one(client):
         assert lease.numpy()[3] == 7
 
 
+def test_bytes_are_copied_into_what_is_leased_to_be_written(client):
+    """From any address, any number of them; and nothing beside them is written."""
+    tensor = client.create("t", (1000,), "uint8")
+    source = torch.arange(2000, dtype=torch.int64).to(torch.uint8)
+    for offset, size in ((0, 1000), (1, 999), (7, 64), (3, 63), (5, 130), (0, 1), (0, 0)):
+        with tensor.overwrite() as lease:
+            torch.from_dlpack(lease).zero_()
+            lease._copy_in(source.data_ptr() + offset, size)
+        with tensor.read() as lease:
+            found = torch.from_dlpack(lease)
+            assert torch.equal(found[:size], source[offset:offset + size]) and not found[size:].any(), (offset, size)
+    with tensor.write() as lease, pytest.raises(terrace.InvalidArgument, match="as large"):
+        lease._copy_in(source.data_ptr(), 1001)
+    for writable_view in (False, True):
+        with tensor.read(writable_view=writable_view) as lease, pytest.raises(terrace.InvalidArgument, match="written"):
+            lease._copy_in(source.data_ptr(), 1)
+    with pytest.raises(terrace.FailedPrecondition, match="released"):
+        lease._copy_in(source.data_ptr(), 1)
+
+
 def test_a_placeholder_reads_as_no_number(client):
     placeholder = _terrace.Placeholder(5 * MIB)
     part = torch.from_dlpack(placeholder.part(MIB, 4 * MIB))

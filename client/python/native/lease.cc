@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "copy_in.h"
 #include "dlpack.h"
 #include "errors.h"
 
@@ -49,6 +50,15 @@ void HeldLease::carry(HeldLease& other) {
   hold_->carry(std::move(other.hold_));
 }
 
+void HeldLease::copy_in(const std::byte* from, std::size_t size) const {
+  const Hold& held = *hold();
+  if (held.mode() == Mode::kRead || held.cuda_device() || size > tensor_.bytes())
+    raise({ErrorCode::kInvalidArgument,
+           "bytes are copied into host memory that is leased to be written, and is as large"});
+  const nb::gil_scoped_release released;
+  python::copy_in(held.writable_address(), from, size);
+}
+
 void HeldLease::abandon() {
   if (hold_ != nullptr) hold_->tear();
   hold_.reset();
@@ -58,6 +68,7 @@ Hold::Hold(Lease lease, std::shared_ptr<LeasedBytes> leased)
     : tensor_(lease.tensor()),
       place_(lease.place()),
       address_(lease.bytes().data()),
+      writable_address_(lease.writable_bytes().data()),
       leased_(std::move(leased)),
       cuda_device_(lease.cuda_device()) {
   token_ = lease.detach();
@@ -175,6 +186,12 @@ void bind_lease(nb::module_& module) {
             return kind.is_none() ? self.release() : self.abandon();
           },
           "kind"_a.none(), "error"_a.none(), "trace"_a.none())
+      .def(
+          "_copy_in",
+          [](const HeldLease& self, std::uintptr_t address, std::size_t size) {
+            self.copy_in(reinterpret_cast<const std::byte*>(address), size);
+          },
+          "address"_a, "size"_a)
       .def("abandon", &HeldLease::abandon)
       .def("resume", &HeldLease::resume)
       .def("carry", &HeldLease::carry, "other"_a)

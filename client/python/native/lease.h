@@ -47,6 +47,8 @@ class Hold {
   Mode mode() const { return token_.mode; }
   Place place() const { return place_; }
   const std::byte* address() const { return address_; }
+  // The same; null where it may not be written.
+  std::byte* writable_address() const { return writable_address_; }
   // The GPU whose memory it is, by this process's number; none: the CPU's memory.
   std::optional<int> cuda_device() const { return cuda_device_; }
 
@@ -64,6 +66,7 @@ class Hold {
   Tensor tensor_;
   Place place_;
   const std::byte* address_;
+  std::byte* writable_address_;
   std::shared_ptr<LeasedBytes> leased_;
   std::optional<int> cuda_device_;
   mutable std::vector<void*> streams_;  // each once
@@ -97,6 +100,9 @@ class HeldLease {
   bool resume();
   // Lets another lease go on for as long as this one does, and gives up that object's part of it.
   void carry(HeldLease& other);
+  // Copies bytes of the CPU's memory to the begin of the leased ones, past the caches; raises where they do not fit,
+  // may not be written, or are a GPU's.
+  void copy_in(const std::byte* from, std::size_t size) const;
   // As release(); an overwrite leaves no content, whatever is still exported.
   void abandon();
   // As release(), but this object's part goes once the GPU has passed what lies in the stream now.

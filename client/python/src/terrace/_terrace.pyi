@@ -43,6 +43,12 @@ class Lease:
         reads it, until it is overwritten. A read ends as by release(), and so does a write, which leaves the old bytes
         with the new ones among them.
         """
+    def _copy_in(self, address: int, size: int) -> None:
+        """Copies bytes of this process's memory to the begin of the leased ones, past the processor's caches: for what is
+        not looked at soon. The caller answers for what lies there.
+
+        InvalidArgument for a read lease, a GPU's memory, or more than the tensor's bytes.
+        """
     def resume(self) -> bool:
         """Takes a part of the lease again, if something that was made from it is left. Whether it did."""
     def carry(self, other: Lease) -> None:

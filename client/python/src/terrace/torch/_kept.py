@@ -75,6 +75,15 @@ class Here:
         return tensor
 
 
+def _lay(storage: torch.UntypedStorage, lease: Lease) -> None:
+    """Copies the storage's bytes into the leased memory."""
+    size = storage.nbytes()
+    if storage.device.type == "cpu" and lease.cuda_device is None:
+        lease._copy_in(storage.data_ptr(), size)
+    else:
+        shown(lease)[:size].copy_(over(storage, torch.uint8, 0, [size], [1]))
+
+
 class InTerrace:
     """A storage's bytes in Terrace. When it goes, its slot is free again."""
 
@@ -93,7 +102,7 @@ class InTerrace:
         self.slot = shelf.lay(self._size)
         with self._overwrite() as lease:
             shelf.ask_ahead(lambda most: order.following(saved, most))
-            shown(lease)[:self._size].copy_(over(storage, torch.uint8, 0, [self._size], [1]))
+            _lay(storage, lease)
         saved.move_seconds += time.perf_counter() - begin
         saved.place = weakref.ref(self)
 
