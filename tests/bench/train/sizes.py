@@ -60,7 +60,8 @@ class Sizes:
     billion_limit_bytes: int = 2 * GIB
     passes_limit_bytes: int = 1 * GIB
     passes_memory_bytes: int = 320 * MIB
-    narrow_memory_bytes: int = 64 * MIB
+    narrow_memory_bytes: int = 320 * MIB
+    narrow_keep_bytes: int = 272 * MIB
 
 
 FULL = Sizes()
@@ -68,7 +69,8 @@ QUICK = Sizes(small=Model(8, 256, 4, 64, 2), medium=Model(8, 384, 6, 64, 2), bil
               narrow=Model(16, 128, 4, 128, 8),
               passes=Model(28, 640, 10, 64, 1), rounds=2, rounds_medium=1, turn_steps=3, billion_steps=2,
               matrix=Model(2, 64, 2, 32, 2), matrix_steps=50, tuned=False, quick=True,
-              passes_limit_bytes=704 * MIB, passes_memory_bytes=128 * MIB, narrow_memory_bytes=16 * MIB)
+              passes_limit_bytes=704 * MIB, passes_memory_bytes=128 * MIB, narrow_memory_bytes=16 * MIB,
+              narrow_keep_bytes=4 * MIB)
 
 
 def tier_bytes(model: Model) -> int:

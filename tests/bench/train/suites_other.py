@@ -52,7 +52,7 @@ def activations(run: Run) -> None:
     references = [run.contender(where, "activations", model, where=where)
                   for where in ("here", "save_on_cpu", "torchtune")]
     subject = run.contender("terrace", "activations", model, where="terrace", memory=sizes.narrow_memory_bytes,
-                            block=6 * GIB, all_guaranteed=True)
+                            block=6 * GIB, all_guaranteed=True, keep_bytes=sizes.narrow_keep_bytes)
     for one in (*references, subject):
         one.expected_bytes += 3 * GIB
     limit = run.limit([*references, subject])
@@ -70,6 +70,8 @@ def activations(run: Run) -> None:
     def of(measured: Measured) -> float:
         return max(1.0, measured.peak_bytes - resting_bytes) / MIB
 
+    limit += (f"; ours: a memory tier of {sizes.narrow_memory_bytes // MIB} MiB, keep_bytes of "
+              f"{sizes.narrow_keep_bytes // MIB} MiB")
     words = f"without, {model.blocks} blocks of width {model.width}, {limit}"
     counts = [Count("MiB read a step", ours.read_bytes / ours.steps / MIB),
               Count("MiB written a step", ours.written_bytes / ours.steps / MIB)]

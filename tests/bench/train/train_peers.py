@@ -42,7 +42,7 @@ from sizes import FULL, QUICK
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PR_SET_CHILD_SUBREAPER = 36
 FOLDER = "train_peers."
-FULL_NAME = "full, 2"  # another one whenever sizes.FULL changes: rows of other sizes are not to be resumed with
+FULL_NAME = "full, 3"  # another one whenever sizes.FULL changes: rows of other sizes are not to be resumed with
 
 BLOCK_SMALL = suites_offload.block_rows("85m")
 BLOCK_MEDIUM = suites_offload.block_rows("350m")

@@ -188,7 +188,8 @@ def _torchtune():
 
 
 class WithActivations(Served):
-    """All in memory but what autograd saves. where: "here", "save_on_cpu", "torchtune", or "terrace"."""
+    """All in memory but what autograd saves. where: "here", "save_on_cpu", "torchtune", or "terrace", with keep_bytes
+    as of terrace.torch.activations."""
 
     def make(self):
         self.client = None
@@ -206,7 +207,7 @@ class WithActivations(Served):
         import terrace.torch
 
         self.client = self.serve()
-        return terrace.torch.activations(self.client)
+        return terrace.torch.activations(self.client, keep_bytes=self.spec.get("keep_bytes"))
 
     def step(self, number):
         source, target = self.batch(number)
