@@ -25,6 +25,7 @@ void Calls::resume() {
     if (broken_ || !absence_) return;
     submissions_ = {*region_.submission_index, region_.submissions};
     completions_ = {*region_.completion_index, region_.completions};
+    submissions_.set_polled(false);  // by a daemon that may be older and know no such word
     resubmit();
     absence_.reset();
     drain();  // now there is room for what waits to be undone

@@ -244,9 +244,11 @@ Result<std::vector<Slot>> EngineImpl::find_all(Session& session, const std::vect
 
 // Its tensors' slots, which stand for as long as no tensor of the session is deleted.
 Result<void> EngineImpl::find_set(Session& session, Admission& admission) {
-  if (std::exchange(admission.found_lives, session.lives) == session.lives) return {};
+  if (admission.found_lives == session.lives) return {};
   if (admission.slots.capacity() == 0) admission.slots.swap(spare_slots_);
-  return find_all(session, admission.tensors, admission.slots);
+  auto found = find_all(session, admission.tensors, admission.slots);
+  if (found) admission.found_lives = session.lives;
+  return found;
 }
 
 Result<void> EngineImpl::find_all(Session& session, const std::vector<Handle>& handles, std::vector<Slot>& slots) {

@@ -20,6 +20,8 @@ class IdMap {
  public:
   std::size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
+  // Entries that there is memory for; at most half of them are used.
+  std::size_t capacity() const { return places_.capacity(); }
   bool contains(Id id) const { return find(id) != nullptr; }
 
   // Null: it is not here. Stands until another one comes or goes.
@@ -51,7 +53,7 @@ class IdMap {
       hole = at;
     }
     places_[hole].taken = false;
-    if (--size_ == 0 && places_.size() > kPlacesKept) places_ = {};
+    if (--size_ == 0 && places_.size() > kPlacesKept) places_ = std::vector<Place>();
     return value;
   }
 

@@ -3,6 +3,8 @@
 // before a sleeping reactor could have been woken for it. Whoever asks every few milliseconds is never polled for.
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 
 #include "base/time.h"
@@ -51,6 +53,10 @@ class BusyPoll {
 };
 
 // There is a processor for who asks beside the calling thread's.
-bool may_busy_poll();
+inline bool may_busy_poll() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  return sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) > 1;  // no room in the set: many
+}
 
 }  // namespace terrace::front

@@ -2,10 +2,9 @@
 // Before it sleeps the reactor polls for a moment the rings of trainers whose requests follow one another closely
 // (busy_poll.h): a small miss is then answered without a system call on either side. Never where an answer waits for a
 // disk or a copier, which would be kept from its processor, and never on one processor.
-#include <sched.h>
-
 #include <algorithm>
 
+#include "base/check.h"
 #include "front/host.h"
 
 namespace terrace::front {
@@ -22,15 +21,10 @@ void pause() {
 
 }  // namespace
 
-bool may_busy_poll() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  return sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) > 1;  // no room in the set: many
-}
-
 void Host::asked(Session& session) {
+  TERRACE_CHECK(session.connection != nullptr);
   session.busy_poll.asked(now());
-  if (!may_poll_ || session.busy_poll.polls() || !session.busy_poll.is_worth()) return;
+  if (!may_poll_ || session.busy_poll.polls() || !session.busy_poll.is_worth() || mover_->in_flight() != 0) return;
   session.busy_poll.begin();
   session.region->set_polled(true);
   polled_.push_back(&session);

@@ -50,6 +50,8 @@ class RingProducer {
   void wake() {
     if (index_->waiters.load(std::memory_order_seq_cst) != 0) futex_wake(index_->tail);
   }
+  // Before the consumer has the ring, for one that writes no such word.
+  void set_polled(bool polled) { index_->polled.store(polled ? 1 : 0, std::memory_order_seq_cst); }
   // The consumer sees what was pushed by itself (see RingConsumer::set_polled).
   bool is_polled() const { return index_->polled.load(std::memory_order_seq_cst) != 0; }
   std::uint32_t tail() const { return tail_; }

@@ -2,6 +2,7 @@
 """Shows that stepping each parameter in the backward pass gives the same losses and weights, bit for bit, keeps no
 gradients, and refuses by name whatever needs all gradients first."""
 
+import copy
 import threading
 
 import pytest
@@ -328,6 +329,25 @@ def test_the_last_step_that_is_left_out_is_refused(roomy):
     optimizer.step()
     with torch.no_grad():
         loss_of(model, 1)
+
+
+def test_a_checkpoint_that_is_loaded_makes_up_for_a_step_that_is_left_out(roomy):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    best, states = weights(model), copy.deepcopy(optimizer.state_dict())
+    model.eval()  # without dropout
+    with torch.no_grad():
+        expected = loss_of(model, 1)
+    loss_of(model, 2).backward()
+    model.load_state_dict(best)
+    with torch.no_grad():
+        assert torch.equal(loss_of(model, 1), expected)
+    optimizer.load_state_dict(states)
+    optimizer.zero_grad()
+    loss_of(model, 3).backward()
+    optimizer.step()
 
 
 def test_of_two_graphs_made_before_the_second_is_refused(roomy):

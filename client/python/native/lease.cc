@@ -51,12 +51,12 @@ void HeldLease::carry(HeldLease& other) {
 }
 
 void HeldLease::copy_in(const std::byte* from, std::size_t size) const {
-  const Hold& held = *hold();
-  if (held.mode() == Mode::kRead || held.cuda_device() || size > tensor_.bytes())
+  const std::shared_ptr<const Hold> held = hold();  // so that it stays whoever releases this meanwhile
+  if (held->mode() == Mode::kRead || held->cuda_device() || size > tensor_.bytes())
     raise({ErrorCode::kInvalidArgument,
            "bytes are copied into host memory that is leased to be written, and is as large"});
   const nb::gil_scoped_release released;
-  python::copy_in(held.writable_address(), from, size);
+  python::copy_in(held->writable_address(), from, size);
 }
 
 void HeldLease::abandon() {

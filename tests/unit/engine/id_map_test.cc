@@ -39,14 +39,16 @@ TEST(IdMap, HasWhatAMapHas) {
   }
 }
 
-TEST(IdMap, IsFilledAgainAfterItWasLarge) {
+TEST(IdMap, IsFilledAgainAfterItWasLargeAndGivesItsMemoryBack) {
   constexpr std::uint64_t kIds = 5'000;
   IdMap<TransferId, std::uint64_t> map;
   for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{1'000'000}}) {
     for (std::uint64_t id = first; id < first + kIds; ++id) map.add(TransferId{id}, id);
     ASSERT_EQ(map.size(), kIds);
+    ASSERT_GE(map.capacity(), 2 * kIds);
     for (std::uint64_t id = first; id < first + kIds; ++id) ASSERT_EQ(map.take(TransferId{id}), id);
     ASSERT_TRUE(map.empty());
+    ASSERT_EQ(map.capacity(), 0u);
     ASSERT_FALSE(map.contains(TransferId{first}));
   }
 }

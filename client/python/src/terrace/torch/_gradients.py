@@ -80,6 +80,7 @@ class Gradient:
         self._handles: list[Any] = []
         self._zeroed = False  # it was used up, and then set to zero
         self.ahead_at: int | None = None  # the parameter's `writes` once stepped, until its optimizer.step() comes
+        self.ahead_version = 0  # the parameter's then, which whoever writes to it changes
 
     @property
     def in_backward(self) -> bool:

@@ -75,10 +75,13 @@ class Here:
         return tensor
 
 
+_FEW_THREADS = 2  # one that writes past the caches is as fast as so many
+
+
 def _lay(storage: torch.UntypedStorage, lease: Lease) -> None:
-    """Copies the storage's bytes into the leased memory."""
+    """Copies the storage's bytes into the leased memory: past the caches, or by PyTorch's threads where those are many."""
     size = storage.nbytes()
-    if storage.device.type == "cpu" and lease.cuda_device is None:
+    if storage.device.type == "cpu" and lease.cuda_device is None and torch.get_num_threads() <= _FEW_THREADS:
         lease._copy_in(storage.data_ptr(), size)
     else:
         shown(lease)[:size].copy_(over(storage, torch.uint8, 0, [size], [1]))

@@ -54,14 +54,18 @@ _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
     """Raises where one was stepped in a backward pass, and its optimizer.step() has not come: PyTorch alone would still
-    have the weights before."""
+    have the weights before. Not where it was written to since, as by load_state_dict()."""
     for one in parameters:
-        if one.gradient is not None and one.gradient.ahead_at is not None:
+        if one.gradient is None or one.gradient.ahead_at is None:
+            continue
+        with torch._C.DisableTorchFunctionSubclass():
+            version = one.parameter._version
+        if (one.writes, version) == (one.gradient.ahead_at, one.gradient.ahead_version):
             raise FailedPrecondition(
                 f"terrace.torch.offload(step_in_backward=True): the parameter '{one.name}' was stepped in a backward pass, "
                 "and the model runs again before optimizer.step(): a second gradient (gradient accumulation) cannot be "
-                "had, and if optimizer.step() was left out, its weights are stepped all the same. Call it first, or "
-                "offload without step_in_backward")
+                "had, and if optimizer.step() was left out, its weights are stepped all the same. Call it first, "
+                "load other weights, or offload without step_in_backward")
 
 
 def _before(module: nn.Module, _inputs: Any) -> None:

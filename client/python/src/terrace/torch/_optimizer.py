@@ -297,6 +297,8 @@ class ManagedOptimizer:
         before."""
         if self.in_backward and managed.gradient is not None:
             managed.gradient.ahead_at = managed.writes
+            with _raw():
+                managed.gradient.ahead_version = managed.parameter._version
             self._ahead.append(managed.gradient)
 
     def _leave_out(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -399,6 +401,8 @@ class ManagedOptimizer:
         self._stepped()
 
     def _after_load(self, optimizer: Any) -> None:
+        self._stepped_now.clear()  # what was stepped is of a training that goes on no more
+        self._options_used.clear()
         for group in optimizer.param_groups:
             self.adopt(group["params"])
 
