@@ -111,11 +111,12 @@ TEST(Bystander, CallsTheSystemAsOftenWhileOthersDie) {
   for (auto* calls : {&quiet_hits, &quiet_requests, &hits, &requests}) leave_out_stops(*calls);
   EXPECT_TRUE(quiet_hits.empty()) << "a lease on what is there is no system call";
   EXPECT_TRUE(hits.empty());
-  EXPECT_EQ(quiet_requests[SYS_write], kRequests) << "a request rings once";
-  EXPECT_EQ(requests[SYS_write], kRequests);
-  for (const auto& [call, count] : requests)
-    EXPECT_TRUE(count == 0 || call == SYS_write || call == SYS_futex)
-        << "system call " << call << ", " << count << " times";
+  for (auto* calls : {&quiet_requests, &requests}) {
+    EXPECT_LE((*calls)[SYS_write], kRequests) << "a request rings once, and not at all while the daemon polls";
+    for (const auto& [call, count] : *calls)
+      EXPECT_TRUE(count == 0 || call == SYS_write || call == SYS_futex)
+          << "system call " << call << ", " << count << " times";
+  }
   figure(1, "beside " + std::to_string(deaths) + " deaths: 0 system calls for " + std::to_string(kHits) +
                 " leases; for " + std::to_string(kRequests) + " requests " + std::to_string(requests[SYS_write]) +
                 " doorbells and " + std::to_string(requests[SYS_futex]) + " waits, without them " +
