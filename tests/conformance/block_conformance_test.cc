@@ -161,9 +161,9 @@ class Plug final : public mover::Job {
 
 // What is read waits for the only copy worker to be checked: it keeps nothing else from the disk.
 TEST_F(BlockConformance, NoMoreIsUnderWayThanTheQueueIsDeep) {
+  Plug plug;  // goes after the worker that may hold it
   Rig rig({.copiers = 1, .mover = {.queue_depth = 2, .chunks_max = 8}});
   const auto home = stored(rig, 8 * kMiB);
-  Plug plug;
   rig.workers->submit(plug, mover::Workers::Lane::kCopy);
   auto transfer = copy(home, rig.place(kMemory, 8 * kMiB), 8 * kMiB);
   transfer.id = rig.next_id();
@@ -179,9 +179,9 @@ TEST_F(BlockConformance, NoMoreIsUnderWayThanTheQueueIsDeep) {
 
 // A small chunk that comes alone is checked in the round in which it came, by the ring's own thread.
 TEST_F(BlockConformance, ASmallChunkIsCheckedAsItComes) {
+  Plug plug;  // goes after the worker that may hold it
   Rig rig({.copiers = 1});
   const auto home = stored(rig, 5000);
-  Plug plug;
   rig.workers->submit(plug, mover::Workers::Lane::kCopy);
   auto transfer = copy(home, rig.place(kMemory, 5000), 5000);
   transfer.id = rig.next_id();
@@ -248,6 +248,7 @@ TEST_F(BlockConformance, ManySmallChunksAreAllChecked) {
 }
 
 TEST_F(BlockConformance, AScribblingClientGetsTheBytesOfTheDisk) {
+  Plug plug;  // goes after the worker that may hold it
   Rig rig({.copiers = 1});
   constexpr std::uint64_t kChunk = tier::kChunkBytes;
   const auto home = rig.place(kBlock, kChunk);
@@ -255,7 +256,6 @@ TEST_F(BlockConformance, AScribblingClientGetsTheBytesOfTheDisk) {
   ASSERT_TRUE(rig.run(copy(source, home, kChunk)).result);
   const auto target = rig.place(kMemory, kChunk);
 
-  Plug plug;
   rig.workers->submit(plug, mover::Workers::Lane::kCopy);
   auto transfer = copy(home, target, kChunk);
   transfer.id = rig.next_id();
@@ -337,13 +337,13 @@ TEST_F(BlockConformance, UrgentTransfersGoFirst) {
 
 // The only copier takes what it is given in its order: it is given little at a time.
 TEST_F(BlockConformance, UrgentCopiesDoNotWaitForAllThatWasBegunBefore) {
+  Plug plug;  // goes after the worker that may hold it
   Rig rig({.copiers = 1});
   std::vector<mover::Transfer> copies;
   for (const std::uint64_t bytes : {16 * kMiB, 16 * kMiB, 4 * kMiB}) {
     copies.push_back(copy(rig.random_source(bytes), rig.place(kDevice, bytes), bytes));
     copies.back().id = rig.next_id();
   }
-  Plug plug;
   rig.workers->submit(plug, mover::Workers::Lane::kCopy);
   copies[0].urgency = copies[1].urgency = mover::Class::kCleaning;
   for (const mover::Transfer& each : copies) rig.mover->start(each);
