@@ -16,9 +16,11 @@ constexpr std::uint64_t granules_up(std::uint64_t bytes) {
   return (bytes + PlaceRange::kGranuleBytes - 1) / PlaceRange::kGranuleBytes;
 }
 
-std::uint64_t inode_of(int fd) {
+// All 0 of what is no descriptor.
+struct stat stat_of(int fd) {
   struct stat there{};
-  return ::fstat(fd, &there) == 0 ? there.st_ino : 0;
+  static_cast<void>(::fstat(fd, &there));
+  return there;
 }
 
 void set(std::vector<std::atomic<std::uint64_t>>& bits, std::uint64_t granule, bool value) {
@@ -85,7 +87,8 @@ Result<void> PlaceRange::check(std::uint64_t offset, std::uint64_t bytes) const 
 
 bool PlaceRange::has(std::uint64_t offset, std::uint64_t bytes, int fd) const {
   const auto found = segments_.find(offset);
-  return found != segments_.end() && found->second.bytes == bytes && (is_gpu_ || found->second.inode == inode_of(fd));
+  return found != segments_.end() && found->second.bytes == bytes &&
+         (is_gpu_ || found->second.inode == stat_of(fd).st_ino);
 }
 
 Result<void> PlaceRange::keep_only(const std::set<std::uint64_t>& offsets) {
@@ -118,13 +121,19 @@ Result<void> PlaceRange::strike_out(std::uint64_t offset, std::uint64_t bytes) {
 
 Result<void> PlaceRange::map(std::uint64_t offset, std::uint64_t bytes, int fd) {
   if (Result<void> fits = check(offset, bytes); !fits) return fits;
+  const struct stat memory = stat_of(fd);
+  // What lies beyond its end would be the trainer's SIGBUS.
+  if (!is_gpu_ && static_cast<std::uint64_t>(memory.st_size) < bytes) {
+    return fail(ErrorCode::kInvalidArgument, "terraced passed a segment of " + std::to_string(bytes) +
+                                                 " bytes with memory of " + std::to_string(memory.st_size));
+  }
   if (Result<void> gone = strike_out(offset, bytes); !gone) return gone;
   if (is_gpu_) return map_gpu(offset, bytes, fd);
   if (readable_ != nullptr) {
     if (Result<void> done = readable_->map(offset, bytes, fd); !done) return done;
   }
   if (Result<void> done = writable_->map(offset, bytes, fd); !done) return done;
-  segments_.emplace(offset, Segment{bytes, inode_of(fd)});
+  segments_.emplace(offset, Segment{bytes, memory.st_ino});
   if (pins_) {
     unfinished_.emplace(offset, bytes);
   } else {

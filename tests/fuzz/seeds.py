@@ -109,6 +109,8 @@ def client():
         yield f"range-{value:x}", bytes([1, 0, 0]) + number(value) + bytes([1, 0, 1, 1, 0]) * 8
     yield "segments", bytes([1, 1, 1, 4]) + bytes([1, 0, 1, 2, 0, 1, 1, 1, 1, 1, 0]) * 4
     yield "segments-overflow", bytes([1, 1, 1, 4]) + (bytes([0]) + number(MAX - (2 << 20) + 1) + bytes([1, 1, 0])) * 2
+    longer, beyond = (bytes([1, at, 0]) + number(size) + bytes([0]) for at, size in ((0, 6 << 21), (5, 4096)))
+    yield "failed-segment-beyond-its-memory", bytes([1, 1, 1, 7]) + longer + beyond
     for slots in (0, 8, 0xFFFFFFFF):
         yield f"region-{slots:x}", bytes([2]) + number(slots) + bytes([0, 0, 1])
     asked = bytes([3, 0, 0, 0, 1, 1])
