@@ -4,12 +4,16 @@ the losses and weights that they have without Terrace, bit for bit; and that wha
 Run with arguments, this file is one rank of a test."""
 
 import contextlib
+import json
+import os
+import pathlib
+import subprocess
 import sys
 
 import pytest
 import terrace.torch
 import torch
-from python_fixtures import disk  # noqa: F401 (a fixture)
+from python_fixtures import LIMIT_SECONDS, disk  # noqa: F401 (a fixture)
 from python_rank_fixtures import Checks, run_ranks
 from python_torch_models import Gpt, assert_same, loss_of, weights
 from torch import distributed, nn
@@ -164,6 +168,37 @@ def what_is_frozen_is_not_refused(client, _folder):
     wrapper = DistributedDataParallel(Taught(teacher), gradient_as_bucket_view=True)
     wrapper(torch.randn(4, 64)).backward()
     assert wrapper.module.own.weight.grad is not None
+
+
+def served(label):
+    """Steps begun, and bytes brought to where they are leased, of each session of this label: the daemon's own counts."""
+    said = subprocess.run([pathlib.Path(os.environ["TERRACE_BUILD"]) / "terracectl", "sessions", "--json"],
+                          capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True).stdout
+    sessions = [session for session in json.loads(said)["sessions"] if session["label"] == label]
+    return ([session["step"] for session in sessions],
+            [sum(session["foresight"][by] for by in ("planned_bytes", "demanded_bytes")) for session in sessions])
+
+
+@CHECKS.check
+def both_are_served_fairly(client, _folder):
+    """Each trains for itself, so that neither waits for the other, in memory that holds less than a third of what both have."""
+    layers, width, steps = 32, 320, 12
+    parameter_bytes = layers * (width + 1) * width * 4
+    with terrace.Client(client.socket, label="fair", guarantees={"host": 4 << 20}) as own:
+        torch.manual_seed(1)
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        terrace.torch.offload(model, optimizer, client=own, tensor_bytes_min=1)
+        distributed.barrier()
+        for _ in range(steps):
+            model(torch.randn(4, width)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        begun, fetched = served("fair")  # whoever is first here sees how far the other has come
+        distributed.barrier()
+    assert len(begun) == distributed.get_world_size()
+    assert 2 * min(begun) >= max(begun) >= steps, begun
+    assert max(fetched) > steps * parameter_bytes, (fetched, "what it needs is not in memory for good")
 
 
 @pytest.mark.parametrize("name", CHECKS)

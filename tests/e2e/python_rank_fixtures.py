@@ -43,7 +43,7 @@ def run_ranks(file, name, disk, dies=None):
         ranks = [subprocess.Popen([sys.executable, "-B", file, name, str(rank), str(disk), served.socket],
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-                                       "METRICS_URL": served.metrics_url})
+                                       "METRICS_URL": served.metrics_url, "TERRACE_ADMIN_SOCKET": served.admin_socket})
                  for rank in range(RANKS)]
         try:
             said = [rank.communicate(timeout=2 * LIMIT_SECONDS)[0] for rank in ranks]
