@@ -121,7 +121,8 @@ struct Links {
   std::uint64_t block_write_bytes_per_s = 0;
   std::uint64_t block_both_bytes_per_s = 0;
   std::uint32_t block_latency_us = 0;
-  std::uint32_t request_latency_us = 0;  // of each of a trainer's requests, beside what it waits for
+  std::uint32_t block_read_drain_us = 0;  // of a read of 8 MiB or more; of a smaller one in proportion
+  std::uint32_t request_latency_us = 0;   // of each of a trainer's requests, beside what it waits for
   Origin origin{};
 };
 

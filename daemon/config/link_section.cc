@@ -30,6 +30,7 @@ void read_links(const toml::table* table, Problems& problems, Links& links) {
   read_speed(section, "block_write", links.block_write_bytes_per_s);
   read_speed(section, "block_both", links.block_both_bytes_per_s);
   read_latency(section, "block_latency_us", links.block_latency_us);
+  read_latency(section, "block_read_drain_us", links.block_read_drain_us);
   read_latency(section, "request_latency_us", links.request_latency_us);
   section.finish();
 }

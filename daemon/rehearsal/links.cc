@@ -75,15 +75,15 @@ const Traffic& Links::start(Time now, const mover::Transfer& transfer, bool devi
   const Direction direction =
       kind == mover::LinkKind::kHostToDevice || kind == mover::LinkKind::kBlockRead ? Direction::kIn : Direction::kOut;
   Flight flight{.session = transfer.to.session, .traffic = {}};
-  Duration latency{};
+  Duration finish{};
   double bytes_per_s = terrace::index(transfer.to.tier) == 0 ? kHbmBytesPerS : kHostBytesPerS;
   if (kind == mover::LinkKind::kHostToDevice || kind == mover::LinkKind::kDeviceToHost) {
     bytes_per_s = static_cast<double>(node_.hbm.bytes_per_s(direction));
-    latency = node_.hbm.latency;
+    finish = node_.hbm.finish(direction, transfer.bytes);
     flight.traffic.hbm_bytes[at(direction)] = transfer.bytes;
   } else if (!memcpy) {
     bytes_per_s = static_cast<double>(node_.block.bytes_per_s(direction));
-    latency = node_.block.latency;
+    finish = node_.block.finish(direction, transfer.bytes);
     flight.traffic.block_bytes[at(direction)] = transfer.bytes;
     if (device_beside_block) {
       flight.traffic.hbm_bytes[at(direction)] = transfer.bytes;
@@ -92,8 +92,8 @@ const Traffic& Links::start(Time now, const mover::Transfer& transfer, bool devi
   }
   TERRACE_CHECK(bytes_per_s > 0);
   advance(now);
-  lanes_[{kind, memcpy ? transfer.to.tier : TierId{}}].push_back(
-      {transfer.id, time_of(transfer.bytes, bytes_per_s), latency});
+  lanes_[{kind, memcpy ? transfer.to.tier : TierId{}}].moving.push_back(
+      {transfer.id, time_of(transfer.bytes, bytes_per_s), finish});
   return flights_.emplace(transfer.id, flight).first->second.traffic;
 }
 
@@ -104,21 +104,27 @@ double Links::slowness(mover::LinkKind kind) const {
   const auto both = static_cast<double>(link.both_bytes_per_s);
   if (kind == mover::LinkKind::kMemcpy || both == 0 || both >= alone) return 1;
   const auto other = lanes_.find({opposite(kind), TierId{}});
-  return other == lanes_.end() || other->second.empty() ? 1 : alone / both;
+  return other == lanes_.end() || other->second.moving.empty() ? 1 : alone / both;
 }
 
 // When the first of a lane that is not empty is through, if nothing changes.
 Time Links::end_of(const Lanes::value_type& lane) const {
-  const double left = static_cast<double>(lane.second.front().left.count()) * slowness(lane.first.first);
+  const double left = static_cast<double>(lane.second.moving.front().left.count()) * slowness(lane.first.first);
   return at_ + Duration(static_cast<std::int64_t>(std::ceil(left)));
+}
+
+// When it is done then.
+Time Links::done(const Lanes::value_type& lane) const {
+  return std::max(lane.second.done, end_of(lane) + lane.second.moving.front().finish);
 }
 
 void Links::move(Time to) {
   const Duration passed = to - at_;
   for (auto& [key, lane] : lanes_) {
-    if (lane.empty()) continue;
+    if (lane.moving.empty()) continue;
     const double moved = static_cast<double>(passed.count()) / slowness(key.first);
-    lane.front().left = std::max(Duration(), lane.front().left - Duration(static_cast<std::int64_t>(moved)));
+    Duration& left = lane.moving.front().left;
+    left = std::max(Duration(), left - Duration(static_cast<std::int64_t>(moved)));
   }
   at_ = to;
 }
@@ -127,12 +133,12 @@ void Links::advance(Time to) {
   while (true) {
     Lanes::value_type* first = nullptr;
     for (auto& lane : lanes_)
-      if (!lane.second.empty() && (first == nullptr || end_of(lane) < end_of(*first))) first = &lane;
+      if (!lane.second.moving.empty() && (first == nullptr || end_of(lane) < end_of(*first))) first = &lane;
     if (first == nullptr || end_of(*first) > to) break;
+    first->second.done = done(*first);
     move(end_of(*first));
-    const Moving through = first->second.front();
-    first->second.pop_front();
-    done_.emplace(at_ + through.latency, through.id);
+    done_.emplace(first->second.done, first->second.moving.front().id);
+    first->second.moving.pop_front();
   }
   if (to > at_) move(to);
 }
@@ -140,7 +146,7 @@ void Links::advance(Time to) {
 Time Links::next() const {
   Time next = done_.empty() ? kNever : done_.begin()->first;
   for (const auto& lane : lanes_)
-    if (!lane.second.empty()) next = std::min(next, end_of(lane) + lane.second.front().latency);
+    if (!lane.second.moving.empty()) next = std::min(next, done(lane));
   return next;
 }
 

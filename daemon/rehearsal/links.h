@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The links of a node in virtual time: each direction takes its transfers in the order in which they are handed to it,
-// and while both are at work they slow each other down as the node says. No bytes move.
+// The links of a node in virtual time: each direction takes its transfers, and finishes them, in the order in which
+// they are handed to it, and while both are at work they slow each other down as the node says. No bytes move.
 #pragma once
 
 #include <array>
@@ -47,20 +47,25 @@ class Links {
   struct Moving {
     TransferId id{};
     Duration left{};  // with the link to itself
-    Duration latency{};
+    Duration finish{};
+  };
+  struct Lane {
+    std::deque<Moving> moving;  // the first one has the link
+    Time done{};                // of the last one that left it
   };
   using Key = std::pair<mover::LinkKind, TierId>;  // copies within tiers have one each
-  using Lanes = std::map<Key, std::deque<Moving>>;
+  using Lanes = std::map<Key, Lane>;
 
   double slowness(mover::LinkKind kind) const;
   Time end_of(const Lanes::value_type& lane) const;
+  Time done(const Lanes::value_type& lane) const;
   void advance(Time to);
   void move(Time to);
 
   const workload::Node& node_;
-  Lanes lanes_;                                 // the first of each moves
+  Lanes lanes_;
   Time at_{};                                   // how far they have come
-  std::set<std::pair<Time, TransferId>> done_;  // all bytes are there, at most the latency is left
+  std::set<std::pair<Time, TransferId>> done_;  // have left their link
   std::map<TransferId, Flight> flights_;
   std::map<SessionId, Traffic> traffic_;
 };

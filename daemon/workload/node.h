@@ -2,6 +2,7 @@
 // A node as a workload sees it: how much memory of each kind there is, and how fast it can be reached. Plain values.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -20,15 +21,26 @@ inline constexpr std::uint64_t kUnlimited = UINT64_MAX;
 enum class Direction : std::uint8_t { kIn, kOut };
 inline constexpr std::array<std::string_view, 2> kDirectionNames = {"in", "out"};
 
-// One link. Every transfer takes `latency` and then its bytes over the bandwidth of its direction; while both
-// directions are at work, each is slower by so much that they move `both_bytes_per_s` together.
+// A transfer goes in pieces; one of this many bytes and more drains for as long as any does.
+inline constexpr std::uint64_t kDrainBytes = 8ull << 20;
+
+// One link. Every transfer takes its bytes over the bandwidth of its direction, and then `latency`, and inwards
+// `in_drain`, while the next one has the link; while both directions are at work, each is slower by so much that they
+// move `both_bytes_per_s` together.
 struct LinkSpeed {
   std::uint64_t in_bytes_per_s = 0;
   std::uint64_t out_bytes_per_s = 0;
   Duration latency{};
+  Duration in_drain{};                 // of kDrainBytes, less of fewer: the last pieces of what is read are checked
   std::uint64_t both_bytes_per_s = 0;  // 0, or what the two are together: they do not slow each other down
   std::uint64_t bytes_per_s(Direction direction) const {
     return direction == Direction::kIn ? in_bytes_per_s : out_bytes_per_s;
+  }
+  // From when it has left the link until a transfer of `bytes` is done.
+  Duration finish(Direction direction, std::uint64_t bytes) const {
+    if (direction == Direction::kOut) return latency;
+    const double share = static_cast<double>(std::min(bytes, kDrainBytes)) / static_cast<double>(kDrainBytes);
+    return latency + Duration(static_cast<std::int64_t>(static_cast<double>(in_drain.count()) * share));
   }
   bool operator==(const LinkSpeed&) const = default;
 };

@@ -48,12 +48,14 @@ class NodeOf {
       node.hbm = {.in_bytes_per_s = speed("host_to_device", links.host_to_device_bytes_per_s),
                   .out_bytes_per_s = speed("device_to_host", links.device_to_host_bytes_per_s),
                   .latency = std::chrono::microseconds(links.device_latency_us),
+                  .in_drain = {},
                   .both_bytes_per_s = links.device_both_bytes_per_s};
     }
     if (block.count > 0) {
       node.block = {.in_bytes_per_s = speed("block_read", links.block_read_bytes_per_s),
                     .out_bytes_per_s = speed("block_write", links.block_write_bytes_per_s),
                     .latency = std::chrono::microseconds(links.block_latency_us),
+                    .in_drain = std::chrono::microseconds(links.block_read_drain_us),
                     .both_bytes_per_s = links.block_both_bytes_per_s};
     }
     node.request_latency = std::chrono::microseconds(links.request_latency_us);
@@ -141,6 +143,7 @@ void write_links(const Node& node, std::ostream& out) {
   write_speed("block_write", node.block.out_bytes_per_s, out);
   write_speed("block_both", node.block.both_bytes_per_s, out);
   write_latency("block_latency_us", node.block.latency, out);
+  write_latency("block_read_drain_us", node.block.in_drain, out);
   write_latency("request_latency_us", node.request_latency, out);
 }
 

@@ -17,9 +17,8 @@ namespace {
 
 using workload::LinkSpeed;
 
-constexpr std::uint64_t kLargeBytes = 4 * kMiB;
 constexpr std::uint64_t kSmallBytes = 256 * kKiB;
-constexpr int kSmallMoves = 20;  // in a round
+constexpr std::size_t kMoves = 20;  // of one tensor at a time
 // Before each, and between requests: the daemon has gone to sleep, as between a trainer's runs.
 constexpr std::chrono::milliseconds kPause{1};
 constexpr Duration kComputing = kPause;
@@ -38,17 +37,19 @@ struct Ends {
 struct Times {
   double large = 0;
   double small = 0;
+  double lone = 0;  // one tensor of the large set
 };
 
-// A link, with two large sets and a tensor that move over it. What is up is dirty, so that it moves down whole.
+// A link, with two sets of large tensors and one of small ones that move over it. What is up is dirty, so that it moves
+// down whole.
 class LinkUnderTest {
  public:
   static Result<LinkUnderTest> make(const Bench& bench, Client& client, const Ends& ends) {
-    const std::size_t count = bench.either<std::size_t>(128, 4);
+    const std::size_t count = bench.either<std::size_t>(64, 2);
     LinkUnderTest link(bench, client, ends);
-    for (const SetShape& shape : {SetShape{fmt::format("{} a", ends.name), count, kLargeBytes},
-                                  SetShape{fmt::format("{} b", ends.name), count, kLargeBytes},
-                                  SetShape{fmt::format("{} small", ends.name), 1, kSmallBytes}}) {
+    for (const SetShape& shape : {SetShape{fmt::format("{} a", ends.name), count, workload::kDrainBytes},
+                                  SetShape{fmt::format("{} b", ends.name), count, workload::kDrainBytes},
+                                  SetShape{fmt::format("{} small", ends.name), kMoves, kSmallBytes}}) {
       auto set = TensorSet::make(client, shape);
       if (!set) return std::unexpected(set.error());
       link.sets_.push_back(std::move(*set));
@@ -62,7 +63,7 @@ class LinkUnderTest {
     Times in;
     Times out;
     if (const auto moved = move_large(in, out); !moved) return std::unexpected(moved.error());
-    if (const auto moved = move_small(in, out); !moved) return std::unexpected(moved.error());
+    if (const auto moved = move_lone(in, out); !moved) return std::unexpected(moved.error());
     const auto both = both_at_once();
     if (!both) return std::unexpected(both.error());
     for (const TensorSet& set : sets_)
@@ -73,53 +74,69 @@ class LinkUnderTest {
  private:
   LinkUnderTest(const Bench& bench, Client& client, const Ends& ends) : bench_(&bench), client_(&client), ends_(ends) {}
 
-  Result<double> up(const TensorSet& set) {
+  Result<double> up(std::span<const Tensor> tensors) {
     const auto begin = std::chrono::steady_clock::now();
-    const auto leases = client_->acquire(set.tensors(), {.place = ends_.upper, .mode = Mode::kWrite});
+    const auto leases = client_->acquire(tensors, {.place = ends_.upper, .mode = Mode::kWrite});
     if (!leases) return std::unexpected(leases.error());
     return seconds_since(begin);
   }
 
-  Result<double> down(const TensorSet& set) {
+  Result<double> down(std::span<const Tensor> tensors) {
     const auto begin = std::chrono::steady_clock::now();
-    if (const auto moved = client_->swap_out(set.tensors(), ends_.lower); !moved) return std::unexpected(moved.error());
+    if (const auto moved = client_->swap_out(tensors, ends_.lower); !moved) return std::unexpected(moved.error());
     return seconds_since(begin);
   }
 
-  // Up and down so many times, after `warm` more that are not counted.
-  Result<void> move(const TensorSet& set, int warm, int count, std::chrono::milliseconds pause, double& in,
-                    double& out) {
+  // A set up and down, again and again; two rounds before touch the memory.
+  Result<void> move_large(Times& in, Times& out) {
+    bench_->say(fmt::format("{}: one direction at a time", ends_.name));
     std::vector<double> ups;
     std::vector<double> downs;
-    for (int i = 0; i < warm + count; ++i) {
-      std::this_thread::sleep_for(pause);
-      const auto rose = up(set);
+    for (int i = 0; i < 2 + bench_->rounds(); ++i) {
+      const auto rose = up(sets_[0].tensors());
       if (!rose) return std::unexpected(rose.error());
-      std::this_thread::sleep_for(pause);
-      const auto fell = down(set);
+      const auto fell = down(sets_[0].tensors());
       if (!fell) return std::unexpected(fell.error());
-      if (i < warm) continue;
+      if (i < 2) continue;
       ups.push_back(*rose);
       downs.push_back(*fell);
     }
-    in = median(std::move(ups));
-    out = median(std::move(downs));
+    in.large = median(std::move(ups));
+    out.large = median(std::move(downs));
     return {};
   }
 
-  Result<void> move_large(Times& in, Times& out) {
-    bench_->say(fmt::format("{}: one direction at a time", ends_.name));
-    return move(sets_[0], 2, bench_->rounds(), {}, in.large, out.large);
+  // A set's tensors up, each by itself, and then down; so that none of them is in a cache. After as many that are not
+  // counted.
+  Result<void> move_each(const TensorSet& set, double& in, double& out) {
+    const std::span tensors = std::span(set.tensors()).first(std::min(kMoves, set.tensors().size()));
+    for (int round = 0; round < 2; ++round) {
+      for (const auto& [move, time] : {std::pair(&LinkUnderTest::up, &in), std::pair(&LinkUnderTest::down, &out)}) {
+        std::vector<double> took;
+        for (std::size_t at = 0; at < tensors.size(); ++at) {
+          std::this_thread::sleep_for(kPause);
+          const auto moved = (this->*move)(tensors.subspan(at, 1));
+          if (!moved) return std::unexpected(moved.error());
+          took.push_back(*moved);
+        }
+        *time = median(std::move(took));
+      }
+    }
+    return {};
   }
-  Result<void> move_small(Times& in, Times& out) { return move(sets_[2], 2, kSmallMoves, kPause, in.small, out.small); }
+  Result<void> move_lone(Times& in, Times& out) {
+    bench_->say(fmt::format("{}: one tensor at a time", ends_.name));
+    if (const auto moved = move_each(sets_[2], in.small, out.small); !moved) return moved;
+    return move_each(sets_[0], in.lone, out.lone);
+  }
 
   // Seconds until one set is down and the other is up, which begin at once.
   Result<double> both_at_once() {
     bench_->say(fmt::format("{}: both directions at once", ends_.name));
     std::array<const TensorSet*, 2> sets{&sets_[0], &sets_[1]};
-    if (const auto rose = up(*sets[1]); !rose) return rose;  // both have been up, and the first one is
-    if (const auto fell = down(*sets[1]); !fell) return fell;
-    if (const auto rose = up(*sets[0]); !rose) return rose;
+    if (const auto rose = up(sets[1]->tensors()); !rose) return rose;  // both have been up, and the first one is
+    if (const auto fell = down(sets[1]->tensors()); !fell) return fell;
+    if (const auto rose = up(sets[0]->tensors()); !rose) return rose;
     std::vector<double> took;
     for (int i = 0; i < bench_->rounds() + 1; ++i, std::swap(sets[0], sets[1])) {
       const auto begin = std::chrono::steady_clock::now();
@@ -134,16 +151,21 @@ class LinkUnderTest {
     return median(std::move(took));
   }
 
-  // A line through two points, and what is left of both directions' speed where they are at work together.
+  // A line through two points; what a tensor alone takes beyond it; and what is left of both directions' speed where
+  // they are at work together.
   LinkSpeed fitted(const Times& in, const Times& out, double both, double request) const {
     const auto large = static_cast<double>(sets_[0].shape().total());
-    const auto small = static_cast<double>(sets_[2].shape().total());
+    const auto small = static_cast<double>(kSmallBytes);
     const auto speed = [&](const Times& times) { return (large - small) / std::max(1e-9, times.large - times.small); };
     const auto latency = [&](const Times& times) { return times.small - small / speed(times) - request; };
+    const double drain = in.lone - static_cast<double>(workload::kDrainBytes) / speed(in) - latency(in) - request;
+    const auto positive = [](double seconds) {
+      return std::chrono::round<Duration>(std::chrono::duration<double>(std::max(0.0, seconds)));
+    };
     LinkSpeed link{.in_bytes_per_s = static_cast<std::uint64_t>(speed(in)),
                    .out_bytes_per_s = static_cast<std::uint64_t>(speed(out)),
-                   .latency = std::chrono::round<Duration>(
-                       std::chrono::duration<double>(std::max(0.0, (latency(in) + latency(out)) / 2)))};
+                   .latency = positive((latency(in) + latency(out)) / 2)};
+    if (ends_.lower == Place::block()) link.in_drain = positive(drain);
     // Together until the faster one is through, and then the other alone.
     const double faster = large / std::max(speed(in), speed(out));
     const double slower = large / std::min(speed(in), speed(out));

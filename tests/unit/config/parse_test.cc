@@ -148,6 +148,7 @@ block_read = "6500MB/s"
 block_write = "3.5GB/s"
 block_both = "7GB/s"
 block_latency_us = 20
+block_read_drain_us = 1200
 request_latency_us = 40
 )");
   ASSERT_TRUE(config) << config.error().message;
@@ -158,6 +159,7 @@ request_latency_us = 40
   EXPECT_EQ(links.block_read_bytes_per_s, 6'500'000'000u);
   EXPECT_EQ(links.block_write_bytes_per_s, 3'500'000'000u);
   EXPECT_EQ(links.block_latency_us, 20u);
+  EXPECT_EQ(links.block_read_drain_us, 1200u);
   EXPECT_EQ(links.device_both_bytes_per_s, 60'000'000'000u);
   EXPECT_EQ(links.block_both_bytes_per_s, 7'000'000'000u);
   EXPECT_EQ(links.request_latency_us, 40u);

@@ -56,6 +56,25 @@ TEST_F(LinksTest, ADirectionTakesOneAfterTheOther) {
   EXPECT_EQ(links.next(), kNever);
 }
 
+// What drains leaves the link to the next one, and a small one is not done before a large one that it follows.
+TEST_F(LinksTest, AReadDrainsBySizeAndInOrder) {
+  constexpr std::uint64_t kWhole = workload::kDrainBytes;
+  workload::Node speeds = node(0);
+  speeds.block.in_drain = microseconds(800);
+  speeds.block.in_bytes_per_s = speeds.block.out_bytes_per_s = kWhole * 1000;  // a millisecond of kDrainBytes
+  Links links(speeds);
+  start(links, LinkKind::kBlockRead, kWhole / 2);
+  start(links, LinkKind::kBlockRead, kWhole * 2);
+  start(links, LinkKind::kBlockRead, kWhole / 8);
+  expect(links, 1, 500 + 400);
+  expect(links, 2, 2500 + 800);
+  expect(links, 3, 2500 + 800);
+  start(links, LinkKind::kBlockRead, kWhole / 8, kBegin + microseconds(10'000));
+  start(links, LinkKind::kBlockWrite, kWhole, kBegin + microseconds(10'000));
+  expect(links, 4, 10'000 + 125 + 100);
+  expect(links, 5, 10'000 + 1000);
+}
+
 TEST_F(LinksTest, DirectionsDoNotSlowEachOtherDownUnlessTheNodeSaysSo) {
   for (const std::uint64_t both : {std::uint64_t{0}, 2 * kLinkSpeed}) {
     const workload::Node speeds = node(both);

@@ -30,6 +30,7 @@ device_latency_us = 30
 block_read = "3.2GiB/s"
 block_write = "2GB/s"
 block_latency_us = 20
+block_read_drain_us = 1200
 )";
 constexpr char kSlowerTogether[] = "device_both = \"60GB/s\"\nblock_both = \"3GB/s\"\nrequest_latency_us = 25\n";
 
