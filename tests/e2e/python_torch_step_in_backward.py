@@ -362,3 +362,20 @@ def test_of_two_graphs_made_before_the_second_is_refused(roomy):
 def test_it_needs_an_optimizer(roomy):
     with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True needs the optimizer"):
         terrace.torch.offload(nn.Linear(64, 64), client=roomy, step_in_backward=True)
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_an_optimizer_that_is_gone(roomy, when):
+    """The script has another one in its place, which nobody was told of."""
+    model, optimizer = offloaded(roomy)
+    before = weights(model)
+    loss = loss_of(model, 0)
+    if when == "within":
+        held = [optimizer]
+        model.head.weight.register_hook(lambda _gradient: held.clear())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for again in (loss, loss_of(model, 1)):
+        with pytest.raises(terrace.FailedPrecondition, match="optimizer that this model was offloaded with is gone.*keep"):
+            again.backward()
+        optimizer.zero_grad()
+    assert_same(weights(model), before)

@@ -173,9 +173,13 @@ class ManagedOptimizer:
 
     @property
     def optimizer(self) -> optim.Optimizer:
-        """The script's optimizer."""
+        """The script's optimizer. FailedPrecondition where the script has it no more."""
         found = self._reference()
-        assert found is not None
+        if found is None:
+            raise FailedPrecondition(
+                "terrace.torch.offload: the optimizer that this model was offloaded with is gone, and no other one steps "
+                "in its place: keep it for as long as the model is trained, and change its param_groups or "
+                "load_state_dict() into it instead of making a new one")
         return found
 
     def managed_of(self, parameter: nn.Parameter) -> ManagedParameter | None:
@@ -280,9 +284,9 @@ class ManagedOptimizer:
 
     def step_soon(self, parameter: nn.Parameter, gradient: torch.Tensor) -> bool:
         """Steps a parameter, whose gradient has come, in this backward pass. Whether it is one of the optimizer's."""
+        groups = self.optimizer.param_groups
         if not self._stepped_now:
-            self._group_of = {id(one): index for index, group in enumerate(self.optimizer.param_groups)
-                              for one in group["params"]}
+            self._group_of = {id(one): index for index, group in enumerate(groups) for one in group["params"]}
         if id(parameter) not in self._group_of:
             return False
         if id(parameter) in self._stepped_now:
