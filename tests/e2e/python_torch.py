@@ -6,7 +6,18 @@ import pytest
 import terrace.torch
 import torch
 from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
-from python_torch_models import Recipe, batch, build, compare, metric, restless, train  # noqa: F401 (a fixture)
+from python_torch_models import (  # noqa: F401 (a fixture)
+    Recipe,
+    assert_same,
+    batch,
+    build,
+    compare,
+    loss_of,
+    metric,
+    restless,
+    train,
+    weights,
+)
 
 ADAMW = {"foreach": (("lr", 1e-3), ("foreach", True)), "fused": (("lr", 1e-3), ("fused", True)),
          "single": (("lr", 1e-3), ("foreach", False))}
@@ -69,4 +80,30 @@ def test_fresh_gradients_are_not_fetched(disk, policy, times):
         before = metric(client, "terrace_transfer_bytes_total", link="block_read")
         model(batch(1)[0]).sum().backward()
         assert metric(client, "terrace_transfer_bytes_total", link="block_read") - before > read + size / 2
+        assert client.leased_bytes == 0
+
+
+@pytest.mark.parametrize(("kind", "options"), [
+    ("AdamW", {"fused": True}), ("AdamW", {"fused": True, "amsgrad": True}), ("Adam", {"foreach": True, "weight_decay": 0.1}),
+    ("SGD", {"fused": True}), ("SGD", {"fused": True, "momentum": 0.9}), ("Adagrad", {"fused": True})])
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+def test_an_optimizer_that_is_not_offloaded_leases_one_by_one(disk, kind, options, scaled):
+    """Its kernels are given all parameters at once, which are more than can be leased at once."""
+    def run(client):
+        model, _ = build(Recipe(width=96, blocks=10))
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-3, **options)
+        if client is not None:
+            terrace.torch.offload(model, client=client, tensor_bytes_min=1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scaled)
+        for number in range(3):
+            scaler.scale(loss_of(model, number)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return weights(model)
+
+    with terrace.serve("4MiB", block=f"{disk}:128MiB", metrics=False) as client:
+        wanted = run(None)
+        assert sum(weight.nbytes for weight in wanted.values()) > 4 * MIB
+        assert_same(run(client), wanted)
         assert client.leased_bytes == 0

@@ -90,8 +90,8 @@ def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if refused is not None:
         write_the_same(refused, func, args, kwargs)
         return refused
-    if len(tensors) + len(parameters) > 1 and _is_of_lists(func):
-        return _one_by_one(func, args, kwargs)
+    if len(tensors) + len(parameters) > 1 and _is_of_lists(func) and (count := _elements(args, kwargs)) > 1:
+        return _one_by_one(func, args, kwargs, count)
     return _run_leased(func, args, kwargs, list(tensors.values()), [leaf.terrace for leaf in parameters.values()])
 
 
@@ -135,17 +135,20 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 def _is_of_lists(func: Callable[..., Any]) -> bool:
     """Whether it does the same to each element of its lists."""
     if isinstance(func, torch._ops.OpOverload):
-        return func._schema.name.startswith(("aten::_foreach_", "aten::_amp_foreach_"))
+        return func._schema.name.removeprefix("aten::").startswith(_OF_LISTS)
     return func in _ONE_BY_ONE
 
 
-def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a function of lists of tensors element by element, so that a list may be larger than what can be leased."""
-    lists = [value for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)]
-    count = len(lists[0])
+def _elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """How many elements the lists have."""
+    return max((len(value) for value in (*args, *kwargs.values()) if isinstance(value, list | tuple)), default=0)
 
+
+def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Any:
+    """Runs a function of lists of tensors element by element, so that a list may be larger than what can be leased.
+    A list may be empty: fused optimizers have one for what they keep only with some options."""
     def at(value: Any, index: int) -> Any:
-        return [value[index]] if isinstance(value, list | tuple) else value
+        return [value[index]] if isinstance(value, list | tuple) and value else value
 
     results = [func(*(at(value, index) for value in args), **{key: at(value, index) for key, value in kwargs.items()})
                for index in range(count)]
@@ -260,6 +263,6 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
 
 _CASTS = frozenset(getattr(torch.Tensor, name)
                    for name in ("to", "cpu", "cuda", "xpu", "float", "double", "half", "bfloat16", "type"))
-_ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch)
-                         if name.startswith(("_foreach_", "_amp_foreach_")))
+_OF_LISTS = ("_foreach_", "_amp_foreach_", "_fused_ada", "_fused_sgd_")
+_ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith(_OF_LISTS))
 run_with(run, operate)
