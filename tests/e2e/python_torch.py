@@ -107,3 +107,17 @@ def test_an_optimizer_that_is_not_offloaded_leases_one_by_one(disk, kind, option
         assert sum(weight.nbytes for weight in wanted.values()) > 4 * MIB
         assert_same(run(client), wanted)
         assert client.leased_bytes == 0
+
+
+@pytest.mark.parametrize("kernels", ["foreach", "fused"])
+def test_gradients_are_not_fetched_to_be_zeroed(disk, kernels):
+    recipe = Recipe(width=96, blocks=10, set_to_none=False, options=ADAMW[kernels])
+    with terrace.serve("4MiB", block=f"{disk}:128MiB", policy="lru") as client:
+        model, optimizer = build(recipe)
+        terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
+        train(model, optimizer, recipe)
+        size = 4 * sum(parameter.numel() for parameter in model.parameters())
+        before = metric(client, "terrace_transfer_bytes_total", link="block_read")
+        optimizer.zero_grad(set_to_none=False)
+        assert metric(client, "terrace_transfer_bytes_total", link="block_read") - before < size / 4
+        assert not any(parameter.grad.any() for parameter in model.parameters())

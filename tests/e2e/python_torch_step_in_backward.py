@@ -35,6 +35,7 @@ def offloaded(client, **options):
 @pytest.mark.parametrize("recipe", [
     Recipe(), Recipe(options=(("lr", 1e-3), ("fused", True))), Recipe(autocast=True, frozen=True),
     Recipe(checkpointing=False), Recipe(set_to_none=False), Recipe(kind=torch.optim.SGD),
+    Recipe(options=(("lr", 1e-3), ("foreach", True)), set_to_none=False),
     Recipe(kind=torch.optim.RMSprop)], ids=str)
 def test_the_same_bits(roomy, recipe):
     compare(recipe, roomy, step_in_backward=True)

@@ -142,6 +142,10 @@ class SpentTensor(torch.Tensor):
         if func in _ENDS:
             args[0].terrace_zeroed |= func is torch.Tensor.zero_
             return args[0]
+        if func is torch._foreach_zero_:
+            for gradient in args[0]:
+                gradient.zero_()
+            return None
         spent = next(leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, SpentTensor))
         raise FailedPrecondition(spent.terrace_why)
 

@@ -246,6 +246,12 @@ def _zeroed(self: torch.Tensor) -> Any:
     return self
 
 
+def _all_zeroed(self: list[torch.Tensor]) -> None:
+    """What `optimizer.zero_grad(set_to_none=False)` does with PyTorch's kernels of lists."""
+    for tensor in self:
+        tensor.zero_()
+
+
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     _set_data: _assigned,
     _get_data: _detached,
@@ -259,6 +265,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.contiguous: _contiguous,
     torch.Tensor.cpu: _on_cpu,
     torch.Tensor.zero_: _zeroed,
+    torch._foreach_zero_: _all_zeroed,
 }
 
 _CASTS = frozenset(getattr(torch.Tensor, name)
