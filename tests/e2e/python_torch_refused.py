@@ -316,6 +316,16 @@ def test_a_module_that_is_too_large(disk):
         with pytest.raises(terrace.ResourceExhausted, match=r"the module '1' leases 8404992.*at least 9 MiB"):
             terrace.torch.offload(large, client=client)
         assert type(large[1].weight_hh_l0) is nn.Parameter
+        large = eagerly(nn.Sequential(*(nn.Linear(1024, 512, bias=False) for _ in range(5))))
+        with pytest.raises(terrace.ResourceExhausted, match=r"the model, which torch\.compile made one module "
+                           r"\(compile its blocks instead\), leases 10485760 bytes at once.*at least 10 MiB"):
+            terrace.torch.offload(large, client=client)
+        with pytest.raises(terrace.ResourceExhausted, match=r"the module '1', which torch\.compile made one module "
+                           r"\(compile its blocks instead\), leases 10485760 bytes"):
+            terrace.torch.offload(nn.Sequential(nn.Linear(64, 64), large), client=client)
+        large = nn.LSTM(512, 512)
+        with pytest.raises(terrace.ResourceExhausted, match="the model leases 8404992.*make the module smaller"):
+            terrace.torch.offload(large, client=client)
         large = nn.Linear(1024, 1024, bias=False)
         with pytest.raises(terrace.ResourceExhausted, match=r"the optimizer's step on 'weight' leases 16777216"):
             terrace.torch.offload(large, torch.optim.AdamW(large.parameters()), client=client)

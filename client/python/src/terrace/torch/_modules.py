@@ -148,9 +148,17 @@ def replaced(module: nn.Module) -> list[str]:
             if part._parameters.get(key, expected) is not expected and part._parameters[key] is not None]
 
 
+def _called(name: str, part: nn.Module) -> str:
+    """How a module is called where it leases too much."""
+    called = f"the module '{name}'" if name else "the model"
+    if is_compiled(part):
+        called += ", which torch.compile made one module (compile its blocks instead),"
+    return called
+
+
 def largest(module: nn.Module, store: Store) -> tuple[int, str]:
     """Bytes of the largest set of a store that is leased at once, and whose it is."""
-    found = [(sum(one.slot.nbytes for one in own), f"the module '{name}'")
+    found = [(sum(one.slot.nbytes for one in own), _called(name, part))
              for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
              for its, own in uses.sets if its is store]
     return max(found, default=(0, ""))
