@@ -303,6 +303,8 @@ def test_an_optimizers_file_that_does_not_fit_changes_nothing(roomy, tmp_path, o
              (other(Recipe(width=16)), terrace.InvalidArgument, r"'0.exp_avg' has the shape \(16, 16\).*\(16, 32\)"),
              (whole.replace(b"0.exp_avg", b"z.exp_avg"), terrace.InvalidArgument, "no optimizer that could be read"),
              (whole.replace(b'"0.exp_avg"', b'"-.exp_avg"'), terrace.InvalidArgument, "could be read"),
+             (whole.replace(b"[0.9, 0.999]", b"1.2345678901"), terrace.InvalidArgument,
+              r"model\.optimizer\.safetensors is not of this optimizer: 'betas' of its group 0 is 1\.23.*\(0\.9, 0\.999\)"),
              (whole[:-1], terrace.InvalidArgument, "cut off")]
     for content, error, said in cases:
         beside.unlink(missing_ok=True)
@@ -316,6 +318,27 @@ def test_an_optimizers_file_that_does_not_fit_changes_nothing(roomy, tmp_path, o
     beside.write_bytes(whole)
     terrace.torch.load(path, model, optimizer)
     assert not torch.equal(weights(model)["positions"], before["positions"])
+
+
+def test_an_optimizer_that_json_cannot_hold_changes_no_file(tmp_path):
+    """By the group's number and the key; neither file is touched."""
+    model, optimizer = build(RECIPE)
+    train(model, optimizer, RECIPE)
+    path = tmp_path / "model.safetensors"
+    terrace.torch.save(path, model, optimizer)
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    train(model, optimizer, RECIPE, begin=3)
+    first = next(iter(optimizer.state.values()))
+    for holder, value, named in ((optimizer.param_groups[1], {1, 2}, "'odd' of its parameter group 1 is of type set"),
+                                 (optimizer.param_groups[0], torch.ones(2), "'odd' of its parameter group 0 is of type Tensor"),
+                                 (first, object(), "'odd' of its state of parameter 0 is of type object")):
+        holder["odd"] = value
+        with pytest.raises(terrace.InvalidArgument, match=f"{named}.*JSON"):
+            terrace.torch.save(path, model, optimizer)
+        assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
+        del holder["odd"]
+    terrace.torch.save(path, model, optimizer)
+    assert {one.name for one in tmp_path.iterdir()} == set(before)
 
 
 def test_pickling_of_other_kinds(roomy):

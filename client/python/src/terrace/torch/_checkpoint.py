@@ -33,21 +33,29 @@ def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
     """Writes a model to a safetensors file, with the names of its state_dict(); and its optimizer to one beside it.
 
     One tensor is leased at a time. Any reader of safetensors reads the files. Works for models that are not offloaded,
-    too. A tied weight is written under each of its names. The file appears when it is whole.
+    too. A tied weight is written under each of its names. The file appears when it is whole. InvalidArgument, before
+    anything is written, for an optimizer's option that JSON cannot hold.
     """
+    of_optimizer = None if optimizer is None else _of_optimizer(optimizer)  # before a file is touched
     _safetensors.write(path, [item_of(name, tensor) for name, tensor in _tensors(model).items()], {"format": "pt"})
-    if optimizer is not None:
-        state = optimizer.state_dict()
-        items, plain = [], {}
-        for index, of in state["state"].items():
-            for key, value in of.items():
-                if isinstance(value, torch.Tensor):
-                    items.append(item_of(f"{index}.{key}", value))
-                else:
-                    plain[f"{index}.{key}"] = value
-        rest = {"param_groups": [{key: _plain(value) for key, value in group.items()}
-                                 for group in state["param_groups"]], "state": plain}
-        _safetensors.write(optimizer_path(path), items, {"format": "pt", _OPTIMIZER: json.dumps(rest)})
+    if of_optimizer is not None:
+        items, rest = of_optimizer
+        _safetensors.write(optimizer_path(path), items, {"format": "pt", _OPTIMIZER: rest})
+
+
+def _of_optimizer(optimizer: optim.Optimizer) -> tuple[list[Item], str]:
+    """The tensors of an optimizer, and as JSON what is none. InvalidArgument for what JSON cannot hold."""
+    state = optimizer.state_dict()
+    items, plain = [], {}
+    for index, of in state["state"].items():
+        for key, value in of.items():
+            if isinstance(value, torch.Tensor):
+                items.append(item_of(f"{index}.{key}", value))
+            else:
+                plain[f"{index}.{key}"] = _plain(value, f"'{key}' of its state of parameter {index}")
+    groups = [{key: _plain(value, f"'{key}' of its parameter group {number}") for key, value in group.items()}
+              for number, group in enumerate(state["param_groups"])]
+    return items, json.dumps({"param_groups": groups, "state": plain})
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -73,8 +81,16 @@ def item_of(name: str, tensor: torch.Tensor) -> Item:
                 functools.partial(store.passing.expect, slot), store.passing.leave)
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) else value
+def _plain(value: Any, what: str) -> Any:
+    """As JSON holds it."""
+    try:
+        plain = value.item() if isinstance(value, torch.Tensor) else value
+        json.dumps(plain)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgument(f"terrace.torch.save: the optimizer cannot be saved, since {what} is of type "
+                              f"{type(value).__name__}, which JSON cannot hold ({error}): keep a number, a string, or "
+                              "lists and dictionaries of them there") from None
+    return plain
 
 
 def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None) -> None:
@@ -187,8 +203,9 @@ def _saved_optimizer(path: pathlib.Path, optimizer: optim.Optimizer, opened: con
         raise InvalidArgument(f"{path} is not of this optimizer: its parameter groups have {sizes} parameters, and the "
                               f"optimizer's {wanted}")
     _check_states(path, states, optimizer)
-    return _SavedOptimizer(file, [_typed(said, group) for said, group in
-                                  zip(groups, optimizer.param_groups, strict=True)], states)
+    typed = [_typed(path, number, said, group)
+             for number, (said, group) in enumerate(zip(groups, optimizer.param_groups, strict=True))]
+    return _SavedOptimizer(file, typed, states)
 
 
 def _check_states(path: pathlib.Path, states: dict[int, dict[str, Any]], optimizer: optim.Optimizer) -> None:
@@ -227,12 +244,16 @@ def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, 
         managed.adopt([parameter])
 
 
-def _typed(said: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-    """A group's values with the types that JSON has lost: pairs, and numbers in tensors."""
+def _typed(path: pathlib.Path, number: int, said: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    """A group's values with the types that JSON has lost: pairs, and numbers in tensors. InvalidArgument for others."""
     typed = dict(said)
     for key, value in group.items():
-        if key in typed and isinstance(value, tuple):
-            typed[key] = tuple(typed[key])
-        elif key in typed and isinstance(value, torch.Tensor):
-            typed[key] = torch.full_like(value, typed[key])
+        try:
+            if key in typed and isinstance(value, tuple):
+                typed[key] = tuple(typed[key])
+            elif key in typed and isinstance(value, torch.Tensor):
+                typed[key] = torch.full_like(value, typed[key])
+        except (TypeError, RuntimeError):
+            raise InvalidArgument(f"{path} is not of this optimizer: '{key}' of its group {number} is {said[key]!r}, "
+                                  f"and the optimizer's {value!r}") from None
     return typed
