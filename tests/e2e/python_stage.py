@@ -3,6 +3,7 @@
 that buffers of scratch() stay where they are."""
 
 import collections
+import copy
 import gc
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 import torch
 from python_fixtures import LIMIT_SECONDS, MIB, ROOT, disk, wait_until  # noqa: F401 (a fixture)
 from python_training_fixtures import metric, roomy  # noqa: F401 (a fixture)
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import terrace
 import terrace.torch
@@ -46,6 +47,23 @@ def test_the_loaders_own_batches(roomy, workers):
         assert roomy.leased_bytes >= 50 * (3 * 8 * 8 + 2) * 4
         del got, ours, plain, expected
         assert leaves_nothing(roomy)
+
+
+def test_a_stage_has_what_the_loader_has(roomy):
+    """As scripts ask it of a loader; what neither has is the loader's own error."""
+    data = TensorDataset(torch.arange(8))
+    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+    staged = stage(loader, depth=3, client=roomy)
+    assert staged.dataset is data and staged.batch_size == 2 and staged.depth == 3 and staged.loader is loader
+    for epoch in range(2):
+        staged.sampler.set_epoch(epoch)
+        assert [batch.tolist() for (batch,) in staged] == [batch.tolist() for (batch,) in loader]
+    with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'nobody'"):
+        _ = staged.nobody
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'sampler'"):
+        _ = stage([torch.ones(2)], client=roomy).sampler
+    assert copy.copy(staged).sampler is loader.sampler
+    assert leaves_nothing(roomy)
 
 
 def test_batches_of_nothing_come_in_their_places(roomy):

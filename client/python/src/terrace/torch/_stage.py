@@ -154,7 +154,7 @@ class StagedBatches(Iterator[T]):
 
 
 class Stage(Generic[T]):
-    """What stage() gives: each iteration is a pass over the loader."""
+    """What stage() gives: each iteration is a pass over the loader, whose attributes (`sampler`, `dataset`, ...) it has."""
 
     def __init__(self, loader: Iterable[T], depth: int, client: Client):
         self.loader = loader
@@ -166,6 +166,11 @@ class Stage(Generic[T]):
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # of a copy that is being made
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
 
 def stage(loader: Iterable[T], depth: int = 2, *, client: Client | None = None) -> Stage[T]:
