@@ -241,6 +241,37 @@ def test_compiled_blocks(restless, autocast):
     assert graphs["unique_graphs"] == 1, "the code for the plain model serves the other"
 
 
+@pytest.mark.parametrize("make_block", [
+    lambda: nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True),
+    lambda: nn.Sequential(nn.Linear(32, 32), nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True)),
+    lambda: nn.TransformerDecoderLayer(32, 2, 64, 0.0, batch_first=True),
+    lambda: nn.Sequential(torch.compile(nn.Linear(32, 32), backend="eager"), nn.GELU())],
+    ids=["encoder layer", "inner encoder layer", "attention", "compiled in compiled"])
+def test_compiled_blocks_with_modules_that_are_leased_as_a_whole(restless, make_block):
+    """A compiled block is leased as a whole, and with it what is in it."""
+    torch._dynamo.reset()
+
+    def make(recipe):
+        torch.manual_seed(4)
+        model = nn.ModuleList([nn.Linear(32, 32), torch.compile(make_block(), backend="eager")])
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def run(model, optimizer):
+        said = []
+        for number in range(4):
+            model.train(number != 2)
+            x = model[0](torch.randn(4, 8, 32, generator=torch.Generator().manual_seed(number)))
+            decodes = isinstance(model[1]._orig_mod, nn.TransformerDecoderLayer)
+            loss = (model[1](x, x) if decodes else model[1](x)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            said.append(loss.item())
+        return said
+
+    same_for_both(restless, run, make)
+
+
 def test_a_block_compiled_by_inductor(restless, tmp_path, monkeypatch):
     """PyTorch's default: code in C++ of this machine's own."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
