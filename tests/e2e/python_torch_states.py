@@ -197,6 +197,39 @@ def test_modules_of_other_kinds(restless, name):
     same_for_both(restless, run, make)
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_padded_batches_of_an_encoder(restless, layers):
+    """In evaluation PyTorch packs a padded batch, if it finds the first layer's weights to be ordinary ones; what was
+    packed is zero where it was padded."""
+    def make(recipe):
+        torch.manual_seed(4)
+        layer = nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True)
+        model = nn.ModuleDict({"encoder": nn.TransformerEncoder(layer, layers, nn.LayerNorm(32)),
+                               "head": nn.Linear(32, 8)})
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def run(model, optimizer):
+        said = []
+        for number in range(6):
+            x = torch.randn(4, 8, 32, generator=torch.Generator().manual_seed(number))
+            padding = torch.arange(8)[None, :] >= torch.tensor([8, 5, 3, 1])[:, None]
+            for arguments, options in (((x,), {}), ((x, None, padding), {}), ((x,), {"src_key_padding_mask": padding})):
+                model.train(number not in (2, 5))
+                if number == 5:
+                    model.requires_grad_(False)
+                with torch.set_grad_enabled(number != 2):
+                    out = model["encoder"](*arguments, **options)
+                    said.append(out.detach().numpy().tobytes())
+                    loss = model["head"](out.mean(1)).square().mean()
+                if loss.requires_grad:
+                    loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return said
+
+    same_for_both(restless, run, make)
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 def test_selective_checkpointing(restless, autocast):
     """Matrix products are kept, all else is computed again."""
