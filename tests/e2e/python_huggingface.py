@@ -116,6 +116,21 @@ def test_a_trainer_in_an_emulated_devices_tier(tmp_path):
         assert sum(client._resident(tensor, "device:0") for tensor in client.tensors().values()) > 4
 
 
+def test_a_second_trainer_goes_on_with_the_model(roomy, tmp_path):
+    """With an optimizer of its own, and what was frozen is trained."""
+    def twice(callback=None):
+        model = made("llama")
+        model.model.layers.requires_grad_(False)
+        first = trainer("llama", tmp_path, callback, model=model)
+        first.train()
+        model.model.layers.requires_grad_(True)
+        second = trainer("llama", tmp_path, callback, model=model)
+        second.train()
+        return second
+
+    compare(twice(terrace.torch.TerraceCallback(client=roomy, **OPTIONS)), twice())
+
+
 def test_frozen_parameters_are_shared(roomy, tmp_path):
     """And saved as they are without it."""
     def partly_frozen():

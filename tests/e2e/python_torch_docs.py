@@ -26,7 +26,7 @@ def run(*command, folder, text=None):
 def test_every_snippet_runs(disk):
     page = (ROOT / "docs/training.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == page.count("```") // 2 - 2 == 10  # two are commands: python_ranks.py, python_torch_heap.py
+    assert len(blocks) == page.count("```") // 2 - 2 == 11  # two are commands: python_ranks.py, python_torch_heap.py
     script = "\n".join(blocks).replace("/var/tmp:", f"{disk}:") + "\nprint(train(1))\nprint(client.leased_bytes)\n"
     ended = run("-W", "error", "-", folder=disk, text=script)
     lines = ended.stdout.splitlines()

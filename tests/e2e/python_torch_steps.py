@@ -55,6 +55,20 @@ def test_accumulation(job):
     assert client.taken() == ["train", "train"]
 
 
+def test_optimizers_that_step_one_after_the_other(job):
+    """End one step, also of an accumulation."""
+    client, model, optimizer = job
+    other = torch.optim.SGD(model.norm.parameters(), lr=0.1)
+    terrace.torch.offload(model, other, tensor_bytes_min=1)
+    for expected in (["train"], ["accumulate", "train"], ["accumulate", "train"]):
+        for part in range(2):
+            loss_of(model, part).backward()
+        assert client.taken() == expected
+        optimizer.step()
+        other.step()
+        model.zero_grad()
+
+
 def test_evaluation(job):
     client, model, optimizer = job
     with torch.no_grad():

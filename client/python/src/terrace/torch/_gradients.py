@@ -36,6 +36,11 @@ class Room:
         self._like = like
         self._slots = slots
 
+    def reserve(self, store: Store) -> None:
+        """Makes a place, so that it is not missing later."""
+        if not self._slots:
+            self._make(store)
+
     def take(self, store: Store, made: torch.Tensor) -> OffloadedTensor:
         """Moves a gradient to Terrace."""
         slot = self._free_slot(store)
@@ -49,10 +54,13 @@ class Room:
         for slot in self._slots:
             if not slot.lazies and not slot.shown:
                 return slot
+        return self._make(store)
+
+    def _make(self, store: Store) -> Slot:
         like = self._like
-        made = store.create([(f"{like.name}/grad{len(self._slots)}", like.owner, like.placeholder)])
-        self._slots += made
-        return made[0]
+        (made,) = store.create([(f"{like.name}/grad{len(self._slots)}", like.owner, like.placeholder)])
+        self._slots.append(made)
+        return made
 
     def fits(self, made: torch.Tensor) -> bool:
         """Whether it is an ordinary tensor as the optimizer is going to want it: not sparse, and without a graph."""
@@ -86,6 +94,15 @@ class Gradient:
     def in_backward(self) -> bool:
         """Whether the parameter is stepped in the backward pass."""
         return self._step is not None
+
+    def step_with(self, step: Callable[[nn.Parameter, torch.Tensor], bool]) -> None:
+        """Another optimizer steps the parameter in the backward pass."""
+        self._step = step
+
+    def reserve(self) -> None:
+        """Makes the gradient's place, where it is to have one: the parameter may have been unfrozen."""
+        if self._room is not None and not self.in_backward:
+            self._room.reserve(self._store)
 
     @property
     def _parameter(self) -> nn.Parameter:

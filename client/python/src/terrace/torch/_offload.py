@@ -2,10 +2,11 @@
 """`offload`: moves what a script trains to Terrace."""
 
 import functools
+import gc
 import math
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -42,13 +43,34 @@ class Job:
     """What belongs to one offloaded model."""
 
     def __init__(self, store: Store, shared: SharedStore | None, parameters: list[ManagedParameter],
-                 in_memory: list[ParameterInMemory],
-                 optimizer: ManagedOptimizer | None):
+                 in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str], in_backward: bool,
+                 stepped: Callable[[], None]):
+        """parts: of PARTS, those that are in Terrace. in_backward: and are stepped in the backward pass. stepped: called
+        after each step."""
         self.store = store
         self.shared = shared  # of frozen parameters that other ranks have as well
         self.parameters = parameters
         self.in_memory = in_memory
-        self.optimizer = optimizer
+        self.shards = shards
+        self.parts = parts
+        self.in_backward = in_backward
+        self.stepped = stepped
+        self.optimizers: list[ManagedOptimizer] = []
+
+    def step_with(self, optimizer: ManagedOptimizer) -> None:
+        """Steps with one more optimizer from now on."""
+        if self.in_backward:
+            for one in self.parameters:
+                if one.gradient is not None:
+                    one.gradient.step_with(optimizer.step_soon)
+        optimizer.attach(self.stepped)
+        self.optimizers.append(optimizer)
+        self.store.plan()
+
+    def drop_gone(self) -> None:
+        """Deletes the states of optimizers that are there no more."""
+        gc.collect()  # what is gone may be held by a cycle, as one of a Trainer is
+        self.optimizers = [one for one in self.optimizers if not one.gone or one.let_go()]
 
 
 _jobs: weakref.WeakKeyDictionary[nn.Module, Job] = weakref.WeakKeyDictionary()
@@ -98,6 +120,10 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     tensor_bytes_min: smaller tensors stay in the process's memory.
     timeout: seconds that a lease may take.
 
+    Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
+    to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are. With
+    step_in_backward, which is to be given again, a model has one optimizer at a time.
+
     InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
     more than the place holds. Then the model is as it was.
     """
@@ -112,9 +138,12 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     """ranks: that all do this now, and have what is frozen in common."""
     call = "terrace.torch.offload"
     stream_saves()
-    if isinstance(model, nn.Module) and model in _jobs:
-        raise FailedPrecondition(f"{call}: this model is offloaded already")
-    check_model(model, step_in_backward)
+    job = _jobs.get(model) if isinstance(model, nn.Module) else None
+    if job is None:
+        check_model(model, step_in_backward)
+    elif optimizer is None:
+        raise FailedPrecondition(f"{call}: this model is offloaded already; offload(model, optimizer) takes another "
+                                 "optimizer for it")
     steps = None if optimizer is None else unwrapped(optimizer)
     if steps is not None:
         _optimizers.check(steps)
@@ -123,6 +152,10 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
                                      "together, as a torch.nn.ModuleList of them")
     bytes_min = max(1, _checks.count(call, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(call, "timeout", timeout)
+    if job is not None:
+        parts = _parts_of(call, job, client, what, place, step_in_backward, optimizer)
+        _take_optimizer(job, steps, parts, bytes_min, ranks)
+        return model, optimizer
     if step_in_backward and optimizer is None:
         raise InvalidArgument(f"{call}: step_in_backward=True needs the optimizer that is to step")
     parts = wanted_parts(call, what, optimizer, step_in_backward)
@@ -172,15 +205,59 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     frozen.finish()
     for one in in_memory:
         one.finish()
-    if stepped is not None:
-        stepped.attach(functools.partial(_name_replaced, weakref.ref(model), shards, set()))
-    _jobs[model] = Job(store, frozen.store, managed, in_memory, stepped)
+    job = _jobs[model] = Job(store, frozen.store, managed, in_memory, shards, parts, step_in_backward,
+                             functools.partial(_name_replaced, weakref.ref(model), shards, set()))
     store.plan()
+    if stepped is not None:
+        job.step_with(stepped)
     if in_memory:
         model.register_forward_pre_hook(_before, prepend=True)
     _steps.attach(model, store.steps)
     store.steps.begin()
     return model, optimizer
+
+
+def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str, in_backward: bool,
+              optimizer: object) -> frozenset[str]:
+    """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
+    parts = job.parts | {"states"} if what is None else wanted_parts(call, what, optimizer, in_backward)
+    other = ("client is of another session" if client is not None and client is not job.store.client else
+             f"place is {place!r}" if place not in ("host", job.store.place) else
+             f"step_in_backward is {in_backward}" if bool(in_backward) != job.in_backward else
+             f"what is {sorted(parts)}" if (parts ^ job.parts) - {"states"} else "")
+    if other:
+        raise InvalidArgument(
+            f"{call}: this model is offloaded already, and {other}: with another optimizer its parameters and gradients "
+            f"stay as they are (place={job.store.place!r}, step_in_backward={job.in_backward}, what="
+            f"{sorted(job.parts)}, with 'states' or without)")
+    return parts
+
+
+def _take_optimizer(job: Job, optimizer: optim.Optimizer, parts: frozenset[str], bytes_min: int,
+                    ranks: Ranks | None) -> None:
+    """Takes another optimizer for a model that is offloaded."""
+    job.drop_gone()
+    if job.in_backward and not all(one.gone for one in job.optimizers):
+        raise FailedPrecondition(
+            "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has one optimizer: "
+            "let go of the one before first, and of what refers to it, as its learning-rate scheduler does")
+    stepped = ManagedOptimizer(optimizer, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward)
+    try:
+        most, name = stepped.largest()
+        _check_fits(job.store, most, f"the optimizer's step on '{name}'")
+        for one in (*job.parameters, *job.in_memory):
+            if one.gradient is not None and one.parameter.requires_grad:
+                one.gradient.reserve()
+        stepped.reserve()
+        for group in optimizer.param_groups:
+            stepped.adopt(group["params"])
+        if ranks is not None:
+            ranks.finish()
+    except BaseException as failed:
+        _give_states_back(stepped, failed)
+        stepped.let_go()
+        raise
+    job.step_with(stepped)
 
 
 def _check_parts(call: str, parts: frozenset[str], adopted: list[str],
@@ -297,16 +374,20 @@ def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], s
             except Error as error:  # the others are to be restored in any case
                 failed.add_note(f"the parameter '{one.name}' could not be brought back: {error}")
         if stepped is not None:
-            try:
-                stepped.give_back()
-            except Error as error:
-                failed.add_note(f"the optimizer's states could not be brought back: {error}")
+            _give_states_back(stepped, failed)
         for shard in shards.all:
             try:
                 shard.restore()
             except Error as error:
                 failed.add_note(f"the parameter '{shard.slot.name}' could not be brought back: {error}")
         raise
+
+
+def _give_states_back(stepped: ManagedOptimizer, failed: BaseException) -> None:
+    try:
+        stepped.give_back()
+    except Error as error:
+        failed.add_note(f"the optimizer's states could not be brought back: {error}")
 
 
 def restore(one: ManagedParameter) -> None:

@@ -167,6 +167,7 @@ class ManagedOptimizer:
         self._group_of: dict[int, int] = {}  # that each parameter, by id, is in, since the first of those was stepped
         self._options_used: dict[int, dict[str, Any]] = {}  # by group: what they were stepped with
         self._reserved: dict[tuple[int, str], Slot] = {}
+        self._slots: list[Slot] = []  # of all states
         self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
         self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
         self._due = DueParameters(max(1, min(store.guarantee_bytes // DUE_PARTS, DUE_BYTES_MAX)))
@@ -178,9 +179,14 @@ class ManagedOptimizer:
         if found is None:
             raise FailedPrecondition(
                 "terrace.torch.offload: the optimizer that this model was offloaded with is gone, and no other one steps "
-                "in its place: keep it for as long as the model is trained, and change its param_groups or "
-                "load_state_dict() into it instead of making a new one")
+                "in its place: keep it for as long as the model is trained, or call terrace.torch.offload(model, "
+                "optimizer, step_in_backward=True) with the new one")
         return found
+
+    @property
+    def gone(self) -> bool:
+        """Whether the script has the optimizer no more."""
+        return self._reference() is None
 
     def managed_of(self, parameter: nn.Parameter) -> ManagedParameter | None:
         """What belongs to a parameter, if it is in Terrace."""
@@ -217,7 +223,8 @@ class ManagedOptimizer:
                     keys.append((id(parameter), key))
                     wanted.append((f"{of.name}/{key}", of.owner, of.placeholder))
         if wanted:
-            self._reserved = dict(zip(keys, self.store.create(wanted), strict=True))
+            self._slots = self.store.create(wanted)
+            self._reserved = dict(zip(keys, self._slots, strict=True))
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that a step must lease at once, and the parameter's name."""
@@ -272,11 +279,20 @@ class ManagedOptimizer:
                 if isinstance(held, OffloadedTensor) and held.terrace_store is self.store:
                     place.put(held.clone())
 
+    def let_go(self) -> bool:
+        """Deletes the places of its states, but for what the script has kept of them. Whether it has."""
+        kept = [slot for slot in self._slots if slot.lazies or slot.shown]
+        self.store.forget(set(self._slots).difference(kept))
+        self._slots = kept
+        self._reserved.clear()
+        return bool(kept)
+
     def _moved(self, of: Like, slot: Slot | None, key: str, value: torch.Tensor) -> OffloadedTensor:
         geometry = None if slot is None else slot.placeholder
         if (slot is None or geometry is None or slot.lazies or slot.shown or geometry.stride() != value.stride()
                 or geometry.shape != value.shape or geometry.dtype != value.dtype):
             (slot,) = self.store.create([(f"{of.name}/{key}", of.owner, value)])
+            self._slots.append(slot)
         self.store.unneeded.discard(slot)
         (shown,) = self.store.lease([slot], "overwrite")
         shown.copy_(value)

@@ -62,7 +62,9 @@ class Steps:
         self._gradients = True
 
     def stepped(self) -> None:
-        """The optimizer has stepped."""
+        """An optimizer has stepped."""
+        if not self._forwards and not self._gradients:
+            return  # another one has, before: they step one after the other, and end one step
         self._parts = self._part + 1
         self._part = 0
         self._gradients = False
