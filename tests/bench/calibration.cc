@@ -151,8 +151,8 @@ class LinkUnderTest {
     return median(std::move(took));
   }
 
-  // A line through two points; what a tensor alone takes beyond it; and what is left of both directions' speed where
-  // they are at work together.
+  // A line through two points; what a tensor alone takes beyond it to be read from the disk; and what is left of both
+  // directions' speed where they are at work together.
   LinkSpeed fitted(const Times& in, const Times& out, double both, double request) const {
     const auto large = static_cast<double>(sets_[0].shape().total());
     const auto small = static_cast<double>(kSmallBytes);

@@ -121,8 +121,9 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     timeout: seconds that a lease may take.
 
     Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
-    to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are. With
-    step_in_backward, which is to be given again, a model has one optimizer at a time.
+    to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are; timeout and
+    share_frozen are as they were given first. With step_in_backward, which is to be given again, a model has one
+    optimizer at a time.
 
     InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
     more than the place holds. Then the model is as it was.
