@@ -281,7 +281,7 @@ def test_compiled_blocks(restless, autocast):
     lambda: nn.Sequential(torch.compile(nn.Linear(32, 32), backend="eager"), nn.GELU())],
     ids=["encoder layer", "inner encoder layer", "attention", "compiled in compiled"])
 def test_compiled_blocks_with_modules_that_are_leased_as_a_whole(restless, make_block):
-    """A compiled block is leased as a whole, and with it what is in it."""
+    """A compiled block is leased as a whole itself, and nothing in it once more."""
     torch._dynamo.reset()
 
     def make(recipe):

@@ -103,8 +103,14 @@ def is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module)
 
 
-def _used_by(part: nn.Module, whole: bool) -> list[nn.Parameter]:
+def _is_whole(module: nn.Module) -> bool:
+    """Whether all that is in it is leased with it."""
+    return is_compiled(module) or isinstance(module, _WHOLE)
+
+
+def _used_by(part: nn.Module) -> list[nn.Parameter]:
     """The parameters that a module's own forward reads."""
+    whole = _is_whole(part)
     found = list(part.parameters(recurse=whole))
     if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
         found += part.layers[0].parameters()  # by which it decides whether padded batches are packed
@@ -114,18 +120,24 @@ def _used_by(part: nn.Module, whole: bool) -> list[nn.Parameter]:
     return list(dict.fromkeys(found))
 
 
+def used_by_each(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:
+    """Which parameters each module is to lease as it runs. What is in one that is leased as a whole is left out, unless
+    it is such a one itself, and may run alone; in compiled code nothing leases."""
+    left_out: set[nn.Module] = set()
+    for part in filter(_is_whole, model.modules()):
+        left_out.update(below for below in part.modules()
+                        if below is not part and (is_compiled(part) or not _is_whole(below)))
+    return {part: _used_by(part) for part in model.modules()
+            if part not in left_out and not isinstance(part, _LISTS)}
+
+
 def attach(module: nn.Module, managed: dict[int, ManagedParameter]) -> None:
     """Leases the parameters of a module and all in it, module by module, from now on."""
-    inside: set[int] = set()
-    for part in module.modules():
-        compiled = is_compiled(part)
-        whole = compiled or isinstance(part, _WHOLE)
-        if whole:
-            inside.update(id(below) for below in part.modules() if below is not part)
-        own = [managed[id(parameter)] for parameter in _used_by(part, whole) if id(parameter) in managed]
-        if not own or isinstance(part, _LISTS) or (id(part) in inside and not whole):
+    for part, used in used_by_each(module).items():
+        own = [managed[id(parameter)] for parameter in used if id(parameter) in managed]
+        if not own:
             continue
-        for one in own if compiled else ():
+        for one in own if is_compiled(part) else ():
             one.compiled = True
         uses = _uses[part] = _Uses(own)
         uses.names = {key: one for key, one in part.named_parameters(recurse=False, remove_duplicate=False)

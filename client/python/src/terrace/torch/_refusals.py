@@ -15,7 +15,7 @@ from ._ddp import wrong_with
 from ._fsdp import check_groups, groups_of
 from ._lazy import OffloadedParameter
 from ._locals import is_split, local_of
-from ._modules import _LISTS, _WHOLE, is_compiled
+from ._modules import is_compiled, used_by_each
 from ._parts import is_of_a_job
 from ._placeholder import elements_spanned
 
@@ -74,19 +74,15 @@ def check_model(model: object, in_backward: bool) -> None:
 def check_forwards(model: nn.Module, leased: Container[nn.Parameter]) -> None:
     """Raises InvalidArgument where a forward is compiled that runs modules which are to lease: they would do so within
     compiled code. leased: parameters that modules are going to lease."""
-    inside: set[nn.Module] = set()  # what is leased with a module that it is in
-    for part in model.modules():
-        if is_compiled(part) or isinstance(part, _WHOLE):
-            inside.update(below for below in part.modules() if below is not part)
+    used = used_by_each(model)
     for name, part in model.named_modules():
         forward = getattr(part, "forward", None)
         if is_compiled(part) or not hasattr(forward, "_torchdynamo_orig_callable"):
             continue
         if getattr(forward, "_torchdynamo_disable", False):
             continue  # what torch.compiler.disable gave has it, too
-        below = [one for one in part.modules() if one is not part and not isinstance(one, _LISTS)
-                 and (one not in inside or isinstance(one, _WHOLE))]
-        if any(parameter in leased for one in below for parameter in one.parameters(isinstance(one, _WHOLE))):
+        below = [parameter for one in part.modules() if one is not part for parameter in used.get(one, ())]
+        if any(parameter in leased for parameter in below):
             raise InvalidArgument(
                 f"terrace.torch.offload: the forward of the module '{name}' is compiled, and the modules in it would "
                 "not lease in compiled code: leave its forward as it was, and use torch.compile(module) in the place "
