@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that tensors which share a parameter's memory give what they give without Terrace, or are refused by name."""
 
+import copy
 import functools
 
 import pytest
@@ -122,5 +123,10 @@ def test_scripted_and_traced_modules_are_refused(roomy):
     with pytest.raises(terrace.InvalidArgument, match="the module '0' is a .*torch.jit"):
         offloaded(roomy, nn.Sequential(torch.jit.script(nn.Linear(8, 8))))
     model = offloaded(roomy)
-    with pytest.raises(terrace.FailedPrecondition, match="was traced after"):
+    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced after.*a copy\.deepcopy\(\)"):
         torch.jit.trace(model, torch.ones(1, 8))
+    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced after.*a copy\.deepcopy\(\)"):
+        torch.jit.script(model)
+    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced after.*a copy\.deepcopy\(\)"):
+        torch.jit.trace(lambda x: model(x), torch.ones(1, 8))
+    torch.jit.script(copy.deepcopy(model))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tensors over leased memory ordinary ones, whatever modes the caller is in."""
+"""Makes tensors over leased memory ordinary ones, whatever modes the caller is in, and tells modes in which nothing can
+be leased."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,12 +9,23 @@ import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .._errors import FailedPrecondition
+
+_compiler_of_thread = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _in_functorch = torch._C._functorch.peek_interpreter_stack
 
 
 def in_functorch() -> bool:
     """Whether a transform of torch.func is running: saved tensors may not be hooked then."""
     return _in_functorch() is not None
+
+
+def check_not_compiled() -> None:
+    """Raises FailedPrecondition in compiled code, and where such code is being made."""
+    if torch.compiler.is_compiling() or _compiler_of_thread() is not None:
+        raise FailedPrecondition("an offloaded module would lease in compiled code: what is compiled is a function that "
+                                 "runs it, or was compiled after terrace.torch.offload(). Use torch.compile(module) "
+                                 "in the place of the module, before terrace.torch.offload()")
 
 
 @contextlib.contextmanager

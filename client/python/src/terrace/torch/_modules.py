@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases each module's own parameters, as one set, for as long as the module runs forward.
 
-The hooks are functions of this file and look up what belongs to a module: a copy of a module has the hooks too, and
-nothing belongs to it.
+A module is called through PyTorch's own place for a compiled call, not by hooks: what it leased ends however the call
+does (hooks are left out for KeyboardInterrupt), nn.TransformerEncoderLayer takes its fast path, which it does not where
+there are hooks, and neither a copy of the module nor a pickle has it.
 """
 
-import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,32 +15,23 @@ from torch import nn
 
 from .._errors import FailedPrecondition
 from ._ddp import check_running
+from ._modes import check_not_compiled
 from ._parameters import ManagedParameter, by_store, enter_each, leave
 from ._saved import pop, push
 from ._store import Store
 
 
 class _Uses:
-    """A module's parameters, and its runs that are under way."""
+    """What a module is to do when it is called."""
 
     def __init__(self, parameters: Sequence[ManagedParameter]):
         self.parameters = parameters
         self.sets = by_store(parameters)
-        self.handles: list[Any] = []
         self.names: dict[str, nn.Parameter] = {}
-        self.pushed = threading.local()  # of each thread's runs: whether hooks were pushed
-
-    def runs(self) -> list[bool]:
-        """This thread's runs that are under way."""
-        runs: list[bool] | None = getattr(self.pushed, "runs", None)
-        if runs is None:
-            runs = self.pushed.runs = []
-        return runs
+        self.first: list[Callable[[nn.Module], None]] = []  # to call, before anything is leased
 
 
 _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
-
-_compiler_of_thread = torch._C._dynamo.eval_frame.get_eval_frame_callback
 
 _running_backward = torch._C._current_graph_task_id
 _NO_TASK = -1
@@ -50,6 +41,11 @@ _LISTS = (nn.ParameterList, nn.ParameterDict)
 
 # Their forward reads the parameters of modules inside them, without running those.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+_MARK: Any = "terrace"
+
+_TRANSLATED = ("a module was scripted or traced after terrace.torch.offload(), and that code would not lease: script or "
+               "trace a copy.deepcopy() of the model")
 
 
 def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
@@ -68,34 +64,66 @@ def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
                 "load other weights, or offload without step_in_backward")
 
 
-def _before(module: nn.Module, _inputs: Any) -> None:
-    if torch.compiler.is_compiling() or _compiler_of_thread() is not None:
-        raise FailedPrecondition("an offloaded module would lease in compiled code: what is compiled is a function that "
-                                 "runs it, or was compiled after terrace.torch.offload(). Use torch.compile(module) "
-                                 "in the place of the module, before terrace.torch.offload()")
-    uses = _uses.get(module)
-    if uses is None:
-        return
+def _enter(uses: _Uses) -> bool:
+    """Shows what a module uses. Whether pop() is due."""
     if torch.jit.is_tracing():
-        raise FailedPrecondition("a module was traced after terrace.torch.offload(), and the trace would not lease: "
-                                 "trace a copy.deepcopy() of the model")
+        raise FailedPrecondition(_TRANSLATED)
     check_running(uses.parameters)
     if _running_backward() == _NO_TASK:
         _check_not_ahead(uses.parameters)
     for store, _ in uses.sets:
         store.drop_unneeded()
     enter_each(uses.sets)
-    uses.runs().append(push())
+    try:
+        return push()
+    except BaseException:
+        leave(uses.parameters)
+        raise
 
 
-def _after(module: nn.Module, _inputs: Any, _output: Any) -> None:
+def _caller(reference: weakref.ref[nn.Module], uses: _Uses) -> Callable[..., Any]:
+    def call(*inputs: Any, **options: Any) -> Any:
+        if uses.sets:
+            check_not_compiled()
+        module: Any = reference()
+        for first in uses.first:
+            first(module)
+        if not uses.sets:
+            return module._call_impl(*inputs, **options)
+        pushed = _enter(uses)
+        try:
+            return module._call_impl(*inputs, **options)
+        finally:
+            if pushed:
+                pop()
+            leave(uses.parameters)
+
+    call.__func__ = _Untranslated()  # type: ignore[attr-defined]
+    return call
+
+
+class _Untranslated:
+    """What torch.jit finds in the place of a module's code."""
+
+    @property
+    def _torchscript_modifier(self) -> None:
+        raise FailedPrecondition(_TRANSLATED)
+
+
+def _use(module: nn.Module, parameters: Sequence[ManagedParameter]) -> _Uses:
+    uses = _uses[module] = _Uses(parameters)
+    # Not by setattr(), which what torch.compile() gave hands on to the module that it was given.
+    module.__dict__["_compiled_call_impl"] = _caller(weakref.ref(module), uses)
+    # Seeing an entry here, torch.compile does not go straight to forward(); PyTorch itself looks only hooks up in it.
+    module._forward_hooks_with_kwargs[_MARK] = False
+    return uses
+
+
+def call_first(module: nn.Module, first: Callable[[nn.Module], None]) -> None:
+    """Calls a function, with the module, each time that it is about to run: before it leases, and before other such
+    functions."""
     uses = _uses.get(module)
-    runs = [] if uses is None else uses.runs()
-    if uses is None or not runs:
-        return  # nothing was leased: something before raised
-    if runs.pop():
-        pop()
-    leave(uses.parameters)
+    (_use(module, []) if uses is None else uses).first.insert(0, first)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -139,19 +167,22 @@ def attach(module: nn.Module, managed: dict[int, ManagedParameter]) -> None:
             continue
         for one in own if is_compiled(part) else ():
             one.compiled = True
-        uses = _uses[part] = _Uses(own)
+        uses = _use(part, own)
         uses.names = {key: one for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
                       if id(one) in managed}
-        uses.handles = [part.register_forward_pre_hook(_before, prepend=True),
-                        part.register_forward_hook(_after, always_call=True)]
 
 
 def detach(module: nn.Module) -> None:
     """Leases nothing for the module any more."""
     for part in module.modules():
-        uses = _uses.pop(part, None)
-        for handle in uses.handles if uses is not None else ():
-            handle.remove()
+        if _uses.pop(part, None) is not None:
+            part.__dict__.pop("_compiled_call_impl", None)
+            del part._forward_hooks_with_kwargs[_MARK]
+
+
+def is_called_by_us(module: nn.Module) -> bool:
+    """Whether something is to happen when the module is called."""
+    return module in _uses
 
 
 def replaced(module: nn.Module) -> list[str]:

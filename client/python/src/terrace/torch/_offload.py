@@ -15,7 +15,7 @@ from torch import nn, optim
 from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
-from . import _modules, _optimizers, _steps
+from . import _modules, _optimizers
 from ._ddp import check_running
 from ._frozen import Frozen
 from ._fsdp import groups_of
@@ -212,8 +212,8 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     if stepped is not None:
         job.step_with(stepped)
     if in_memory:
-        model.register_forward_pre_hook(_before, prepend=True)
-    _steps.attach(model, store.steps)
+        _modules.call_first(model, functools.partial(_watch, in_memory))
+    _modules.call_first(model, store.steps.forward)
     store.steps.begin()
     return model, optimizer
 
@@ -272,13 +272,11 @@ def _check_parts(call: str, parts: frozenset[str], adopted: list[str],
                               "parameters and gradients go together: give what= both")
 
 
-def _before(model: nn.Module, _inputs: Any) -> None:
+def _watch(in_memory: list[ParameterInMemory], _model: nn.Module) -> None:
     """Looks at parameters that stay in memory as the model begins to run, as modules do at those in Terrace."""
-    job = _jobs.get(model)  # a copy of the model has the hook, and no job
-    if job is not None:
-        check_running(job.in_memory)
-        for one in job.in_memory:
-            one.watch()
+    check_running(in_memory)
+    for one in in_memory:
+        one.watch()
 
 
 def _name_replaced(model: weakref.ref[nn.Module], shards: Shards, named: set[str]) -> None:

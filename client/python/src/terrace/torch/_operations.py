@@ -17,6 +17,7 @@ from .._errors import FailedPrecondition
 from ._lazy import OffloadedParameter, OffloadedTensor, leaves, run_with
 from ._lazy_storage import storage_of
 from ._metadata import METADATA
+from ._modes import check_not_compiled
 from ._parameters import ManagedParameter, entered, is_managed_parameter
 from ._writes import may_write_unseen, read_only_target, resolved, slot_of, store_of, write_the_same
 
@@ -44,6 +45,8 @@ def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     if func in METADATA:
         with _raw():
             return func(*args, **kwargs)
+    if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_compiling():  # the compiler asks as well
+        check_not_compiled()
     special = _SPECIAL.get(func)
     if special is not None:
         answer = special(*args, **kwargs)

@@ -15,7 +15,7 @@ from ._ddp import wrong_with
 from ._fsdp import check_groups, groups_of
 from ._lazy import OffloadedParameter
 from ._locals import is_split, local_of
-from ._modules import is_compiled, used_by_each
+from ._modules import is_called_by_us, is_compiled, used_by_each
 from ._parts import is_of_a_job
 from ._placeholder import elements_spanned
 
@@ -58,7 +58,7 @@ def check_model(model: object, in_backward: bool) -> None:
             raise InvalidArgument(
                 f"{call}: FullyShardedDataParallel keeps parameters in flat pieces of its own, which cannot be "
                 f"offloaded; {_RANKS}")
-        if getattr(part, "_compiled_call_impl", None) is not None:
+        if getattr(part, "_compiled_call_impl", None) is not None and not is_called_by_us(part):
             raise InvalidArgument(
                 f"{call}: the module '{name}' was compiled in place by .compile(), and its compiled code would not "
                 "lease; use its place torch.compile(module) instead")

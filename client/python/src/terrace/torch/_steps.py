@@ -7,9 +7,7 @@ the one before it. A forward pass that records no graph, or of a model in evalua
 is one of a model of which nothing is trained, whatever mode it is in.
 """
 
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -81,18 +79,3 @@ class Steps:
             order.begin(kind)
         self._kind = kind
         self._forwards = 0
-
-
-_steps: weakref.WeakKeyDictionary[nn.Module, Steps] = weakref.WeakKeyDictionary()
-
-
-def _before(model: nn.Module, _inputs: Any) -> None:
-    steps = _steps.get(model)  # a copy of the model has the hook, and no steps
-    if steps is not None:
-        steps.forward(model)
-
-
-def attach(model: nn.Module, steps: Steps) -> None:
-    """Marks the steps that begin with the model's forward passes."""
-    _steps[model] = steps
-    model.register_forward_pre_hook(_before, prepend=True)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that Ctrl-C and sys.exit() in the midst of a step leave nothing leased and no hooks behind, and that a script
+that catches them goes on with the losses that it would have without Terrace."""
+
+import contextlib
+import gc
+
+import pytest
+import terrace.torch
+import torch
+from python_torch_models import (  # noqa: F401 (fixtures)
+    Recipe,
+    batch,
+    build,
+    loss_of,
+    nothing_stays_leased,
+    restless,
+    same_for_both,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
+top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class InterruptsBackward(torch.autograd.Function):
+    """The identity, in whose backward pass the user presses Ctrl-C."""
+
+    @staticmethod
+    def forward(_context, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(_context, _gradient):
+        raise KeyboardInterrupt
+
+
+def interrupt(kind):
+    """A hook of a module's forward pass."""
+    def hook(*_):
+        raise kind
+    return hook
+
+
+class InTheSecondRun:
+    """Interrupts what checkpointing computes again."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def __call__(self, *_):
+        self.runs += 1
+        if self.runs == 2:
+            raise KeyboardInterrupt
+
+
+INTERRUPTS = {
+    "outermost": lambda model: model.register_forward_hook(interrupt(KeyboardInterrupt)),
+    "inner": lambda model: model.blocks[2].wide.register_forward_pre_hook(interrupt(KeyboardInterrupt)),
+    "checkpointed": lambda model: model.blocks[1].wide.register_forward_pre_hook(interrupt(KeyboardInterrupt)),
+    "exit": lambda model: model.blocks[0].norm.register_forward_hook(interrupt(SystemExit)),
+    "backward": lambda model: model.blocks[1].register_forward_hook(
+        lambda _module, _inputs, output: InterruptsBackward.apply(output)),
+    "gradient": lambda model: model.blocks[3].out.weight.register_hook(interrupt(KeyboardInterrupt)),
+    "again": lambda model: model.blocks[1].wide.register_forward_pre_hook(InTheSecondRun()),
+}
+CONTEXTS = {
+    "alone": lambda _: contextlib.nullcontext(),
+    "activations": lambda client: terrace.torch.activations(client, min_bytes=1, keep_bytes=0),
+    "on the CPU": lambda _: torch.autograd.graph.save_on_cpu(),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("checkpointing", [None, True, False], ids=["kept", "reentrant", "checkpointed"])
+def test_interrupts(restless, checkpointing, context):
+    """One or two of them before each step, which finds what gradients came before them."""
+    def run(model, optimizer):
+        said = []
+        for number, name in enumerate(INTERRUPTS):
+            handle = INTERRUPTS[name](model)
+            try:
+                with CONTEXTS[context](restless):
+                    loss_of(model, number).backward()
+                said.append("not interrupted")
+            except (KeyboardInterrupt, SystemExit) as interrupted:
+                said.append(type(interrupted))
+            handle.remove()
+            assert top_hooks(False) is None
+            gc.collect()  # checkpointing leaves cycles
+            if name != "gradient":  # PyTorch's queue keeps the nodes that were to come until the next backward pass
+                assert restless.leased_bytes == 0 and restless.held == 0
+            if number % 3:
+                with CONTEXTS[context](restless):
+                    loss = loss_of(model, number)
+                loss.backward()
+                said.append(loss.item())
+                optimizer.step()
+                optimizer.zero_grad()
+                gc.collect()
+                assert restless.leased_bytes == 0 and restless.held == 0
+        return said
+
+    same_for_both(restless, run, lambda _: build(Recipe(checkpointing=checkpointing)))
+
+
+def test_an_interrupt_that_a_forward_pass_catches(restless):
+    """The modules around it go on, with what they lease."""
+    def run(model, optimizer):
+        forward, tries = model.blocks[1].forward, []
+
+        def twice(x):
+            handle = model.blocks[1].wide.register_forward_pre_hook(interrupt(KeyboardInterrupt))
+            with contextlib.suppress(KeyboardInterrupt):
+                forward(x)
+            handle.remove()
+            tries.append(x)
+            return forward(x)
+
+        model.blocks[1].forward = twice
+        said = []
+        for number in range(3):
+            loss = loss_of(model, number)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            said.append(loss.item())
+        assert len(tries) == 3 and top_hooks(False) is None
+        tries.clear()
+        del model.blocks[1].forward
+        return said
+
+    same_for_both(restless, run)
