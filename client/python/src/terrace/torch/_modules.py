@@ -7,7 +7,7 @@ there are hooks, and neither a copy of the module nor a pickle has it.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class _Uses:
         self.parameters = parameters
         self.sets = by_store(parameters)
         self.names: dict[str, nn.Parameter] = {}
+        self.packs_only = False  # it uses them to see whether it can pack a batch, and for nothing else
         self.first: list[Callable[[nn.Module], None]] = []  # to call, before anything is leased
 
 
@@ -88,7 +89,7 @@ def _caller(reference: weakref.ref[nn.Module], uses: _Uses) -> Callable[..., Any
         module: Any = reference()
         for first in uses.first:
             first(module)
-        if not uses.sets:
+        if not uses.sets or (uses.packs_only and not _may_pack(module, inputs, options)):
             return module._call_impl(*inputs, **options)
         pushed = _enter(uses)
         try:
@@ -108,6 +109,13 @@ class _Untranslated:
     @property
     def _torchscript_modifier(self) -> None:
         raise FailedPrecondition(_TRANSLATED)
+
+
+def _may_pack(encoder: nn.TransformerEncoder, inputs: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether an encoder may be going to pack a padded batch: it looks then whether its first layer's parameters are
+    ordinary ones. In training it does not, nor if it is given no mask."""
+    given = sum(isinstance(one, torch.Tensor) for one in (*inputs, *options.values()))
+    return given > 1 and not encoder.layers[0].training
 
 
 def _use(module: nn.Module, parameters: Sequence[ManagedParameter]) -> _Uses:
@@ -145,6 +153,8 @@ def _used_by(part: nn.Module) -> list[nn.Parameter]:
     if not whole:
         for below in part.children():
             found += below.parameters() if isinstance(below, _LISTS) else ()
+    if isinstance(part, nn.TransformerEncoder):
+        found += part.layers[:1].parameters()
     return list(dict.fromkeys(found))
 
 
@@ -170,6 +180,7 @@ def attach(module: nn.Module, managed: dict[int, ManagedParameter]) -> None:
         uses = _use(part, own)
         uses.names = {key: one for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
                       if id(one) in managed}
+        uses.packs_only = isinstance(part, nn.TransformerEncoder) and not uses.names
 
 
 def detach(module: nn.Module) -> None:
