@@ -148,8 +148,6 @@ def _used_by(part: nn.Module) -> list[nn.Parameter]:
     """The parameters that a module's own forward reads."""
     whole = _is_whole(part)
     found = list(part.parameters(recurse=whole))
-    if isinstance(part, nn.TransformerEncoder) and getattr(part, "use_nested_tensor", False):
-        found += part.layers[0].parameters()  # by which it decides whether padded batches are packed
     if not whole:
         for below in part.children():
             found += below.parameters() if isinstance(below, _LISTS) else ()
