@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // terraced: wires configuration, machine, reactor and sockets together, and nothing else.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -21,6 +23,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fd.h"
 #include "config/config.h"
 #include "config/parse.h"
 #include "config/resolve.h"
@@ -202,6 +205,16 @@ void block_signals() {
   std::signal(SIGXFSZ, SIG_IGN);  // where files may not grow as far, that write fails, and the daemon goes on
 }
 
+// The kernel's table of a process's descriptors doubles when it is full, and with more than one thread whoever opened the
+// one too many waits until all processors have been seen at rest: 20 ms in which the reactor would serve nobody. Before
+// there are threads it need not wait.
+void widen_descriptor_table(std::uint64_t descriptors) {
+  const Fd any(::eventfd(0, EFD_CLOEXEC));
+  if (!any) return;
+  // Where the limit is lower there are never as many.
+  static_cast<void>(Fd(::fcntl(any.get(), F_DUPFD_CLOEXEC, static_cast<int>(descriptors))));
+}
+
 // Each line of what is wrong, by the program's name.
 int report(std::string_view program, const Error& error) {
   std::istringstream lines(error.message);
@@ -242,6 +255,7 @@ int run(const Arguments& arguments) {
   if (!inheritance) return report("terraced", inheritance.error());
   const auto plan = make_plan(arguments, arguments.discard ? std::nullopt : front::former_gpus(inheritance->adopted));
   if (!plan) return report("terraced", plan.error());
+  widen_descriptor_table(config::descriptors_at_most(plan->config));
   block_signals();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("terraced"));
   spdlog::set_level(static_cast<spdlog::level::level_enum>(plan->config.log_level));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many connections the daemon can hold with the descriptors that it may have.
+// How many descriptors the daemon takes, and how many connections it can hold with those that it may have.
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "config/capacity.h"
+#include "config/resolve.h"
 #include "config/resolve_parts.h"
 
 namespace terrace::config {
@@ -25,7 +26,13 @@ std::uint64_t of_tiers(const Config& config) {
   return count;
 }
 
+std::uint64_t of_clients(const Limits& limits) {
+  return kOfConnection * limits.connections_max + kOfSession * std::min(limits.sessions_max, limits.connections_max);
+}
+
 }  // namespace
+
+std::uint64_t descriptors_at_most(const Config& config) { return kOwn + of_tiers(config) + of_clients(config.limits); }
 
 void fit_connections(Config& config, std::uint64_t open_files_max, Findings& findings) {
   if (!findings.problems().none()) return;  // what the tiers come to is not known
@@ -40,7 +47,7 @@ void fit_connections(Config& config, std::uint64_t open_files_max, Findings& fin
       "the daemon may have {} descriptors and takes {} itself; the {} connections of limits.connections_max, with {} "
       "sessions among them, take {} more",
       open_files_max, own, limits.connections_max, std::min(limits.sessions_max, limits.connections_max),
-      kOfConnection * limits.connections_max + kOfSession * std::min(limits.sessions_max, limits.connections_max));
+      of_clients(limits));
   const char* cure = "raise the limit (LimitNOFILE= in the unit, ulimit -n)";
   if (possible == 0) return findings.complain(config.origin, "limits", fmt::format("{}; {}", budget, cure));
   findings.warn(fmt::format("{}, so that {} connections are let in; {}", budget, possible, cure));

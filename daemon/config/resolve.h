@@ -2,6 +2,7 @@
 // A configuration set against the machine it is to run on.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,9 @@ Result<Config> defaults(const topology::Machine& machine, const std::string& run
 // The processors of the node that a resolved configuration takes memory of, only or first; empty: of none in
 // particular.
 std::vector<unsigned> processors_near_memory(const Config& config, const topology::Machine& machine);
+
+// Descriptors that a daemon of a resolved configuration holds at most, with all the clients that it lets in.
+std::uint64_t descriptors_at_most(const Config& config);
 
 // What a resolved configuration takes of the machine, for topology's report and its checks. Looks at each block path:
 // errors as topology::inspect_block_path.

@@ -8,6 +8,7 @@
 #include <sys/un.h>
 
 #include <cstring>
+#include <fstream>
 #include <random>
 
 #include "data_socket.h"
@@ -85,6 +86,16 @@ std::size_t possible(std::size_t wanted) {
   return std::min<std::size_t>(wanted, limit.rlim_cur - 200);
 }
 
+// How many descriptors a process's table has room for.
+int descriptor_table_of(pid_t pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  std::string word;
+  int size = 0;
+  while (status >> word && word != "FDSize:") {}
+  status >> size;
+  return size;
+}
+
 class Crowd : public ::testing::Test {
  protected:
   // Connects `count` times to each socket in turn, and holds on; a trainer works meanwhile. How many hold in the end.
@@ -123,6 +134,11 @@ TEST_F(Crowd, BeyondTheCapIsShedOnBothSockets) {
   expect_recovered(terraced);
   figure(20, std::to_string(count) + " connections on both sockets, " + std::to_string(held) +
                  " of them let in by a cap of " + std::to_string(kCap) + "; all else shed, then served again");
+}
+
+TEST_F(Crowd, FindsRoomInTheTableOfDescriptors) {
+  const Terraced terraced({.limits = "connections_max = 300"});
+  EXPECT_GE(descriptor_table_of(terraced.pid()), 2 * 300) << "to let it grow later stops the reactor for some 20 ms";
 }
 
 TEST_F(Crowd, IsToldWhyOnTheDataSocket) {
