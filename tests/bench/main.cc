@@ -221,7 +221,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("suites", arguments.suites, text)->required()->check(CLI::IsMember(names));
   app.add_option("--without", arguments.without, "A suite that is left out; may be given several times")
       ->check(CLI::IsMember(suite_names))
-      ->expected(1);
+      ->allow_extra_args(false);
   app.add_flag("--quick", settings.quick, "Every row in under three minutes, with figures that say little");
   auto* const json = app.add_flag("--json", arguments.json, "An array with one object a row");
   app.add_flag("--markdown", arguments.markdown, "A table as docs/performance.md has it")->excludes(json);

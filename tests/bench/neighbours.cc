@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <sstream>
 #include <thread>
 
 #include "bench/counters.h"
@@ -22,13 +23,32 @@ namespace {
 constexpr std::chrono::milliseconds kLook{1000};
 constexpr double kDaemonShareMax = 0.01;     // of one processor
 constexpr double kProcessorsShareMax = 0.1;  // of all of them
-constexpr double kDiskShareMax = 0.1;        // of the time in which some task waited for a disk
+constexpr double kDiskShareMax = 0.1;        // of the time in which a disk has something to do
 constexpr std::size_t kNamed = 3;
 
 struct Seen {
   std::map<pid_t, std::uint64_t> cpu_ns;
-  std::uint64_t disk_waits_us = 0;
+  std::map<std::string, std::uint64_t> disk_busy_ms;
 };
+
+// What each disk has been at work, of the kernel's own counts. (The time that tasks wait for disks is no measure: with
+// most kernels an idle daemon, which waits in io_uring, waits for a disk.)
+std::map<std::string, std::uint64_t> disk_busy_ms() {
+  constexpr int kBetween = 9;  // numbers of reads and writes, from the name to the milliseconds
+  std::map<std::string, std::uint64_t> found;
+  std::ifstream disks("/proc/diskstats");
+  for (std::string line; std::getline(disks, line);) {
+    std::istringstream fields(line);
+    std::string skipped;
+    std::string name;
+    std::uint64_t busy_ms = 0;
+    fields >> skipped >> skipped >> name;
+    for (int i = 0; i < kBetween; ++i) fields >> skipped;
+    std::error_code none;  // a partition is not there
+    if (fields >> busy_ms && std::filesystem::exists("/sys/block/" + name, none)) found[name] = busy_ms;
+  }
+  return found;
+}
 
 Seen look() {
   Seen seen;
@@ -39,10 +59,7 @@ Seen look() {
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc() || pid == ::getpid()) continue;
     seen.cpu_ns[pid] = counters_of_process(pid).cpu_ns;
   }
-  std::string line;  // "some avg10=0.00 avg60=0.00 avg300=0.00 total=123"
-  std::getline(std::ifstream("/proc/pressure/io"), line);
-  if (const auto at = line.find("total="); at != std::string::npos)
-    seen.disk_waits_us = std::stoull(line.substr(at + 6));
+  seen.disk_busy_ms = disk_busy_ms();
   return seen;
 }
 
@@ -97,8 +114,13 @@ std::vector<std::string> neighbours_at_work() {
     said.push_back(
         fmt::format("the processors are busy for {:.0f} % of the time: {}", share * 100, fmt::join(named, ", ")));
   }
-  const double waits = static_cast<double>(after.disk_waits_us - before.disk_waits_us) / 1e6 / seconds;
-  if (waits > kDiskShareMax) said.push_back(fmt::format("tasks wait for disks for {:.0f} % of the time", waits * 100));
+  for (const auto& [disk, busy_ms] : after.disk_busy_ms) {
+    const auto earlier = before.disk_busy_ms.find(disk);
+    if (earlier == before.disk_busy_ms.end()) continue;
+    const double busy_share = static_cast<double>(busy_ms - earlier->second) / 1e3 / seconds;
+    if (busy_share > kDiskShareMax)
+      said.push_back(fmt::format("the disk {} is busy for {:.0f} % of the time", disk, busy_share * 100));
+  }
   return said;
 }
 

@@ -8,7 +8,7 @@
 namespace terrace::bench {
 
 // What else is at work, from a second's look at /proc: other terraced processes that compute, processors that are busy,
-// and tasks that wait for disks. One sentence each, with what was seen; none: it is quiet.
+// and disks that have something to do. One sentence each, with what was seen; none: it is quiet.
 std::vector<std::string> neighbours_at_work();
 
 }  // namespace terrace::bench

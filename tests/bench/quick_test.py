@@ -238,6 +238,28 @@ class Quick(unittest.TestCase):
             finally:
                 neighbour.kill()
 
+    def test_a_disk_at_work_is_no_neighbour_and_an_idle_daemon_is_one(self):
+        device = os.stat(self.disk).st_dev
+        if not os.path.exists(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"):
+            self.skipTest("the build's folder is on no disk that the kernel counts for")
+        settings = self.temporary / "terraced.toml"
+        sockets = "\n".join(f'{name} = "{self.temporary / name}"' for name in ("data", "grpc", "admin"))
+        settings.write_text(f'metrics_address = ""\n[sockets]\n{sockets}\n[[tier]]\nkind = "memory"\ncapacity = "64MiB"\n')
+        file = self.disk / "read"
+        file.write_bytes(bytes(1 << 20))
+        reads = ["sh", "-c", f"while :; do dd if={file} of=/dev/null bs=4k iflag=direct 2>/dev/null; done"]
+        with (subprocess.Popen([BUILD / "terraced", "--config", settings], stderr=subprocess.DEVNULL) as idle,
+              subprocess.Popen(reads, start_new_session=True) as at_work):
+            try:
+                self.eventually((self.temporary / "data").exists)
+                ran = self.run_bench("engine", "--quick")
+            finally:
+                os.killpg(at_work.pid, signal.SIGKILL)
+                idle.kill()
+        self.assertEqual(1, ran.returncode)
+        self.assertRegex(ran.stderr, r"the disk \S+ is busy for \d+ % of the time")
+        self.assertNotIn("terraced", ran.stderr)
+
     def test_what_is_missing_is_said_before_anything_is_measured(self):
         no_ring = self.temporary / "fio"
         no_ring.write_text('#!/bin/sh\n[ "$*" = --version ] && echo fio-3\n')
@@ -257,6 +279,7 @@ class Quick(unittest.TestCase):
                 (["train", "--quick", "--disk-max", "1GiB"], "train: takes up to 2.06 GiB in "),
                 (["all", "--python", "/no/such/python"], "left out with --without, as in: terrace-bench all --without train"),
                 (["engine", "--without", "engine"], "--without leaves nothing to measure"),
+                (["engine", "lease", "--without", "engine", "--without", "lease"], "--without leaves nothing to measure"),
                 (["engine", "--without", "all"], "all not in"),
                 (["nothing"], "nothing not in")):
             with self.subTest(said):
