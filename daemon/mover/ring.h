@@ -128,6 +128,7 @@ class Ring {
   void dispatch(std::uint64_t user_data, int result);
   void dispatch_poll(std::uint64_t user_data, int result);
   int wait(Duration timeout);
+  int wait_unseen(Duration timeout);
   void submit_early();
   void run_later();
 
@@ -137,6 +138,7 @@ class Ring {
   bool enabled_ = true;
   bool dispatching_ = false;
   bool files_registered_ = false;
+  bool waits_unseen_ = false;  // the kernel can leave a wait that is for no disk out of its counts
   std::vector<int> files_;
   std::vector<Poll> polls_;
   std::vector<std::uint32_t> free_polls_;
