@@ -201,7 +201,8 @@ class WithActivations(Served):
         if where == "here":
             return contextlib.nullcontext()
         if where == "save_on_cpu":
-            return torch.autograd.graph.save_on_cpu(pin_memory=False)
+            # As a GPU's script has it. Without pinning it gives a CPU's tensor back as it is, and does nothing.
+            return torch.autograd.graph.save_on_cpu(pin_memory=True)
         if where == "torchtune":
             return _torchtune()
         import terrace.torch
