@@ -97,6 +97,23 @@ def test_an_environment_that_says_how_to_allocate_is_left_alone(environment):
     assert run_program(program, env=kept | environment).stdout == "False\n"
 
 
+SUMMARY = """
+import terrace.torch, torch
+with terrace.serve("64MiB", metrics=False) as client:
+    with terrace.torch.activations(client):
+        torch.nn.Linear(256, 256)(torch.ones(256, 256)).sum().backward()
+    print(str(terrace.torch.summary()).splitlines()[-1])
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver() != ("glibc", "2.36"), reason="said of this version alone")
+def test_the_summary_says_how_freed_memory_is_used_again():
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    ((name, value),) = tunables().items()
+    assert f"start Python with {name}={value} in its environment" in run_program(SUMMARY, env=kept).stdout
+    assert name not in run_program(SUMMARY, env=kept | tunables()).stdout
+
+
 def test_placeholders_come_from_few_regions(monkeypatch):
     made = []
 

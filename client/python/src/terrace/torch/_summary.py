@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 from torch import nn
 
+from . import _heap
 from ._activations import shelves
 from ._offload import Job, job_of, jobs
 from ._waits import Waits
@@ -126,9 +127,11 @@ class Overview:
 
     jobs: list[Summary]
     activations: list[ActivationsSummary]
+    heap: str = ""  # what giving freed memory back takes, and how it takes less
 
     def __str__(self) -> str:
         parts = [f"{job.name}\n{job}" for job in self.jobs] + [str(one) for one in self.activations]
+        parts += [self.heap] if parts and self.heap else []
         return "\n\n".join(parts) or "nothing is in Terrace: call terrace.torch.offload(model, optimizer)"
 
 
@@ -152,7 +155,8 @@ def summary(model: nn.Module | None = None) -> Summary | Overview:
     """
     if model is not None:
         return _of_job(model, job_of(model))
-    return Overview([_of_job(one, job) for one, job in jobs()], [_of_shelf(shelf) for shelf in shelves()])
+    return Overview([_of_job(one, job) for one, job in jobs()], [_of_shelf(shelf) for shelf in shelves()],
+                    _heap.price())
 
 
 def _of_job(model: nn.Module, job: Job) -> Summary:
