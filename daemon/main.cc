@@ -205,9 +205,9 @@ void block_signals() {
   std::signal(SIGXFSZ, SIG_IGN);  // where files may not grow as far, that write fails, and the daemon goes on
 }
 
-// The kernel's table of a process's descriptors doubles when it is full, and with more than one thread whoever opened the
-// one too many waits until all processors have been seen at rest: 20 ms in which the reactor would serve nobody. Before
-// there are threads it need not wait.
+// The kernel's table of a process's descriptors doubles when it is full, and with more than one thread whoever opened
+// the one too many waits until all processors have been seen at rest: 20 ms in which the reactor would serve nobody.
+// Before there are threads it need not wait.
 void widen_descriptor_table(std::uint64_t descriptors) {
   const Fd any(::eventfd(0, EFD_CLOEXEC));
   if (!any) return;

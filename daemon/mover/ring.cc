@@ -298,8 +298,8 @@ int Ring::wait(Duration timeout) {
                                           nullptr);
 }
 
-// To the kernel each wait in a ring is one for a disk, that for descriptors too: an idle daemon would keep the machine's
-// I/O wait, and the pressure of its disks, at all of a processor.
+// To the kernel each wait in a ring is one for a disk, that for descriptors too: an idle daemon would keep the
+// machine's I/O wait, and the pressure of its disks, at all of a processor.
 int Ring::wait_unseen(Duration timeout) {
   if (io_uring_sq_ready(ring_.get()) > 0) {
     if (const int submitted = io_uring_submit(ring_.get()); submitted < 0) return submitted;

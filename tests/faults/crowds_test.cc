@@ -91,7 +91,8 @@ int descriptor_table_of(pid_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   std::string word;
   int size = 0;
-  while (status >> word && word != "FDSize:") {}
+  while (status >> word && word != "FDSize:") {
+  }
   status >> size;
   return size;
 }
