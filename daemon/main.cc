@@ -211,8 +211,8 @@ void block_signals() {
 void widen_descriptor_table(std::uint64_t descriptors) {
   const Fd any(::eventfd(0, EFD_CLOEXEC));
   if (!any) return;
-  // Where the limit is lower there are never as many.
-  static_cast<void>(Fd(::fcntl(any.get(), F_DUPFD_CLOEXEC, static_cast<int>(descriptors))));
+  // The last of so many: one more may be beyond the limit, and then there would be none.
+  static_cast<void>(Fd(::fcntl(any.get(), F_DUPFD_CLOEXEC, static_cast<int>(descriptors - 1))));
 }
 
 // Each line of what is wrong, by the program's name.

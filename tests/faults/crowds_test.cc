@@ -142,6 +142,14 @@ TEST_F(Crowd, FindsRoomInTheTableOfDescriptors) {
   EXPECT_GE(descriptor_table_of(terraced.pid()), 2 * 300) << "to let it grow later stops the reactor for some 20 ms";
 }
 
+// A session's connection takes five of them, so that one of these limits leaves none over.
+TEST_F(Crowd, FindsRoomInTheTableForAllThatTheLimitAllows) {
+  for (std::uint64_t limit = 600; limit < 605; ++limit) {
+    const Terraced terraced({.descriptors = limit});
+    EXPECT_GT(descriptor_table_of(terraced.pid()), 512) << limit;
+  }
+}
+
 TEST_F(Crowd, IsToldWhyOnTheDataSocket) {
   const Terraced terraced({.limits = "connections_max = 2"});
   const LogOfFailure log(terraced);
