@@ -304,7 +304,8 @@ int Ring::wait_unseen(Duration timeout) {
   if (io_uring_sq_ready(ring_.get()) > 0) {
     if (const int submitted = io_uring_submit(ring_.get()); submitted < 0) return submitted;
   }
-  if (io_uring_cq_ready(ring_.get()) > 0) return 0;
+  // Where the kernel had no memory for all of it, the rest is for the next round, as what is ready is.
+  if (io_uring_sq_ready(ring_.get()) > 0 || io_uring_cq_ready(ring_.get()) > 0) return 0;
   const __kernel_timespec limit = to_timespec(timeout);
   io_uring_getevents_arg how{};
   how.sigmask_sz = _NSIG / 8;
