@@ -238,6 +238,18 @@ class Quick(unittest.TestCase):
             finally:
                 neighbour.kill()
 
+    def test_processes_that_come_and_go_are_no_neighbours(self):
+        loops = [subprocess.Popen(["sh", "-c", "while :; do timeout --foreground 0.3 yes >/dev/null; done"], start_new_session=True)
+                 for _ in range(os.cpu_count() // 2 + 1)]
+        try:
+            ran = self.run_bench("engine", "--quick")
+        finally:
+            for loop in loops:
+                os.killpg(loop.pid, signal.SIGKILL)
+                loop.wait()
+        self.assertEqual(1, ran.returncode)
+        self.assertRegex(ran.stderr, r"the processors are busy for \d+ % of the time: .*came or went meanwhile")
+
     def test_a_disk_at_work_is_no_neighbour_and_an_idle_daemon_is_one(self):
         device = os.stat(self.disk).st_dev
         if not os.path.exists(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"):
