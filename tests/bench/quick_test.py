@@ -258,8 +258,8 @@ class Quick(unittest.TestCase):
         sockets = "\n".join(f'{name} = "{self.temporary / name}"' for name in ("data", "grpc", "admin"))
         settings.write_text(f'metrics_address = ""\n[sockets]\n{sockets}\n[[tier]]\nkind = "memory"\ncapacity = "64MiB"\n')
         file = self.disk / "read"
-        file.write_bytes(bytes(1 << 20))
-        reads = ["sh", "-c", f"while :; do dd if={file} of=/dev/null bs=4k iflag=direct 2>/dev/null; done"]
+        file.write_bytes(bytes(64 << 20))
+        reads = ["sh", "-c", f"while :; do dd if={file} of=/dev/null bs=16M iflag=direct 2>/dev/null; done"]
         with (subprocess.Popen([BUILD / "terraced", "--config", settings], stderr=subprocess.DEVNULL) as idle,
               subprocess.Popen(reads, start_new_session=True) as at_work):
             try:
