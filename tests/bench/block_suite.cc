@@ -7,6 +7,7 @@
 #include <numeric>
 #include <span>
 
+#include "base/bytes.h"
 #include "bench/block_clients.h"
 #include "bench/block_rig.h"
 #include "bench/memcpy_reference.h"
@@ -91,13 +92,14 @@ class BlockSuite {
   Result<FioJob> best(Pattern pattern) const { return best(pattern, kMiB, bytes()); }
 
   void add_queue(const char* bench, const char* path, const BlockRounds& rounds) {
-    const Count queue = count_of(rounds.queue());
+    const QueueKept queue = rounds.queue();
     bench_.add({.bench = bench,
-                .path = fmt::format("{}: {}", path, queue.name),
-                .value = queue.value,
-                .unit = "times",
+                .path = fmt::format("{}: with fio's median in the disk's queue, {}", path,
+                                    format_bytes(static_cast<std::uint64_t>(queue.reference_bytes))),
+                .value = queue.of_time,
+                .unit = "of the time",
                 .ratio_of = RatioOf::kValue,
-                .bar = *queue.limit});
+                .bar = *count_of(queue).limit});
   }
 
   Result<void> large_in() {
