@@ -105,6 +105,43 @@ def _saved(model):
     return file
 
 
+class PicklesWithoutItsLock(nn.Linear):
+    """Says what a pickle has of it, as scripts do."""
+
+    def __init__(self, width):
+        super().__init__(width, width)
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        return {key: value for key, value in self.__dict__.items() if key != "lock"}
+
+
+@pytest.mark.parametrize("make_module", [lambda: nn.LSTM(32, 32), lambda: PicklesWithoutItsLock(32),
+                                         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(32, 32))],
+                         ids=["lstm", "own", "parametrized"])
+def test_copies_of_modules_that_copy_all_they_have(restless, make_module):
+    """A copy has weights of its own, whatever becomes of the model's."""
+    def make(recipe):
+        torch.manual_seed(4)
+        model = nn.Sequential(make_module())
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def run(model, optimizer):
+        def sum_of(ran):
+            out = ran(torch.ones(2, 3, 32))
+            return (out[0] if isinstance(out, tuple) else out).sum()
+
+        copies = [copy.deepcopy(model)]
+        if not torch.nn.utils.parametrize.is_parametrized(model[0]):  # which PyTorch does not pickle
+            copies.append(torch.load(_saved(model), weights_only=False))
+        sum_of(model).backward()
+        optimizer.step()
+        return [sum_of(ran).item() for ran in (model, *copies)]
+
+    model, _ = same_for_both(restless, run, make)
+    terrace.torch.offload(copy.deepcopy(model), client=restless, tensor_bytes_min=1)
+
+
 def test_a_pickle_of_a_model_needs_no_terrace(roomy, tmp_path):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 32), nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True))

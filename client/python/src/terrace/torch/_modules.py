@@ -82,11 +82,18 @@ def _enter(uses: _Uses) -> bool:
         raise
 
 
-def _caller(reference: weakref.ref[nn.Module], uses: _Uses) -> Callable[..., Any]:
-    def call(*inputs: Any, **options: Any) -> Any:
+class _Caller:
+    """What PyTorch calls in the place of a module."""
+
+    def __init__(self, module: nn.Module, uses: _Uses):
+        self._module = weakref.ref(module)
+        self._uses = uses
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        uses = self._uses
         if uses.sets:
             check_not_compiled()
-        module: Any = reference()
+        module: Any = self._module()
         for first in uses.first:
             first(module)
         if not uses.sets or (uses.packs_only and not _may_pack(module, inputs, options)):
@@ -99,15 +106,14 @@ def _caller(reference: weakref.ref[nn.Module], uses: _Uses) -> Callable[..., Any
                 pop()
             leave(uses.parameters)
 
-    call.__func__ = _Untranslated()  # type: ignore[attr-defined]
-    return call
-
-
-class _Untranslated:
-    """What torch.jit finds in the place of a module's code."""
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Copies and pickles of a module have None in its place: nn.Module leaves it out, but nn.LSTM, what is
+        parametrized and whoever says what a pickle has copy the whole __dict__."""
+        return type(None), ()
 
     @property
     def _torchscript_modifier(self) -> None:
+        """What torch.jit asks of a module's code first."""
         raise FailedPrecondition(_TRANSLATED)
 
 
@@ -121,7 +127,7 @@ def _may_pack(encoder: nn.TransformerEncoder, inputs: Sequence[Any], options: Ma
 def _use(module: nn.Module, parameters: Sequence[ManagedParameter]) -> _Uses:
     uses = _uses[module] = _Uses(parameters)
     # Not by setattr(), which what torch.compile() gave hands on to the module that it was given.
-    module.__dict__["_compiled_call_impl"] = _caller(weakref.ref(module), uses)
+    module.__dict__["_compiled_call_impl"] = _Caller(module, uses)
     # Seeing an entry here, torch.compile does not go straight to forward(); PyTorch itself looks only hooks up in it.
     module._forward_hooks_with_kwargs[_MARK] = False
     return uses
