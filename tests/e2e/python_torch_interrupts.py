@@ -17,6 +17,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     restless,
     same_for_both,
 )
+from terrace.torch._parameters import ManagedParameter
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -130,3 +131,25 @@ def test_an_interrupt_that_a_forward_pass_catches(restless):
         return said
 
     same_for_both(restless, run)
+
+
+@pytest.mark.parametrize("divided", ["show", "hide"])
+def test_an_interrupt_while_a_module_leases(restless, monkeypatch, divided):
+    """Between its weight and its bias, as it begins to run and as it ends."""
+    model, _ = terrace.torch.offload(*build(Recipe()), client=restless, tensor_bytes_min=1)
+    wanted = loss_of(model.eval(), 0).item()
+    done, calls = getattr(ManagedParameter, divided), []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        done(*arguments)
+
+    monkeypatch.setattr(ManagedParameter, divided, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.blocks[0].wide(torch.ones(1, 32))
+    monkeypatch.undo()
+    calls.clear()
+    assert restless.leased_bytes == 0 and restless.held == 0 and top_hooks(False) is None
+    assert loss_of(model, 0).item() == wanted

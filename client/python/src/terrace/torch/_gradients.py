@@ -140,11 +140,11 @@ class Gradient:
             elif type(held) is SpentTensor:
                 raise FailedPrecondition(f"terrace.torch.offload(step_in_backward=True): {_SPENT_AGAIN}")
             if type(held) is OffloadedTensor and self._attached is None:
+                self._attachment += 1
+                _queue(_End(self, self._attachment))
                 (shown,) = held.terrace_store.lease([held.terrace_slot], "write")
                 self._attached = (held, shown)
                 parameter.grad = shown
-                self._attachment += 1
-                _queue(_End(self, self._attachment))
 
     def _after(self, parameter: torch.Tensor) -> None:
         """Autograd has accumulated."""

@@ -102,9 +102,11 @@ class _Caller:
         try:
             return module._call_impl(*inputs, **options)
         finally:
-            if pushed:
-                pop()
-            leave(uses.parameters)
+            try:
+                if pushed:
+                    pop()
+            finally:
+                leave(uses.parameters)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Copies and pickles of a module have None in its place: nn.Module leaves it out, but nn.LSTM, what is

@@ -111,8 +111,8 @@ class ManagedParameter:
         changed = found.shape != geometry.shape or found.stride() != geometry.stride()
         wrote = found._version != self.version
         if wrote:
-            self.version = found._version
             self.store.may_be_written(self.slot)
+            self.version = found._version
         found.__class__ = OffloadedParameter  # before its data: who comes meanwhile is to lease
         with _raw():
             _set_data(found, geometry)
@@ -227,23 +227,25 @@ def shown_parameter(tensor: torch.Tensor) -> ManagedParameter | None:
 def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[Slot] = (),
           mode: str = "read") -> list[torch.Tensor]:
     """Shows parameters, and leases other slots with them as one set: tensors that show these. One leave() each."""
-    with store.showing:
-        hidden = [managed for managed in parameters if not managed.uses]
-        for managed in hidden:
-            managed.check()
-        used = [managed for managed in parameters if managed.uses]
-        for managed in used:
-            managed.uses += 1
+    counted: list[ManagedParameter] = []  # no interrupt comes between a use and its place here
     try:
+        with store.showing:
+            hidden = [managed for managed in parameters if not managed.uses]
+            for managed in hidden:
+                managed.check()
+            for managed in [managed for managed in parameters if managed.uses]:
+                managed.uses += 1
+                counted.append(managed)
         shown = store.lease([*(managed.slot for managed in hidden), *slots], mode) if hidden or slots else []
+        with store.showing:
+            for managed, tensor in zip(hidden, shown, strict=False):
+                managed.uses += 1
+                counted.append(managed)
+                if managed.uses == 1:  # else another thread has shown it meanwhile
+                    managed.show(tensor)
     except BaseException:
-        leave(used)
+        leave(counted)
         raise
-    with store.showing:
-        for managed, tensor in zip(hidden, shown, strict=False):
-            if not managed.uses:  # else another thread has shown it meanwhile
-                managed.show(tensor)
-            managed.uses += 1
     return shown[len(hidden):]
 
 
@@ -268,17 +270,24 @@ def enter_each(sets: Sequence[tuple[Store, Sequence[ManagedParameter]]]) -> None
 
 
 def leave(parameters: Sequence[ManagedParameter]) -> None:
-    """Ends a use of each."""
-    wrong = None
-    for managed in parameters:
-        with managed.store.showing:
-            managed.uses -= 1
-            if managed.uses or managed.reference() is None:
-                continue
-            try:
-                managed.hide()
-            except Error as error:  # the others are to be hidden in any case
-                wrong = wrong or error
+    """Ends a use of each. An error, or an interrupt, goes on once all are left."""
+    wrong: BaseException | None = None
+    left = iter(parameters)
+    while True:
+        try:
+            for managed in left:
+                with managed.store.showing:
+                    managed.uses -= 1
+                    if not managed.uses and managed.reference() is not None:
+                        managed.hide()
+            break
+        except Error as error:
+            wrong = wrong or error
+        except BaseException as interrupt:  # it may have divided hide(), which can be done again
+            wrong = interrupt
+            with managed.store.showing:
+                if not managed.uses and managed.reference() is not None:
+                    managed.hide()
     if wrong is not None:
         raise wrong
 

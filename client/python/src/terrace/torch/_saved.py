@@ -173,9 +173,7 @@ def push() -> bool:
     return True
 
 
-def pop() -> None:
-    """Undoes push()."""
-    _pop()
+pop = _pop  # undoes push(), in one call that no interrupt can divide
 
 
 @contextlib.contextmanager

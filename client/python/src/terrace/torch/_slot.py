@@ -81,14 +81,16 @@ class Slot:
         """A tensor over the leased memory, which alone holds the lease from now on. After take() or resume()."""
         lease = self.lease
         assert lease is not None
-        shown: torch.Tensor = _from_capsule(lease.__dlpack__())
-        if not self.plain:
-            geometry = self.placeholder
-            shown = torch.empty(0, dtype=self.dtype, device="cpu").set_(shown.untyped_storage(), 0, geometry.shape,
-                                                          geometry.stride())
-        _managed.remember(lease.address, lease, weakref.ref(self))
-        lease.release()
-        return shown
+        try:
+            shown: torch.Tensor = _from_capsule(lease.__dlpack__())
+            if not self.plain:
+                geometry = self.placeholder
+                shown = torch.empty(0, dtype=self.dtype, device="cpu").set_(shown.untyped_storage(), 0, geometry.shape,
+                                                                            geometry.stride())
+            _managed.remember(lease.address, lease, weakref.ref(self))
+            return shown
+        finally:
+            lease.release()
 
 
 def plain_strides(size: tuple[int, ...]) -> tuple[int, ...]:
