@@ -142,6 +142,33 @@ def test_copies_of_modules_that_copy_all_they_have(restless, make_module):
     terrace.torch.offload(copy.deepcopy(model), client=restless, tensor_bytes_min=1)
 
 
+class Doubles(nn.Linear):
+    """Is made of another module's __dict__."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_modules_that_were_given_the_dict_of_another(restless):
+    """They run themselves, over the same parameters."""
+    def run(model, optimizer):
+        said = []
+        for _ in range(2):
+            doubles = Doubles.__new__(Doubles)
+            doubles.__dict__.update(model.blocks[0].wide.__dict__)
+            replica = model.blocks[1].wide._replicate_for_data_parallel()
+            replica._parameters = dict(model.blocks[1].wide._parameters)
+            x = torch.ones(2, doubles.in_features)
+            loss = doubles(x).sum() + replica(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            said.append(loss.item())
+        return said
+
+    same_for_both(restless, run)
+
+
 def test_a_pickle_of_a_model_needs_no_terrace(roomy, tmp_path):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 32), nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True))

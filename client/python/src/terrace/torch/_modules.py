@@ -6,6 +6,7 @@ does (hooks are left out for KeyboardInterrupt), nn.TransformerEncoderLayer take
 there are hooks, and neither a copy of the module nor a pickle has it.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -94,6 +95,9 @@ class _Caller:
         if uses.sets:
             check_not_compiled()
         module: Any = self._module()
+        called = sys._getframe(1).f_locals.get("self", module)  # of Module.__call__
+        if called is not module:  # it was given the module's __dict__, and is another one: operations lease
+            return called._call_impl(*inputs, **options)
         for first in uses.first:
             first(module)
         if not uses.sets or (uses.packs_only and not _may_pack(module, inputs, options)):
