@@ -72,7 +72,7 @@ TYPED_TEST(TierConformance, TalksToTheDevice) {
 }
 
 TYPED_TEST(TierConformance, KeepsManyInFlightApart) {
-  Rig rig({.mapped_bytes = 256 * kMiB});
+  Rig rig({.mapped_bytes = 256 * kMiB, .block_bytes = 256 * kMiB});
   const auto seed = std::random_device()();
   std::cout << "seed " << seed << "\n";
   rig.random.seed(seed);
