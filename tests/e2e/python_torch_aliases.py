@@ -120,13 +120,17 @@ def test_what_shares_its_memory_stays_where_it_is(roomy):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripted_and_traced_modules_are_refused(roomy):
+    from torch.fx.experimental.proxy_tensor import make_fx
+
     with pytest.raises(terrace.InvalidArgument, match="the module '0' is a .*torch.jit"):
         offloaded(roomy, nn.Sequential(torch.jit.script(nn.Linear(8, 8))))
     model = offloaded(roomy)
-    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced after.*a copy\.deepcopy\(\)"):
+    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced.*after.*a copy\.deepcopy\(\)"):
         torch.jit.trace(model, torch.ones(1, 8))
-    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced after.*a copy\.deepcopy\(\)"):
+    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced.*after.*a copy\.deepcopy\(\)"):
         torch.jit.script(model)
-    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced after.*a copy\.deepcopy\(\)"):
+    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced.*after.*a copy\.deepcopy\(\)"):
         torch.jit.trace(lambda x: model(x), torch.ones(1, 8))
+    with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced.*after.*a copy\.deepcopy\(\)"):
+        make_fx(model)(torch.ones(1, 8))
     torch.jit.script(copy.deepcopy(model))

@@ -106,6 +106,14 @@ def test_what_is_compiled_afterwards_is_refused(restless):
     loss_of(model, 0).backward()
 
 
+def test_a_compiled_step_is_refused(restless):
+    model, optimizer = terrace.torch.offload(*build(RECIPE), client=restless, tensor_bytes_min=1)
+    loss_of(model, 0).backward()
+    with pytest.raises(terrace.FailedPrecondition, match=r"step of an offloaded optimizer was compiled.*optimizer\.step"):
+        torch.compile(optimizer.step, backend="eager")()
+    optimizer.step()
+
+
 @pytest.mark.parametrize("compiled", [lambda model: model, lambda model: model[0], lambda model: model[1],
                                       lambda model: model[1][0], lambda model: model[2]],
                          ids=["model", "linear", "sequential", "inner", "layer"])

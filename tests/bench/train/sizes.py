@@ -62,6 +62,7 @@ class Sizes:
     passes_memory_bytes: int = 320 * MIB
     narrow_memory_bytes: int = 320 * MIB
     narrow_keep_bytes: int = 272 * MIB
+    narrow_keep_most_bytes: int = 1152 * MIB
 
 
 FULL = Sizes()
@@ -70,7 +71,7 @@ QUICK = Sizes(small=Model(8, 256, 4, 64, 2), medium=Model(8, 384, 6, 64, 2), bil
               passes=Model(28, 640, 10, 64, 1), rounds=2, rounds_medium=1, turn_steps=3, billion_steps=2,
               matrix=Model(2, 64, 2, 32, 2), matrix_steps=50, tuned=False, quick=True,
               passes_limit_bytes=704 * MIB, passes_memory_bytes=128 * MIB, narrow_memory_bytes=16 * MIB,
-              narrow_keep_bytes=4 * MIB)
+              narrow_keep_bytes=4 * MIB, narrow_keep_most_bytes=48 * MIB)
 
 
 def tier_bytes(model: Model) -> int:

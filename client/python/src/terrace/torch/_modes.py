@@ -13,6 +13,7 @@ from .._errors import FailedPrecondition
 
 _compiler_of_thread = torch._C._dynamo.eval_frame.get_eval_frame_callback
 _in_functorch = torch._C._functorch.peek_interpreter_stack
+_TRACER = torch._C._TorchDispatchModeKey.PROXY
 
 
 def in_functorch() -> bool:
@@ -20,12 +21,20 @@ def in_functorch() -> bool:
     return _in_functorch() is not None
 
 
-def check_not_compiled() -> None:
+_MODULE = ("an offloaded module would lease in compiled code: what is compiled is a function that runs it, or was compiled "
+           "after terrace.torch.offload(). Use torch.compile(module) in the place of the module, before "
+           "terrace.torch.offload()")
+
+
+def is_traced() -> bool:
+    """Whether torch.jit.trace or make_fx notes down what runs."""
+    return torch.jit.is_tracing() or torch._C._get_dispatch_mode(_TRACER) is not None
+
+
+def check_not_compiled(refusal: str = _MODULE) -> None:
     """Raises FailedPrecondition in compiled code, and where such code is being made."""
     if torch.compiler.is_compiling() or _compiler_of_thread() is not None:
-        raise FailedPrecondition("an offloaded module would lease in compiled code: what is compiled is a function that "
-                                 "runs it, or was compiled after terrace.torch.offload(). Use torch.compile(module) "
-                                 "in the place of the module, before terrace.torch.offload()")
+        raise FailedPrecondition(refusal)
 
 
 @contextlib.contextmanager

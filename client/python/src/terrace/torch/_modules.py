@@ -16,7 +16,7 @@ from torch import nn
 
 from .._errors import FailedPrecondition
 from ._ddp import check_running
-from ._modes import check_not_compiled
+from ._modes import check_not_compiled, is_traced
 from ._parameters import ManagedParameter, by_store, enter_each, leave
 from ._saved import pop, push
 from ._store import Store
@@ -46,8 +46,8 @@ _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 _MARK: Any = "terrace"
 
-_TRANSLATED = ("a module was scripted or traced after terrace.torch.offload(), and that code would not lease: script or "
-               "trace a copy.deepcopy() of the model")
+_TRANSLATED = ("a module was scripted or traced (torch.jit, make_fx) after terrace.torch.offload(), and that code would "
+               "not lease: script or trace a copy.deepcopy() of the model")
 
 
 def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
@@ -68,7 +68,7 @@ def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
 
 def _enter(uses: _Uses) -> bool:
     """Shows what a module uses. Whether pop() is due."""
-    if torch.jit.is_tracing():
+    if is_traced():
         raise FailedPrecondition(_TRANSLATED)
     check_running(uses.parameters)
     if _running_backward() == _NO_TASK:
@@ -92,7 +92,7 @@ class _Caller:
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         uses = self._uses
-        if uses.sets:
+        if uses.sets or torch.compiler.is_compiling():
             check_not_compiled()
         module: Any = self._module()
         called = sys._getframe(1).f_locals.get("self", module)  # of Module.__call__

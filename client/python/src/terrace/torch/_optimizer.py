@@ -20,6 +20,7 @@ from . import _optimizers, _scaling
 from ._due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
 from ._lazy import LeasedParameter, OffloadedTensor
 from ._locals import is_split
+from ._modes import check_not_compiled
 from ._parameters import ManagedParameter, enter, leave
 from ._places import AsGradient, InDTensor, InState, Place, place_of
 from ._slot import Slot
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 BATCH_BYTES_MAX = 256 << 20
 _IN_BACKWARD = "terrace.torch.offload(step_in_backward=True)"
+_COMPILED = ("the step of an offloaded optimizer was compiled, or is run by compiled code, in which nothing can be leased: "
+             "call optimizer.step() as it is; it runs PyTorch's fused or foreach kernels")
 _raw = torch._C.DisableTorchFunctionSubclass
 
 
@@ -393,6 +396,7 @@ class ManagedOptimizer:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
+        check_not_compiled(_COMPILED)
         used, self._options_used = self._options_used, {}
         for index, before in used.items():
             now = _options(self.optimizer.param_groups[index])
