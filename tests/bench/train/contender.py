@@ -18,7 +18,8 @@ import memory_room
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT_SECONDS = 3600.0
 LOG_LINES = 6
-HEAP = "glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0"  # as docs/training.md says; for all contenders
+HEAP = ("glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0:"  # as docs/training.md says; for all contenders
+        "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=17179869184")
 
 
 class Ended(Exception):
@@ -86,7 +87,8 @@ class Contender:
             os.close(child_end)
         self.room.begin(self._process.pid)
         try:
-            self.ready = self._answer()
+            with self.room.at_work():
+                self.ready = self._answer()
             self.room.processes()  # who is known now is ended later, whoever its parent is then
         except BaseException:
             self.stop(at_once=True)
@@ -117,13 +119,14 @@ class Contender:
 
     def ask(self, **command: object) -> dict[str, object]:
         """Has it do something; what it says of it. Ended if it fails."""
-        assert self._process is not None and self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise Ended(self._why()) from None
-        return self._answer()
+        assert self._process is not None and self._process.stdin is not None and self.room is not None
+        with self.room.at_work():
+            try:
+                self._process.stdin.write(json.dumps(command).encode() + b"\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                raise Ended(self._why()) from None
+            return self._answer()
 
     def turn(self, steps: int) -> Turn:
         """Has it do some steps in a row, and come to rest."""

@@ -13,6 +13,7 @@ import pathlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 PREFIX = "terrace-train-peers"
 SAMPLE_SECONDS = {"v1": 0.02, "v2": 0.02, "pss": 0.2}
@@ -104,6 +105,7 @@ class Room:
         self._known: set[int] = set()
         self.peak_bytes = 0
         self._over = threading.Event()
+        self._at_work = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         if self._folder is not None:
             self._folder.mkdir()
@@ -121,9 +123,19 @@ class Room:
         return ["/bin/sh", "-c", 'echo $$ >"$0" && exec "$@"', str(self._folder / "cgroup.procs"), *command]
 
     def begin(self, leader: int) -> None:
-        """The contender's first process runs: samples from now on."""
+        """The contender's first process runs."""
         self._leader = leader
         self._sampler.start()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While it does something its memory is looked at; while it waits for its turn it is not, which would be the
+        others' loss."""
+        self._at_work.set()
+        try:
+            yield
+        finally:
+            self._at_work.clear()
 
     def processes(self) -> list[int]:
         """What runs in it."""
@@ -155,12 +167,14 @@ class Room:
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS[self._kind]):
+            self._at_work.wait()
             with contextlib.suppress(OSError):
                 self.peak_bytes = max(self.peak_bytes, self.now_bytes())
 
     def close(self) -> None:
         """Waits for what ends by itself, kills the rest, and removes the cgroup."""
         self._over.set()
+        self._at_work.set()
         if self._sampler.is_alive():
             self._sampler.join()
         deadline = time.monotonic() + END_SECONDS

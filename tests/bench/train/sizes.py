@@ -60,9 +60,9 @@ class Sizes:
     billion_limit_bytes: int = 2 * GIB
     passes_limit_bytes: int = 1 * GIB
     passes_memory_bytes: int = 320 * MIB
-    narrow_memory_bytes: int = 320 * MIB
-    narrow_keep_bytes: int = 272 * MIB
-    narrow_keep_most_bytes: int = 1152 * MIB
+    narrow_memory_bytes: int = 160 * MIB
+    narrow_keep_bytes: int = 416 * MIB
+    narrow_keep_most_bytes: int = 1408 * MIB
 
 
 FULL = Sizes()

@@ -8,7 +8,8 @@ freed. It costs the zeroing of fresh pages.
 
 What it does not find is a hole that is too small by what posix_memalign() may take to align: the two ends that it gave
 back at first are in the thread's cache, so that they do not join the hole again. That cache can be kept from them before
-the process starts alone (docs/training.md); then the environment has set how to allocate.
+the process starts alone (docs/training.md); then the environment has set how to allocate, and says, too, that what is
+free at the heap's end is kept for the next step, and that nothing below 32 MiB, glibc's most, is mapped by itself.
 """
 
 import ctypes
@@ -19,7 +20,8 @@ import platform
 _library = ctypes.CDLL(None)
 MAPPED_BYTES_MIN = 256 << 10
 TRIMMED_BYTES_MIN = 8 << 20
-FINDS_WHAT_WAS_FREED = "GLIBC_TUNABLES=glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0"  # with glibc 2.36
+FINDS_WHAT_WAS_FREED = ("GLIBC_TUNABLES=glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0:"  # with glibc 2.36
+                        "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=17179869184")
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
