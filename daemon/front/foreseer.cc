@@ -120,8 +120,14 @@ void Foreseer::learn(const foresight::Observation& seen) {
     learner.weigh(seen.weight);
     share();
   }
-  if (auto plan = learner.observe(seen))
-    deliver_(seen.session, std::make_shared<const foresight::Plan>(std::move(*plan)));
+  if (auto plan = learner.observe(seen)) deliver(seen.session, std::move(*plan));
+}
+
+// What nobody else has any more goes here: a plan of a million uses takes milliseconds to free, which the engine's
+// thread does not have.
+void Foreseer::deliver(SessionId session, foresight::Plan plan) {
+  std::erase_if(delivered_, [](const auto& each) { return each.use_count() == 1; });
+  deliver_(session, delivered_.emplace_back(std::make_shared<const foresight::Plan>(std::move(plan))));
 }
 
 void Foreseer::share() {
