@@ -11,10 +11,6 @@ namespace {
 
 using workload::Direction;
 
-// Copies within a tier, which compact it, and zeroing: an HBM and a DRAM of these years.
-constexpr double kHbmBytesPerS = 1e12;
-constexpr double kHostBytesPerS = 50e9;
-
 std::size_t at(Direction direction) { return static_cast<std::size_t>(direction); }
 
 Duration time_of(std::uint64_t bytes, double bytes_per_s) {
@@ -76,7 +72,8 @@ const Traffic& Links::start(Time now, const mover::Transfer& transfer, bool devi
       kind == mover::LinkKind::kHostToDevice || kind == mover::LinkKind::kBlockRead ? Direction::kIn : Direction::kOut;
   Flight flight{.session = transfer.to.session, .traffic = {}};
   Duration finish{};
-  double bytes_per_s = terrace::index(transfer.to.tier) == 0 ? kHbmBytesPerS : kHostBytesPerS;
+  auto bytes_per_s = static_cast<double>(terrace::index(transfer.to.tier) == 0 ? node_.hbm_within_bytes_per_s
+                                                                               : node_.host_within_bytes_per_s);
   if (kind == mover::LinkKind::kHostToDevice || kind == mover::LinkKind::kDeviceToHost) {
     bytes_per_s = static_cast<double>(node_.hbm.bytes_per_s(direction));
     finish = node_.hbm.finish(direction, transfer.bytes);

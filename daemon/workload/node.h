@@ -55,6 +55,9 @@ struct Node {
   LinkSpeed block;                // between host and block; all zero where there is none
   Duration request_latency{};     // of each of a trainer's requests, beside what it waits for
   std::uint64_t gpus = 1;         // of the machine that this is one GPU's share of
+  // From one place of it to another, which is how it is compacted, and zeroing: an HBM and a DRAM of these years.
+  std::uint64_t hbm_within_bytes_per_s = 1'000'000'000'000;
+  std::uint64_t host_within_bytes_per_s = 50'000'000'000;
 
   // What may be leased at once in `place`.
   std::uint64_t capacity_bytes(Place place) const { return place == Place::kHbm ? hbm_bytes : host_bytes; }
