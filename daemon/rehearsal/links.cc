@@ -96,12 +96,10 @@ const Traffic& Links::start(Time now, const mover::Transfer& transfer, bool devi
 
 // By what factor transfers take longer now than with the link to themselves.
 double Links::slowness(mover::LinkKind kind) const {
-  const workload::LinkSpeed& link = is_block(kind) ? node_.block : node_.hbm;
-  const auto alone = static_cast<double>(link.in_bytes_per_s) + static_cast<double>(link.out_bytes_per_s);
-  const auto both = static_cast<double>(link.both_bytes_per_s);
-  if (kind == mover::LinkKind::kMemcpy || both == 0 || both >= alone) return 1;
+  if (kind == mover::LinkKind::kMemcpy) return 1;
   const auto other = lanes_.find({opposite(kind), TierId{}});
-  return other == lanes_.end() || other->second.moving.empty() ? 1 : alone / both;
+  if (other == lanes_.end() || other->second.moving.empty()) return 1;
+  return (is_block(kind) ? node_.block : node_.hbm).both_ways().slowness();
 }
 
 // When the first of a lane that is not empty is through, if nothing changes.
