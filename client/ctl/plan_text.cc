@@ -87,9 +87,11 @@ std::string classes(const Plan& plan) {
 constexpr std::array<const char*, workload::kLimitNames.size()> kLimits = {"compute",
                                                                            "the link to HBM",
                                                                            "the link from HBM",
+                                                                           "the link to and from HBM",
                                                                            "what must leave HBM at one time",
                                                                            "NVMe reads",
                                                                            "NVMe writes",
+                                                                           "NVMe reads and writes",
                                                                            "what must leave DRAM at one time"};
 
 const char* called(workload::Limit limit) { return kLimits.at(static_cast<std::size_t>(limit)); }

@@ -116,8 +116,10 @@ struct Links {
   std::uint64_t host_to_device_bytes_per_s = 0;  // for each GPU
   std::uint64_t device_to_host_bytes_per_s = 0;
   std::uint64_t device_both_bytes_per_s = 0;  // both directions at once, together; 0: they do not slow each other down
-  std::uint32_t device_latency_us = 0;        // of each transfer, beside its bytes
-  std::uint64_t block_read_bytes_per_s = 0;   // of all block files together
+  std::uint64_t device_within_bytes_per_s = 0;  // from one place in a device to another
+  std::uint64_t memory_within_bytes_per_s = 0;
+  std::uint32_t device_latency_us = 0;       // of each transfer, beside its bytes
+  std::uint64_t block_read_bytes_per_s = 0;  // of all block files together
   std::uint64_t block_write_bytes_per_s = 0;
   std::uint64_t block_both_bytes_per_s = 0;
   std::uint32_t block_latency_us = 0;

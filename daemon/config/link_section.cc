@@ -26,6 +26,8 @@ void read_links(const toml::table* table, Problems& problems, Links& links) {
   read_speed(section, "device_to_host", links.device_to_host_bytes_per_s);
   read_speed(section, "device_both", links.device_both_bytes_per_s);
   read_latency(section, "device_latency_us", links.device_latency_us);
+  read_speed(section, "device_within", links.device_within_bytes_per_s);
+  read_speed(section, "memory_within", links.memory_within_bytes_per_s);
   read_speed(section, "block_read", links.block_read_bytes_per_s);
   read_speed(section, "block_write", links.block_write_bytes_per_s);
   read_speed(section, "block_both", links.block_both_bytes_per_s);

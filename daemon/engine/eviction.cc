@@ -150,6 +150,7 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
   Place& place = *session.places[tier];
   const Level level = tiers_[tier].level;
   std::vector<Slot> clean;
+  std::size_t looks = 0;
   std::optional<tier::Extent> enough;
   const auto allocated = [&] {
     const auto extent = place.space.allocate(bytes);
@@ -168,11 +169,12 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
     const Tensor& tensor = session.at(slot);
     const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&
                       !(tensor.published == level && (tensor.hinted || leased(session, slot)));
-    if (!free || !droppable(session, slot, level)) return true;
-    clean.push_back(slot);
-    const tier::Extent run = joined(tensor.extent(level));
-    if (run.bytes >= bytes) enough = run;
-    return !enough && clean.size() < kLooksMax;
+    if (free && droppable(session, slot, level)) {
+      clean.push_back(slot);
+      const tier::Extent run = joined(tensor.extent(level));
+      if (run.bytes >= bytes) enough = run;
+    }
+    return !enough && ++looks < kLooksMax;
   };
   place.policy->offer_victims(std::ref(look));
   if (!enough) return false;

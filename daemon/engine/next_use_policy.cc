@@ -2,6 +2,7 @@
 // The order of a plan, as an ordered set. What the plan does not speak of has the order of a policy of its own, in
 // constant time.
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <set>
 #include <tuple>
@@ -17,48 +18,42 @@ namespace {
 class NextUsePolicy final : public Policy {
  public:
   void arrived(Slot slot, Time now) override {
-    if (!planned()) return unforeseen_->arrived(slot, now);
-    Entry& entry = at(slot);
-    TERRACE_CHECK(!entry.here);
-    entry.here = true;
-    entry.used = ++uses_;
-    enter(slot, entry, now);
+    if (index(slot) >= here_.size()) here_.resize(std::max(index(slot) + 1, here_.size() * 2));
+    TERRACE_CHECK(!here_[index(slot)]);
+    here_[index(slot)] = true;
+    if (Entry* const entry = known(slot)) entry->used = ++uses_;
+    enter(slot, now);
   }
 
   void used(Slot slot, Time now) override {
-    if (!planned()) return unforeseen_->used(slot, now);
-    if (index(slot) >= entries_.size() || !entries_[index(slot)].here) return;
-    Entry& entry = entries_[index(slot)];
-    if (!known(entry)) return unforeseen_->used(slot, now);
-    auto node = order_.extract(key(slot, entry));
-    entry.used = ++uses_;
-    node.value() = key(slot, entry);
+    Entry* const entry = known(slot);
+    if (entry == nullptr) return unforeseen_->used(slot, now);
+    if (!is_here(slot)) return;
+    auto node = order_.extract(key(slot, *entry));
+    entry->used = ++uses_;
+    node.value() = key(slot, *entry);
     order_.insert(std::move(node));
   }
 
   void left(Slot slot) override {
-    if (!planned()) return unforeseen_->left(slot);
-    TERRACE_CHECK(index(slot) < entries_.size() && entries_[index(slot)].here);
-    leave(slot, entries_[index(slot)]);
-    entries_[index(slot)].here = false;
+    TERRACE_CHECK(is_here(slot));
+    leave(slot);
+    here_[index(slot)] = false;
   }
 
   void expect(Slot slot, Expectation what) override {
-    if (index(slot) >= entries_.size() && what == Expectation{}) return;
-    if (!planned()) begin_plans();
-    Entry& entry = at(slot);
-    if (entry.expected == what) return;
-    if (entry.here) leave(slot, entry);
-    entry.expected = what;
-    if (entry.here) enter(slot, entry, Time{});
+    if (expected(slot) == what) return;
+    if (is_here(slot)) leave(slot);
+    at(slot).expected = what;
+    if (is_here(slot)) enter(slot, Time{});
   }
 
   Expectation expected(Slot slot) const override {
-    return index(slot) < entries_.size() ? entries_[index(slot)].expected : Expectation{};
+    const Entry* const entry = known(slot);
+    return entry == nullptr ? Expectation{} : entry->expected;
   }
 
   void offer_victims(const std::function<bool(Slot)>& take) const override {
-    if (!planned()) return unforeseen_->offer_victims(take);
     bool more = true;
     auto next = order_.begin();
     for (; more && next != order_.end() && !std::get<0>(*next);) {
@@ -80,46 +75,47 @@ class NextUsePolicy final : public Policy {
   struct Entry {
     Expectation expected;
     std::uint64_t used = 0;  // a number that grows
-    bool here = false;
   };
+  // Made once something is foreseen of one of its slots, which of many sessions it never is.
+  static constexpr std::size_t kPageEntries = 256;
+  using Page = std::array<Entry, kPageEntries>;
   // What stays, then the later next use first, then what was used longest ago.
   using Key = std::tuple<bool, std::int64_t, std::uint64_t, Slot>;
 
-  // Up to the first plan there is nothing to be kept of a slot, which many sessions never have.
-  bool planned() const { return !entries_.empty(); }
-  // What is here counts as used in the order in which it would have gone.
-  void begin_plans() {
-    unforeseen_->offer_victims([&](Slot slot) {
-      Entry& entry = at(slot);
-      entry.here = true;
-      entry.used = ++uses_;
-      return true;
-    });
-  }
-  static bool known(const Entry& entry) { return entry.expected != Expectation{}; }
+  bool is_here(Slot slot) const { return index(slot) < here_.size() && here_[index(slot)]; }
   static Key key(Slot slot, const Entry& entry) {
     return {!entry.expected.give_up, -entry.expected.next_ns, entry.used, slot};
   }
-  void enter(Slot slot, const Entry& entry, Time now) {
-    if (known(entry))
-      order_.insert(key(slot, entry));
+  // Null: nothing is foreseen of it.
+  Entry* known(Slot slot) const {
+    const std::size_t page = index(slot) / kPageEntries;
+    if (page >= pages_.size() || pages_[page] == nullptr) return nullptr;
+    Entry& entry = (*pages_[page])[index(slot) % kPageEntries];
+    return entry.expected == Expectation{} ? nullptr : &entry;
+  }
+  Entry& at(Slot slot) {
+    const std::size_t page = index(slot) / kPageEntries;
+    if (page >= pages_.size()) pages_.resize(page + 1);
+    if (pages_[page] == nullptr) pages_[page] = std::make_unique<Page>();
+    return (*pages_[page])[index(slot) % kPageEntries];
+  }
+  void enter(Slot slot, Time now) {
+    if (const Entry* const entry = known(slot))
+      order_.insert(key(slot, *entry));
     else
       unforeseen_->arrived(slot, now);
   }
-  void leave(Slot slot, const Entry& entry) {
-    if (known(entry))
-      order_.erase(key(slot, entry));
+  void leave(Slot slot) {
+    if (const Entry* const entry = known(slot))
+      order_.erase(key(slot, *entry));
     else
       unforeseen_->left(slot);
   }
-  Entry& at(Slot slot) {
-    if (index(slot) >= entries_.size()) entries_.resize(std::max(index(slot) + 1, entries_.size() * 2));
-    return entries_[index(slot)];
-  }
 
-  std::vector<Entry> entries_;
+  std::vector<bool> here_;                                             // by slot: it has a copy in the tier
+  std::vector<std::unique_ptr<Page>> pages_;                           // by slot, too
   std::set<Key> order_;                                                // of what something is known of
-  std::unique_ptr<Policy> unforeseen_ = make_scan_resistant_policy();  // of the rest: without a plan, of all
+  std::unique_ptr<Policy> unforeseen_ = make_scan_resistant_policy();  // of the rest
   std::uint64_t uses_ = 0;
 };
 

@@ -18,6 +18,7 @@ struct PlannedTier {
   std::uint64_t capacity_bytes = 0;
   LinkPace in;
   LinkPace out;
+  double toll = 0;  // BothWays's, of the two
 };
 
 // Of a tier's bytes, those that may be planned with.

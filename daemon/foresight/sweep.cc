@@ -44,9 +44,15 @@ struct Errand {
   std::uint32_t group = 0;
 };
 
-// By how much a link is late with what it has to do, if whatever is due first goes first. (Bookings alone would have it
-// that who comes last to a link that is taken waits until all of it is done.)
-void add_delays(std::vector<Errand>& errands, std::vector<SweepDelay>& delays) {
+// By how much a link is late with what it has to do one way, if whatever is due first goes first. (Bookings alone would
+// have it that who comes last to a link that is taken waits until all of it is done.) What goes the other way takes its
+// toll of that time.
+void add_delays(std::vector<Errand> errands, const std::vector<Errand>& others, double toll,
+                std::vector<SweepDelay>& delays) {
+  for (Errand other : others) {
+    other.work_ns = static_cast<std::int64_t>(static_cast<double>(other.work_ns) * toll);
+    if (other.work_ns > 0) errands.push_back(other);
+  }
   const auto later_due = [](const Errand& a, const Errand& b) {
     return std::tie(a.due_ns, a.group) > std::tie(b.due_ns, b.group);
   };
@@ -101,9 +107,9 @@ class Sweep {
       for (; at < end; ++at) end_use(static_cast<std::uint32_t>(at));
     }
     begin_early();
-    if (late_) {
-      add_delays(ins_, result_.delays);
-      add_delays(outs_, result_.delays);
+    if (late_ || input_.toll > 0) {
+      add_delays(ins_, outs_, input_.toll, result_.delays);
+      add_delays(outs_, ins_, input_.toll, result_.delays);
     }
     return std::move(result_);
   }

@@ -41,6 +41,7 @@ struct SweepInput {
   std::span<const std::uint64_t> bytes;          // of each tensor
   LinkPace in;
   LinkPace out;
+  double toll = 0;           // part of the time of one that the other loses, where it is asked how late a link is
   bool link_bound = false;   // a link is short of time: rather wait for it than have it move more
   std::int64_t lead_ns = 0;  // fetches may begin that much earlier than they must, where there is room;
   std::int64_t lead_from_ns = std::numeric_limits<std::int64_t>::min();   // it is looked for of those that must begin

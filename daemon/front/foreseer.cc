@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/both_ways.h"
 #include "shm/layout.h"
 
 namespace terrace::front {
@@ -21,6 +22,12 @@ foresight::LinkPace pace(std::uint64_t bytes_per_s, double otherwise, std::uint3
   return {bytes_per_s != 0 ? static_cast<double>(bytes_per_s) : otherwise, std::int64_t{latency_us} * 1'000};
 }
 
+// A tier's way to the one below it.
+foresight::PlannedTier above(foresight::LinkPace in, foresight::LinkPace out, std::uint64_t both_bytes_per_s) {
+  const BothWays ways{in.bytes_per_s, out.bytes_per_s, static_cast<double>(both_bytes_per_s)};
+  return {.place = 0, .capacity_bytes = 0, .in = in, .out = out, .toll = ways.toll()};
+}
+
 // Planning comes after whatever the trainers do with their processors. What cannot be had is done without.
 void yield_to_others() {
   constexpr int kNice = 10;
@@ -31,23 +38,26 @@ void yield_to_others() {
 
 foresight::Machine machine_of(const engine::Options& options, const config::Links& links) {
   foresight::Machine machine;
-  const foresight::LinkPace read = pace(links.block_read_bytes_per_s, kBlockBytesPerS, links.block_latency_us);
-  const foresight::LinkPace write = pace(links.block_write_bytes_per_s, kBlockBytesPerS, links.block_latency_us);
-  bool has_memory = false;
-  for (const engine::TierOptions& tier : options.tiers) has_memory |= tier.kind == tier::Kind::kMemory;
+  foresight::PlannedTier of_device = above(
+      pace(links.host_to_device_bytes_per_s, kDeviceBytesPerS, links.device_latency_us),
+      pace(links.device_to_host_bytes_per_s, kDeviceBytesPerS, links.device_latency_us), links.device_both_bytes_per_s);
+  const foresight::PlannedTier of_block =
+      above(pace(links.block_read_bytes_per_s, kBlockBytesPerS, links.block_latency_us),
+            pace(links.block_write_bytes_per_s, kBlockBytesPerS, links.block_latency_us), links.block_both_bytes_per_s);
+  if (std::ranges::find(options.tiers, tier::Kind::kMemory, &engine::TierOptions::kind) == options.tiers.end())
+    of_device = of_block;
   std::uint32_t devices = 0;
   for (std::size_t at = 0; at + 1 < options.tiers.size(); ++at) {  // the last one has the homes
     const engine::TierOptions& tier = options.tiers[at];
-    const std::uint64_t usable = foresight::usable_bytes(tier.capacity_bytes);
-    if (tier.kind == tier::Kind::kMemory) {
+    const bool is_memory = tier.kind == tier::Kind::kMemory;
+    foresight::PlannedTier planned = is_memory ? of_block : of_device;
+    planned.place = is_memory ? shm::kPlaceHost : shm::kPlaceDevice0 + devices++;
+    planned.capacity_bytes = foresight::usable_bytes(tier.capacity_bytes);
+    if (is_memory) {
       machine.has_memory = true;
-      machine.memory = {shm::kPlaceHost, usable, read, write};
-    } else if (has_memory) {
-      machine.devices.push_back({shm::kPlaceDevice0 + devices++, usable,
-                                 pace(links.host_to_device_bytes_per_s, kDeviceBytesPerS, links.device_latency_us),
-                                 pace(links.device_to_host_bytes_per_s, kDeviceBytesPerS, links.device_latency_us)});
+      machine.memory = planned;
     } else {
-      machine.devices.push_back({shm::kPlaceDevice0 + devices++, usable, read, write});
+      machine.devices.push_back(planned);
     }
   }
   return machine;
@@ -120,8 +130,14 @@ void Foreseer::learn(const foresight::Observation& seen) {
     learner.weigh(seen.weight);
     share();
   }
-  if (auto plan = learner.observe(seen))
-    deliver_(seen.session, std::make_shared<const foresight::Plan>(std::move(*plan)));
+  if (auto plan = learner.observe(seen)) deliver(seen.session, std::move(*plan));
+}
+
+// What nobody else has any more goes here: a plan of a million uses takes milliseconds to free, which the engine's
+// thread does not have.
+void Foreseer::deliver(SessionId session, foresight::Plan plan) {
+  std::erase_if(delivered_, [](const auto& each) { return each.use_count() == 1; });
+  deliver_(session, delivered_.emplace_back(std::make_shared<const foresight::Plan>(std::move(plan))));
 }
 
 void Foreseer::share() {

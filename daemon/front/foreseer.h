@@ -45,10 +45,13 @@ class Foreseer {
   void learn(const foresight::Observation& seen);
   void share();
   void bound_memory();
+  void deliver(SessionId session, foresight::Plan plan);
 
   const foresight::Machine machine_;
   const Deliver deliver_;
-  std::map<SessionId, foresight::Learner> learners_;  // the thread's own
+  // The thread's own.
+  std::map<SessionId, foresight::Learner> learners_;
+  std::vector<std::shared_ptr<const foresight::Plan>> delivered_;
 
   std::mutex mutex_;
   std::condition_variable_any wake_;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/fd.h"
 
 namespace terrace::mover {
 
@@ -14,30 +13,26 @@ class SegmentJobs::Order final : public Job {
       : owner_(owner), tier_(tier), order_(order) {}
 
   void run() override {
-    if (order_.kind == SegmentOrder::Kind::kAdd) {
-      made_ = tier_.create_segment(order_.extent.bytes);
-    } else {
-      result_ = tier_.remove(order_.session, order_.extent);
-    }
+    result_ = order_.kind == SegmentOrder::Kind::kAdd ? add() : tier_.remove(order_.session, order_.extent);
   }
 
   void done() override {
-    if (order_.kind == SegmentOrder::Kind::kAdd) {
-      if (made_) {
-        result_ = tier_.install(order_.session, order_.extent, std::move(*made_));
-      } else {
-        result_ = std::unexpected(std::move(made_.error()));
-      }
-    }
     owner_.done_.push_back({.order = order_, .result = std::move(result_)});
     owner_.jobs_.pop_front();  // deletes this
   }
 
  private:
+  Result<void> add() {
+    auto made = tier_.create_segment(order_.extent.bytes);
+    if (!made) return std::unexpected(std::move(made.error()));
+    if (auto installed = tier_.install(order_.session, order_.extent, std::move(*made)); !installed) return installed;
+    tier_.map_pages(order_.session, order_.extent);
+    return {};
+  }
+
   SegmentJobs& owner_;
   tier::MappedTier& tier_;
   SegmentOrder order_;
-  Result<Fd> made_;
   Result<void> result_;
 };
 

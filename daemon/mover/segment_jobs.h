@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Segments that come and go: made and given up on the workers' slow lane, in order, installed on the reactor.
+// Segments that come and go: made, mapped and given up on the workers' slow lane, in order.
 #pragma once
 
 #include <cstddef>

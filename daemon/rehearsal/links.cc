@@ -11,10 +11,6 @@ namespace {
 
 using workload::Direction;
 
-// Copies within a tier, which compact it, and zeroing: an HBM and a DRAM of these years.
-constexpr double kHbmBytesPerS = 1e12;
-constexpr double kHostBytesPerS = 50e9;
-
 std::size_t at(Direction direction) { return static_cast<std::size_t>(direction); }
 
 Duration time_of(std::uint64_t bytes, double bytes_per_s) {
@@ -76,7 +72,8 @@ const Traffic& Links::start(Time now, const mover::Transfer& transfer, bool devi
       kind == mover::LinkKind::kHostToDevice || kind == mover::LinkKind::kBlockRead ? Direction::kIn : Direction::kOut;
   Flight flight{.session = transfer.to.session, .traffic = {}};
   Duration finish{};
-  double bytes_per_s = terrace::index(transfer.to.tier) == 0 ? kHbmBytesPerS : kHostBytesPerS;
+  auto bytes_per_s = static_cast<double>(terrace::index(transfer.to.tier) == 0 ? node_.hbm_within_bytes_per_s
+                                                                               : node_.host_within_bytes_per_s);
   if (kind == mover::LinkKind::kHostToDevice || kind == mover::LinkKind::kDeviceToHost) {
     bytes_per_s = static_cast<double>(node_.hbm.bytes_per_s(direction));
     finish = node_.hbm.finish(direction, transfer.bytes);
@@ -99,12 +96,10 @@ const Traffic& Links::start(Time now, const mover::Transfer& transfer, bool devi
 
 // By what factor transfers take longer now than with the link to themselves.
 double Links::slowness(mover::LinkKind kind) const {
-  const workload::LinkSpeed& link = is_block(kind) ? node_.block : node_.hbm;
-  const auto alone = static_cast<double>(link.in_bytes_per_s) + static_cast<double>(link.out_bytes_per_s);
-  const auto both = static_cast<double>(link.both_bytes_per_s);
-  if (kind == mover::LinkKind::kMemcpy || both == 0 || both >= alone) return 1;
+  if (kind == mover::LinkKind::kMemcpy) return 1;
   const auto other = lanes_.find({opposite(kind), TierId{}});
-  return other == lanes_.end() || other->second.moving.empty() ? 1 : alone / both;
+  if (other == lanes_.end() || other->second.moving.empty()) return 1;
+  return (is_block(kind) ? node_.block : node_.hbm).both_ways().slowness();
 }
 
 // When the first of a lane that is not empty is through, if nothing changes.

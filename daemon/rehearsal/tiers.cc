@@ -52,11 +52,12 @@ foresight::Machine machine_of(const workload::Node& node, const std::vector<engi
   if (tiers.size() == 1) return machine;
   const workload::LinkSpeed& below = node.host_bytes > 0 ? node.hbm : node.block;
   machine.devices.push_back({shm::kPlaceDevice0, foresight::usable_bytes(tiers[0].capacity_bytes),
-                             pace(below, Direction::kIn), pace(below, Direction::kOut)});
+                             pace(below, Direction::kIn), pace(below, Direction::kOut), below.both_ways().toll()});
   machine.has_memory = node.host_bytes > 0 && node.block_bytes > 0;
   if (machine.has_memory)
     machine.memory = {shm::kPlaceHost, foresight::usable_bytes(tiers[1].capacity_bytes),
-                      pace(node.block, Direction::kIn), pace(node.block, Direction::kOut)};
+                      pace(node.block, Direction::kIn), pace(node.block, Direction::kOut),
+                      node.block.both_ways().toll()};
   return machine;
 }
 

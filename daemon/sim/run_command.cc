@@ -43,7 +43,9 @@ class BoundCheck {
     const auto time = [](std::uint64_t bytes, const workload::LinkSpeed& link) {
       const std::uint64_t slowest = std::min(link.in_bytes_per_s, link.out_bytes_per_s);
       if (slowest == 0 || bytes == workload::kUnlimited) return Duration::zero();
-      return Duration(static_cast<std::int64_t>(static_cast<double>(bytes) / static_cast<double>(slowest) * 1e9));
+      const double ways = 1 + link.both_ways().toll();
+      return Duration(
+          static_cast<std::int64_t>(ways * static_cast<double>(bytes) / static_cast<double>(slowest) * 1e9));
     };
     slack_ = std::max(time(node.hbm_bytes, node.hbm),
                       time(workload::add_capacity(node.hbm_bytes, node.host_bytes), node.block));

@@ -25,10 +25,13 @@ class MappedTier {
   // Memory for one segment: zeroed, prefaulted, placed on the tier's node, sealed. `bytes` is a multiple of 2 MiB.
   // Thread-safe, and slow: for a worker. ResourceExhausted when the system has none.
   virtual Result<Fd> create_segment(std::uint64_t bytes) const = 0;
-  // Maps a segment into the daemon at `offset` of the session's address space, which it extends. Reactor thread only.
+  // Maps a segment into the daemon at `offset` of the session's address space, which it extends. Thread-safe.
   // DataLoss: the driver says that the device is lost, and the segment's memory with it. After any other error it is as
   // it was.
   virtual Result<void> install(SessionId session, Extent extent, Fd segment) = 0;
+  // Whoever copies to or from an installed segment for the first time does not wait for the kernel to find its pages.
+  // Thread-safe, and slow: for a worker.
+  virtual void map_pages(SessionId, Extent) const {}
   // The descriptor to hand to the session's trainer; borrowed, valid until removed.
   virtual int descriptor(SessionId session, std::uint64_t offset) const = 0;
   // Unmaps and closes the segment at `extent` (the trainer has unmapped it, or died); its pages are punched out first.

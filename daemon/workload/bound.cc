@@ -23,6 +23,9 @@ LinkBound link_bound(const Workload& workload, LinkName name, const LinkSpeed& s
   bound.fewest_out_bytes = fewest_bytes(outward(workload, name), capacity_bytes);
   bound.in = time_of(bound.fewest_in_bytes, speed.in_bytes_per_s);
   bound.out = time_of(bound.fewest_out_bytes, speed.out_bytes_per_s);
+  const auto [shorter, longer] = std::minmax(bound.in, bound.out);
+  bound.both =
+      longer + Duration(static_cast<std::int64_t>(static_cast<double>(shorter.count()) * speed.both_ways().toll()));
   bound.window = longest_window(workload.runs, versions(workload, name), capacity_bytes, speed.out_bytes_per_s);
   return bound;
 }
@@ -50,8 +53,8 @@ Result<Bound> lower_bound(const Workload& workload, const Node& node) {
   if (node.block_bytes > 0) {
     bound.block = link_bound(workload, LinkName::kBlock, node.block, add_capacity(node.hbm_bytes, node.host_bytes));
   }
-  const std::array parts = {bound.compute,  bound.hbm.in,    bound.hbm.out,     bound.hbm.window,
-                            bound.block.in, bound.block.out, bound.block.window};
+  const std::array parts = {bound.compute,  bound.hbm.in,    bound.hbm.out,    bound.hbm.both,    bound.hbm.window,
+                            bound.block.in, bound.block.out, bound.block.both, bound.block.window};
   const auto longest = std::ranges::max_element(parts);
   bound.total = *longest;
   bound.limit = static_cast<Limit>(longest - parts.begin());

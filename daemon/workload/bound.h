@@ -18,6 +18,7 @@ struct LinkBound {
   std::uint64_t fewest_out_bytes = 0;
   Duration in{};  // how long that takes at the link's bandwidth, latencies left away
   Duration out{};
+  Duration both{};    // of those two on one link, as far as they slow each other down
   Duration window{};  // of the whole repetition, by the window in which most must leave: 0 where memory holds all that
                       // is born
   std::uint64_t fewest_bytes(Direction direction) const {
@@ -25,9 +26,19 @@ struct LinkBound {
   }
 };
 
-enum class Limit : std::uint8_t { kCompute, kHbmIn, kHbmOut, kHbmWindow, kBlockIn, kBlockOut, kBlockWindow };
-inline constexpr std::array<std::string_view, 7> kLimitNames = {"compute",  "hbm in",    "hbm out",     "hbm window",
-                                                                "block in", "block out", "block window"};
+enum class Limit : std::uint8_t {
+  kCompute,
+  kHbmIn,
+  kHbmOut,
+  kHbmBoth,
+  kHbmWindow,
+  kBlockIn,
+  kBlockOut,
+  kBlockBoth,
+  kBlockWindow
+};
+inline constexpr std::array<std::string_view, 9> kLimitNames = {
+    "compute", "hbm in", "hbm out", "hbm both", "hbm window", "block in", "block out", "block both", "block window"};
 constexpr std::string_view name(Limit limit) { return kLimitNames[static_cast<std::size_t>(limit)]; }
 
 // Of one repetition of the workload: all of its steps. It holds for the mean of repetitions: one of them alone can be

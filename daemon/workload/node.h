@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/both_ways.h"
 #include "base/time.h"
 #include "workload/workload.h"
 
@@ -26,13 +27,17 @@ inline constexpr std::uint64_t kDrainBytes = 8ull << 20;
 
 // One link. Every transfer takes its bytes over the bandwidth of its direction, and then `latency`, and inwards
 // `in_drain`, while the next one has the link; while both directions are at work, each is slower by so much that they
-// move `both_bytes_per_s` together.
+// move `both_bytes_per_s` together (base/both_ways.h).
 struct LinkSpeed {
   std::uint64_t in_bytes_per_s = 0;
   std::uint64_t out_bytes_per_s = 0;
   Duration latency{};
   Duration in_drain{};                 // of kDrainBytes, less of fewer: the last pieces of what is read are checked
   std::uint64_t both_bytes_per_s = 0;  // 0, or what the two are together: they do not slow each other down
+  BothWays both_ways() const {
+    return {static_cast<double>(in_bytes_per_s), static_cast<double>(out_bytes_per_s),
+            static_cast<double>(both_bytes_per_s)};
+  }
   std::uint64_t bytes_per_s(Direction direction) const {
     return direction == Direction::kIn ? in_bytes_per_s : out_bytes_per_s;
   }
@@ -55,6 +60,9 @@ struct Node {
   LinkSpeed block;                // between host and block; all zero where there is none
   Duration request_latency{};     // of each of a trainer's requests, beside what it waits for
   std::uint64_t gpus = 1;         // of the machine that this is one GPU's share of
+  // From one place of it to another, which is how it is compacted, and zeroing: an HBM and a DRAM of these years.
+  std::uint64_t hbm_within_bytes_per_s = 1'000'000'000'000;
+  std::uint64_t host_within_bytes_per_s = 50'000'000'000;
 
   // What may be leased at once in `place`.
   std::uint64_t capacity_bytes(Place place) const { return place == Place::kHbm ? hbm_bytes : host_bytes; }

@@ -58,6 +58,8 @@ class NodeOf {
                     .in_drain = std::chrono::microseconds(links.block_read_drain_us),
                     .both_bytes_per_s = links.block_both_bytes_per_s};
     }
+    if (links.device_within_bytes_per_s > 0) node.hbm_within_bytes_per_s = links.device_within_bytes_per_s;
+    if (links.memory_within_bytes_per_s > 0) node.host_within_bytes_per_s = links.memory_within_bytes_per_s;
     node.request_latency = std::chrono::microseconds(links.request_latency_us);
     if (block.count > 0 && memory.count == 0) {
       problems_.add(0, "tier", "there is no memory tier; bytes reach the block tier through one");
@@ -139,6 +141,8 @@ void write_links(const Node& node, std::ostream& out) {
   write_speed("device_to_host", node.hbm.out_bytes_per_s, out);
   write_speed("device_both", node.hbm.both_bytes_per_s, out);
   write_latency("device_latency_us", node.hbm.latency, out);
+  write_speed("device_within", node.hbm_within_bytes_per_s, out);
+  write_speed("memory_within", node.host_within_bytes_per_s, out);
   write_speed("block_read", node.block.in_bytes_per_s, out);
   write_speed("block_write", node.block.out_bytes_per_s, out);
   write_speed("block_both", node.block.both_bytes_per_s, out);

@@ -22,7 +22,8 @@ constexpr std::size_t kMoves = 20;  // of one tensor at a time
 // Before each, and between requests: the daemon has gone to sleep, as between a trainer's runs.
 constexpr std::chrono::milliseconds kPause{1};
 constexpr Duration kComputing = kPause;
-constexpr int kWarmSteps = 2;  // in which the tier is touched for the first time
+constexpr std::size_t kStripes = 32;  // that fill a tier
+constexpr int kWarmSteps = 2;         // in which the tier is touched for the first time
 // Two directions at once that are at least so much of the two alone do not slow each other down.
 constexpr double kIndependent = 0.95;
 
@@ -213,6 +214,55 @@ Result<double> request_time(const Bench& bench, const PrivateDaemon& daemon) {
   return median(std::move(took));
 }
 
+// Bytes a second from one place of a tier to another, as a copy moves that lies in the way. The tier is full of
+// stripes, and every second one goes; what is twice as large then has room once one of the others has moved.
+Result<std::uint64_t> within_speed(const Bench& bench, Client& client, Place place, std::uint64_t capacity,
+                                   double request) {
+  bench.say(fmt::format("copies within {}", place == Place::host() ? "memory" : "the device"));
+  const std::uint64_t bytes = capacity / kStripes;
+  std::vector<TensorSpec> specs;
+  for (std::size_t at = 0; at < kStripes; ++at) specs.push_back({.name = fmt::format("stripe {}", at), .bytes = bytes});
+  auto stripes = client.create(specs);
+  if (!stripes) return std::unexpected(stripes.error());
+  if (const auto full = client.acquire(*stripes, {.place = place, .mode = Mode::kOverwrite}); !full)
+    return std::unexpected(full.error());
+  std::vector<Tensor> all;
+  for (std::size_t at = 0; at < kStripes; at += 2) all.push_back((*stripes)[at]);
+  if (const auto gone = client.destroy(all); !gone) return std::unexpected(gone.error());
+  all.clear();
+  for (std::size_t at = 1; at < kStripes; at += 2) all.push_back((*stripes)[at]);
+  std::vector<double> took;
+  for (std::size_t at = 0; at < kStripes / 4; ++at) {
+    const auto wide = client.create(TensorSpec{.name = fmt::format("wide {}", at), .bytes = 2 * bytes});
+    if (!wide) return std::unexpected(wide.error());
+    std::this_thread::sleep_for(kPause);
+    const auto begin = std::chrono::steady_clock::now();
+    if (const auto lease = client.acquire(*wide, {.place = place, .mode = Mode::kOverwrite}); !lease)
+      return std::unexpected(lease.error());
+    took.push_back(seconds_since(begin));
+    all.push_back(*wide);
+  }
+  if (const auto gone = client.destroy(all); !gone) return std::unexpected(gone.error());
+  return static_cast<std::uint64_t>(static_cast<double>(bytes) / std::max(1e-9, median(std::move(took)) - request));
+}
+
+// In small tiers of their own.
+Result<void> measure_within(const Bench& bench, workload::Node& node) {
+  const std::uint64_t bytes = bench.either<std::uint64_t>(kStripes * workload::kDrainBytes, kStripes * kSmallBytes);
+  auto daemon = bench.start_daemon({.device_bytes = bytes, .memory_bytes = bytes, .block_bytes = 4 * bytes});
+  if (!daemon) return std::unexpected(daemon.error());
+  auto client = daemon->connect();
+  if (!client) return std::unexpected(client.error());
+  const double request = std::chrono::duration<double>(node.request_latency).count();
+  for (const auto& [place, speed] : {std::pair(Place::device(0), &node.hbm_within_bytes_per_s),
+                                     std::pair(Place::host(), &node.host_within_bytes_per_s)}) {
+    const auto measured = within_speed(bench, *client, place, bytes, request);
+    if (!measured) return std::unexpected(measured.error());
+    *speed = *measured;
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<workload::Node> calibrate(const Bench& bench) {
@@ -235,6 +285,7 @@ Result<workload::Node> calibrate(const Bench& bench) {
     if (!measured) return std::unexpected(measured.error());
     *speed = *measured;
   }
+  if (const auto measured = measure_within(bench, node); !measured) return std::unexpected(measured.error());
   return node;
 }
 

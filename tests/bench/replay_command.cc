@@ -110,6 +110,8 @@ Result<Replay> prepared(const workload::Node& here, ReplayArguments& arguments) 
   replay.node = workload::scaled(*like, scale, replay.workload);
   replay.node.hbm = here.hbm;
   if (replay.node.block_bytes > 0) replay.node.block = here.block;
+  replay.node.hbm_within_bytes_per_s = here.hbm_within_bytes_per_s;
+  replay.node.host_within_bytes_per_s = here.host_within_bytes_per_s;
   replay.node.request_latency = here.request_latency;
   return replay;
 }

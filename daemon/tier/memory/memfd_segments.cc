@@ -74,7 +74,7 @@ int populate_part(std::byte* memory, std::uint64_t bytes) {
 
 // The same for all of a segment, by several threads: to zero pages is what takes the time, and a processor alone does
 // not reach what the memory gives.
-int populate(int fd, std::byte* memory, std::uint64_t bytes) {
+int populate(std::byte* memory, std::uint64_t bytes) {
   std::atomic<std::uint64_t> next = 0;
   std::atomic<int> error = 0;
   const auto populate_parts = [&] {
@@ -91,8 +91,7 @@ int populate(int fd, std::byte* memory, std::uint64_t bytes) {
     }
     populate_parts();
   }
-  if (error != EINVAL) return error;
-  return fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;  // a kernel before 5.14
+  return error;
 }
 
 // A failure only means that the pages go when the last mapping does.
@@ -128,8 +127,10 @@ Result<Fd> MemfdSegments::create(std::uint64_t bytes, bool huge) const {
   (void)madvise(memory, bytes, MADV_DONTDUMP);
   bind(memory, bytes);
   if (!huge && options_.huge_pages != HugePages::kNever) (void)madvise(memory, bytes, MADV_HUGEPAGE);
-  const int error = populate(fd->get(), static_cast<std::byte*>(memory), bytes);
+  int error = populate(static_cast<std::byte*>(memory), bytes);
   munmap(memory, bytes);
+  if (error == EINVAL)  // a kernel before 5.14
+    error = fallocate(fd->get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   if (error != 0) return no_memory(bytes, pages, error);
   (huge ? huge_bytes_ : ordinary_bytes_).fetch_add(bytes, std::memory_order_relaxed);
   return fd;
@@ -170,6 +171,16 @@ Result<void> MemfdSegments::install(SessionId session, Extent extent, Fd segment
   if (!placed) return placed;
   space->segments.emplace(extent.offset, Segment{.bytes = extent.bytes, .fd = std::move(segment)});
   return {};
+}
+
+// They were backed through another mapping. A page of 4 KiB that is found by a fault takes as long as to copy it.
+void MemfdSegments::map_pages(SessionId session, Extent extent) const {
+  std::shared_ptr<Space> space;
+  {
+    const std::lock_guard lock(mutex_);
+    space = space_of(session);
+  }
+  if (space != nullptr) (void)populate(space->range.data() + extent.offset, extent.bytes);
 }
 
 int MemfdSegments::descriptor(SessionId session, std::uint64_t offset) const {

@@ -38,6 +38,7 @@ class MemfdSegments : public MappedTier {
   // kResourceExhausted names what is free where that is less, without touching it.
   Result<Fd> create_segment(std::uint64_t bytes) const override;
   Result<void> install(SessionId session, Extent extent, Fd segment) override;
+  void map_pages(SessionId session, Extent extent) const override;
   int descriptor(SessionId session, std::uint64_t offset) const override;
   Result<void> remove(SessionId session, Extent extent) override;
   void drop(SessionId session) override;

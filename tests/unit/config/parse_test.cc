@@ -143,6 +143,8 @@ TEST(Parse, LinksAreSpeedsAndLatencies) {
 host_to_device = "55GB/s"
 device_to_host = "15.5 GiB/s"
 device_both = "60GB/s"
+device_within = "900GB/s"
+memory_within = "40GB/s"
 device_latency_us = 30
 block_read = "6500MB/s"
 block_write = "3.5GB/s"
@@ -162,6 +164,8 @@ request_latency_us = 40
   EXPECT_EQ(links.block_read_drain_us, 1200u);
   EXPECT_EQ(links.device_both_bytes_per_s, 60'000'000'000u);
   EXPECT_EQ(links.block_both_bytes_per_s, 7'000'000'000u);
+  EXPECT_EQ(links.device_within_bytes_per_s, 900'000'000'000u);
+  EXPECT_EQ(links.memory_within_bytes_per_s, 40'000'000'000u);
   EXPECT_EQ(links.request_latency_us, 40u);
   for (const char* wrong : {"\"55GB\"", "\"fast\"", "\"0B/s\"", "\"/s\"", "\"-1GB/s\"", "55"}) {
     EXPECT_THAT(error_of(std::string("[links]\nblock_read = ") + wrong), StartsWith("t.toml:2: links.block_read: is "));

@@ -69,6 +69,22 @@ TEST(Sweep, PrefersWhatALinkHasTimeFor) {
   EXPECT_TRUE(result.delays.empty());
 }
 
+TEST(Sweep, OneWayTakesItsTollOfTheOther) {
+  // In each group one tensor goes and another comes, 80 ns each of the 100: there is time for both at once alone.
+  std::vector<SweepUse> uses;
+  for (std::uint32_t group = 0; group < 40; ++group)
+    uses.push_back({.tensor = group % 6, .group = group, .reads = true, .writes = true});
+  const auto late = [&](double toll) {
+    Input input = input_of(200, 40, uses, {50, 50, 50, 50, 50, 50});
+    input.in = input.out = {kOneByteANs * 50 / 80, 0};
+    input.toll = toll;
+    return !sweep(input).delays.empty();
+  };
+  EXPECT_FALSE(late(0));
+  EXPECT_FALSE(late(0.1));
+  EXPECT_TRUE(late(1));
+}
+
 TEST(Sweep, WhatHasNoTimeToComeBackIsNotWrittenDownEither) {
   // Tensor 1 is used later than 0, and could be down in time; but its way back takes longer than it would be away.
   Input input = input_of(150, 10, {written(0, 0), written(1, 1), passing(2, 4), read(0, 8), read(1, 9)}, {50, 100, 50});

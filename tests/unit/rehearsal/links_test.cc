@@ -98,6 +98,16 @@ TEST_F(LinksTest, TwoDirectionsShareWhatTheyHaveTogether) {
   expect(links, 2, 3030);  // the second half of it alone
 }
 
+TEST_F(LinksTest, ATierIsCompactedAtItsOwnSpeed) {
+  workload::Node speeds = node(0);
+  speeds.hbm_within_bytes_per_s = kLinkSpeed / 2;
+  Links links(speeds);
+  start(links, LinkKind::kMemcpy, kMoved);
+  start(links, LinkKind::kHostToDevice, kMoved);
+  expect(links, 2, 1030);
+  expect(links, 1, 2000);
+}
+
 TEST_F(LinksTest, WhatComesLaterSlowsDownWhatIsUnderWay) {
   const workload::Node speeds = node(kLinkSpeed);
   Links links(speeds);

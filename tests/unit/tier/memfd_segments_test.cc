@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -115,6 +116,27 @@ TEST(MemfdSegmentsTest, TheTrainersMappingIsTheDaemonsMemory) {
   *tier.address(kSession, 4096) = std::byte{42};
   EXPECT_EQ(static_cast<std::byte*>(theirs)[4096], std::byte{42});
   munmap(theirs, kSegment);
+}
+
+// Of the calling thread, while it writes to each page of the session's first segment.
+std::int64_t faults_of_writing(MemoryTier& tier) {
+  const auto faults = [] {
+    rusage usage{};
+    EXPECT_EQ(getrusage(RUSAGE_THREAD, &usage), 0);
+    return std::int64_t{usage.ru_minflt};
+  };
+  std::byte* const memory = tier.address(kSession, 0);
+  const std::int64_t before = faults();
+  for (std::uint64_t at = 0; at < kSegment; at += kPageBytes) memory[at] = std::byte{42};
+  return faults() - before;
+}
+
+TEST(MemfdSegmentsTest, PagesThatWereMappedAreNotLookedForWhenTheyAreFirstUsed) {
+  constexpr auto kPages = static_cast<std::int64_t>(kSegment / kPageBytes);
+  MemoryTier tier(options());
+  ASSERT_TRUE(tier.install(kSession, {0, kSegment}, std::move(*tier.create_segment(kSegment))));
+  tier.map_pages(kSession, {0, kSegment});
+  EXPECT_LT(faults_of_writing(tier), kPages / 8);
 }
 
 TEST(MemfdSegmentsTest, GivingUpPunchesThePagesThoughSomebodyHoldsThem) {

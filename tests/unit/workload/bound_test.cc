@@ -83,6 +83,22 @@ TEST(Bound, ASweepKeepsWhatFitsBesideTheOneInUse) {
   EXPECT_EQ(bound.hbm.fewest_out_bytes, 666u);
 }
 
+TEST(Bound, DirectionsThatSlowEachOtherDownTakeTheirTollOfOneAnother) {
+  // Of each tensor 10 bytes fit beside the other; the rest goes out and comes in.
+  const Workload workload = of({50, 50}, {run({0}, {0}, {}), run({1}, {1}, {})});
+  Node node = node_of(60);
+  const Bound alone = bound_of(workload, node);
+  EXPECT_EQ(alone.hbm.both, std::max(alone.hbm.in, alone.hbm.out));
+  ASSERT_EQ(alone.hbm.in, alone.hbm.out);
+  node.hbm.both_bytes_per_s = kBytesPerMicrosecond * 8 / 5;  // each takes a quarter longer
+  const Bound slowed = bound_of(workload, node);
+  EXPECT_EQ(slowed.hbm.both, alone.hbm.in * 5 / 4);
+  EXPECT_EQ(slowed.total, slowed.hbm.both);
+  EXPECT_EQ(slowed.limit, Limit::kHbmBoth);
+  node.hbm.both_bytes_per_s = kBytesPerMicrosecond / 2;  // then they had better take turns
+  EXPECT_EQ(bound_of(workload, node).total, 2 * alone.hbm.in);
+}
+
 TEST(Bound, WhatIsOverwrittenNeedNotComeIn) {
   // Tensor 0 is written and read; while it waits, tensor 1 needs the room.
   const Workload workload = of({60, 60}, {run({}, {0}, {}), run({1}, {}, {}), run({0}, {}, {0})});

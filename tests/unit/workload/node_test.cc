@@ -32,7 +32,8 @@ block_write = "2GB/s"
 block_latency_us = 20
 block_read_drain_us = 1200
 )";
-constexpr char kSlowerTogether[] = "device_both = \"60GB/s\"\nblock_both = \"3GB/s\"\nrequest_latency_us = 25\n";
+constexpr char kSlowerTogether[] =
+    "device_both = \"60GB/s\"\nblock_both = \"3GB/s\"\ndevice_within = \"12GB/s\"\nrequest_latency_us = 25\n";
 
 // load_node() of a file with this text.
 Result<Node> load_text(const std::string& text) {
@@ -101,6 +102,8 @@ TEST(Node, DirectionsMaySlowEachOtherDown) {
   ASSERT_TRUE(node) << node.error().message;
   EXPECT_EQ(node->hbm.both_bytes_per_s, 60'000'000'000u);
   EXPECT_EQ(node->block.both_bytes_per_s, 1'500'000'000u) << "half of it";
+  EXPECT_EQ(node->hbm_within_bytes_per_s, 12'000'000'000u);
+  EXPECT_EQ(node->host_within_bytes_per_s, Node().host_within_bytes_per_s);
   EXPECT_EQ(node->request_latency, microseconds(25));
   EXPECT_EQ(whole(*node).block.both_bytes_per_s, 3'000'000'000u);
 }
