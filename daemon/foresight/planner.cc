@@ -325,13 +325,23 @@ class Planner {
 
   // `origin`: in the horizon, of the sweep's uses; kNoUse: of a copy from above.
   void clean(std::uint32_t place, const SweepOut& out, const std::vector<std::uint32_t>& origin) {
-    if (!in_window(out.when.begin_ns)) return;
     const std::uint32_t write = out.write == kNoUse ? kNoUse : origin[out.write];
+    const bool of_device = !machine_.has_memory || place != machine_.memory.place;
+    const bool overdue = of_device && out.when.begin_ns < window_ns_ && is_old(write);
+    if (!overdue && !in_window(out.when.begin_ns)) return;
     const std::uint32_t group =
         std::min<std::uint32_t>(out.released_group + 1, static_cast<std::uint32_t>(begins_.size() - 1));
     const bool now = write >= window_begin_ && write < window_end_;
     const std::uint32_t of_window = now ? write - static_cast<std::uint32_t>(window_begin_) : kNoUse;
-    cleans_.push_back({out.when.begin_ns, {begun(group), slots_[out.tensor], place, of_window}});
+    cleans_.push_back({out.when.begin_ns, {begun(group), slots_[out.tensor], place, of_window, overdue}});
+  }
+
+  // What it wrote before the window is still the content when that begins.
+  bool is_old(std::uint32_t write) const {
+    if (write >= window_begin_ || uses_[write].dies) return false;
+    for (std::uint32_t use = uses_[write].next; use < window_begin_; use = uses_[use].next)
+      if (uses_[use].use->writes() || uses_[use].dies) return false;
+    return true;
   }
 
   void fetch(std::uint32_t place, std::uint32_t tensor, const SweepIn& in, std::int64_t due_ns) {
