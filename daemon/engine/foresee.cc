@@ -30,8 +30,11 @@ void EngineImpl::foresee(Session& session) {
   };
   for (; foreseen.next_clean < plan.cleans.size() && foreseen.cleans.size() < kDueMax &&
          is_due(plan.cleans[foreseen.next_clean]);
-       ++foreseen.next_clean)
-    foreseen.cleans.push_back(plan.cleans[foreseen.next_clean]);
+       ++foreseen.next_clean) {
+    const foresight::PlannedClean& clean = plan.cleans[foreseen.next_clean];
+    const auto later = std::ranges::upper_bound(foreseen.cleans, clean.overdue, {}, &foresight::PlannedClean::overdue);
+    foreseen.cleans.insert(later, clean);
+  }
   for (; foreseen.next_fetch < plan.fetches.size() && foreseen.fetches.size() < kDueMax &&
          plan.fetches[foreseen.next_fetch].from <= foreseen.cursor;
        ++foreseen.next_fetch) {
@@ -68,6 +71,7 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
   if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
       tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier) || is_gone(session, tensor))
     return Planned::kDone;
+  if (clean.overdue && !session.places[*tier]->policy->expected(clean.slot).give_up) return Planned::kDone;
   if (!tensor.idle() || tensor.admission != 0) return Planned::kLater;
   if (droppable(session, clean.slot, level)) return Planned::kDone;
   if (session.word(clean.slot).writers != 0) return Planned::kLater;
@@ -75,7 +79,7 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
   if (level == Level::kDevice && memory_tier_ != SIZE_MAX) target = Level::kMemory;
   if (target == Level::kBlock && !write_budget_.allows_early(now_)) return Planned::kDone;  // or it never comes to be
   const mover::Link link = link_between(tensor, level, target);
-  if (scheduler_.queued(link) + scheduler_.in_flight(link) >= kAheadMax) return Planned::kLater;
+  if (scheduler_.queued(link) + scheduler_.in_flight(link) >= (clean.overdue ? 1 : kAheadMax)) return Planned::kLater;
   if (target != home_level_ && !tensor.has(target)) {
     Place& below = *session.places[memory_tier_];
     const std::uint64_t bytes = tensor.extent_bytes();

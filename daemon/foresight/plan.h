@@ -35,6 +35,7 @@ struct PlannedClean {
   Slot slot{};
   std::uint32_t place = 0;
   std::uint32_t write = kNoUse;  // of this step: what writes it; once that has been, it need not wait for `after`
+  bool overdue = false;          // it should have been done in a former step: only if the copy is to go as it is
 };
 
 // The tensor is brought to `place`.

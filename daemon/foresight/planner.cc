@@ -56,8 +56,6 @@ class Planner {
       for (const PlannedTier& device : machine_.devices) plan_device(device);
       if (machine_.has_memory) plan_memory();
       if (round == kRoundsMax || !stretch()) break;
-      // A link bounds it: with room for one more, one way of it need not wait for the other.
-      spare_bytes_ = *std::ranges::max_element(bytes_);
       for (HorizonUse& use : uses_) use.give_up = false;
       cleans_.clear();
       fetches_.clear();
@@ -146,6 +144,9 @@ class Planner {
     const std::int64_t begin = window_ns_ + late_at(window_ns_);
     plan_.period_ns = window_end + late_at(window_end) - begin;
     window_ns_ = begin;
+    waits_.resize(late.size());
+    for (std::size_t group = 0; group < late.size(); ++group)
+      if (late[group] > (group == 0 ? 0 : late[group - 1])) waits_[group] = true;
     for (HorizonUse& use : uses_) use.at_ns += late[use.group];
     for (std::size_t group = 0; group < begins_.size(); ++group) begins_[group] += late[group];
     return true;
@@ -176,15 +177,31 @@ class Planner {
     return past == begins_.begin() ? 0 : static_cast<std::uint32_t>(past - begins_.begin() - 1);
   }
 
+  bool link_bound() const { return !waits_.empty(); }
+
+  // Where somebody waits for a link, room for one tensor more, the largest that is used then: one way of the link need
+  // not wait for the other.
+  std::vector<std::uint64_t> spare_in(const PlannedTier& device) const {
+    std::uint64_t largest = 0;
+    for (const HorizonUse& use : uses_)
+      if (link_bound() && waits_[use.group]) largest = std::max(largest, bytes_[use.tensor]);
+    std::vector<std::uint64_t> spare(waits_.size(), 0);
+    for (std::size_t group = 0; group < spare.size(); ++group)
+      if (waits_[group]) spare[group] = std::min(largest, device.capacity_bytes / 8);
+    return spare;
+  }
+
   void plan_device(const PlannedTier& device) {
-    SweepInput input{.capacity_bytes = device.capacity_bytes - std::min(spare_bytes_, device.capacity_bytes / 8),
+    const std::vector<std::uint64_t> spare = spare_in(device);
+    SweepInput input{.capacity_bytes = device.capacity_bytes,
+                     .spare_bytes = spare,
                      .group_begin_ns = begins_,
                      .uses = {},
                      .bytes = bytes_,
                      .in = device.in,
                      .out = device.out,
                      .toll = device.toll,
-                     .link_bound = spare_bytes_ > 0,
+                     .link_bound = link_bound(),
                      .lead_ns = machine_.lead_ns,
                      .lead_from_ns = window_ns_ - machine_.lead_ns,
                      .lead_until_ns = window_ns_ + plan_.period_ns + machine_.lead_ns};
@@ -264,7 +281,7 @@ class Planner {
                      .in = machine_.memory.in,
                      .out = machine_.memory.out,
                      .toll = machine_.memory.toll,
-                     .link_bound = spare_bytes_ > 0,
+                     .link_bound = link_bound(),
                      .lead_ns = machine_.lead_ns,
                      .lead_from_ns = window_ns_ - machine_.lead_ns,
                      .lead_until_ns = window_ns_ + plan_.period_ns + machine_.lead_ns};
@@ -310,13 +327,23 @@ class Planner {
 
   // `origin`: in the horizon, of the sweep's uses; kNoUse: of a copy from above.
   void clean(std::uint32_t place, const SweepOut& out, const std::vector<std::uint32_t>& origin) {
-    if (!in_window(out.when.begin_ns)) return;
     const std::uint32_t write = out.write == kNoUse ? kNoUse : origin[out.write];
+    const bool of_device = !machine_.has_memory || place != machine_.memory.place;
+    const bool overdue = of_device && out.when.begin_ns < window_ns_ && is_old(write);
+    if (!overdue && !in_window(out.when.begin_ns)) return;
     const std::uint32_t group =
         std::min<std::uint32_t>(out.released_group + 1, static_cast<std::uint32_t>(begins_.size() - 1));
     const bool now = write >= window_begin_ && write < window_end_;
     const std::uint32_t of_window = now ? write - static_cast<std::uint32_t>(window_begin_) : kNoUse;
-    cleans_.push_back({out.when.begin_ns, {begun(group), slots_[out.tensor], place, of_window}});
+    cleans_.push_back({out.when.begin_ns, {begun(group), slots_[out.tensor], place, of_window, overdue}});
+  }
+
+  // What it wrote before the window is still the content when that begins.
+  bool is_old(std::uint32_t write) const {
+    if (write >= window_begin_ || uses_[write].dies) return false;
+    for (std::uint32_t use = uses_[write].next; use < window_begin_; use = uses_[use].next)
+      if (uses_[use].use->writes() || uses_[use].dies) return false;
+    return true;
   }
 
   void fetch(std::uint32_t place, std::uint32_t tensor, const SweepIn& in, std::int64_t due_ns) {
@@ -364,8 +391,8 @@ class Planner {
   std::vector<std::uint64_t> bytes_;      // likewise
   std::vector<std::uint32_t> last_;       // likewise: the use looked at last
   std::vector<Event> events_;
-  std::uint64_t spare_bytes_ = 0;  // of a device
-  bool memory_is_late_ = false;    // in a former round
+  std::vector<bool> waits_;      // by group: for a link, in a former round; empty: nobody does
+  bool memory_is_late_ = false;  // in a former round
   std::vector<SweepDelay> delays_;
   std::int64_t late_ns_ = kNotYet;  // at the end of the horizon, in the last round
   std::vector<TimedClean> cleans_;

@@ -101,9 +101,9 @@ class Sweep {
       now_bytes_ += arriving_[group];
       std::size_t end = at;
       for (; end < input_.uses.size() && input_.uses[end].group == group; ++end) begin_use(end);
-      while (now_bytes_ > static_cast<std::int64_t>(input_.capacity_bytes) && give_one_up(group)) {
+      while (now_bytes_ + spare(group) > static_cast<std::int64_t>(input_.capacity_bytes) && give_one_up(group)) {
       }
-      occupied_[group] = now_bytes_;
+      occupied_[group] = now_bytes_ + spare(group);
       for (; at < end; ++at) end_use(static_cast<std::uint32_t>(at));
     }
     begin_early();
@@ -120,6 +120,10 @@ class Sweep {
     const auto& begins = input_.group_begin_ns;
     const auto past = std::upper_bound(begins.begin(), begins.end() - 1, time);
     return past == begins.begin() ? 0 : static_cast<std::uint32_t>(past - begins.begin() - 1);
+  }
+
+  std::int64_t spare(std::uint32_t group) const {
+    return input_.spare_bytes.empty() ? 0 : static_cast<std::int64_t>(input_.spare_bytes[group]);
   }
 
   void begin_use(std::size_t at) {
@@ -234,9 +238,10 @@ class Sweep {
       if (!in) in = Span{earliest, earliest + work};
       late_ |= in->end_ns > due;
       ins_.push_back({earliest, due, work, input_.uses[next].group});
-      const std::uint32_t from = std::min(group_at(in->begin_ns), input_.uses[next].group);
+      const std::int64_t begin = takes_room_ns(*in, work, input_.uses[next].group);
+      const std::uint32_t from = std::min(group_at(begin), input_.uses[next].group);
       arriving_[std::max(from, group + 1)] += static_cast<std::int64_t>(bytes);
-      result_.ins.push_back({candidate.tensor, next, in->begin_ns, std::min(in->begin_ns, due - work), *in});
+      result_.ins.push_back({candidate.tensor, next, begin, std::min(begin, due - work), *in});
       const std::uint32_t gone = std::max(group + 1, group_at(earliest - 1) + 1);
       comes_.push_back({gone, std::max(from, group + 1)});
       brought_[next] = true;
@@ -245,6 +250,12 @@ class Sweep {
     state.resident = false;
     now_bytes_ -= static_cast<std::int64_t>(bytes);
     return true;
+  }
+
+  // A fetch that has the link in pieces has its room from the first of them on. On a link that is short of time that
+  // would be long before, for next to nothing: what is spare then takes what comes earlier of it.
+  std::int64_t takes_room_ns(const Span& in, std::int64_t work, std::uint32_t group) const {
+    return spare(group) == 0 ? in.begin_ns : std::max(in.begin_ns, in.end_ns - work);
   }
 
   // Else it must not go, and its way out would be taken for nothing.
@@ -260,7 +271,7 @@ class Sweep {
     std::uint32_t last = 0;
     for (std::uint32_t i = 0; i < result_.ins.size(); ++i) {
       const SweepIn& in = result_.ins[i];
-      if (in.when.begin_ns < input_.lead_from_ns || in.must_begin_ns >= input_.lead_until_ns) continue;
+      if (in.from_ns < input_.lead_from_ns || in.must_begin_ns >= input_.lead_until_ns) continue;
       order.emplace_back(in.must_begin_ns, i);
       last = std::max(last, comes_[i].second);
     }
@@ -278,7 +289,7 @@ class Sweep {
       const auto room = static_cast<std::int64_t>(input_.capacity_bytes + input_.ahead_bytes) - bytes;
       const std::uint32_t from = first + tree.first_below(earliest - first, comes - first, room);
       tree.add(from - first, comes - first, bytes);
-      in.from_ns = std::min(in.when.begin_ns, begin_ns(from));
+      in.from_ns = std::min(in.from_ns, begin_ns(from));
     }
   }
 

@@ -36,6 +36,7 @@ struct SweepUse {
 struct SweepInput {
   std::uint64_t capacity_bytes = 0;
   std::uint64_t ahead_bytes = 0;                 // beside it, for what comes before its use; nothing stays there
+  std::span<const std::uint64_t> spare_bytes{};  // of it, by group: what is to stay free then. Empty: nothing
   std::span<const std::int64_t> group_begin_ns;  // of each group, and the end of the last
   std::vector<SweepUse> uses;                    // by group
   std::span<const std::uint64_t> bytes;          // of each tensor

@@ -214,7 +214,7 @@ void World::foresee(const Trainer& trainer) {
   plan.period_ns = at;
   for (std::uint64_t left = random_.below(20); left > 0; --left) {
     const auto after = static_cast<std::uint32_t>(random_.below(40));
-    plan.cleans.push_back({after, slot(), some_place(), after / 2});
+    plan.cleans.push_back({after, slot(), some_place(), after / 2, after % 4 == 0});
   }
   for (std::uint64_t left = random_.below(20); left > 0; --left)
     plan.fetches.push_back({static_cast<std::uint32_t>(random_.below(40)), slot(), some_place(),

@@ -112,6 +112,26 @@ TEST(Foreseen, AWriteBackBeginsWhenItsWriteIsOverWhateverComesNext) {
   EXPECT_EQ(stir(), 1u);
 }
 
+TEST(Foreseen, WhatShouldHaveBeenWrittenDownBeforeIsIfItStillGoes) {
+  Planned planned;
+  Harness& harness = planned.harness;
+  planned.mark_step();
+  foresight::Plan first = planned.plan_of({0, 1});
+  first.uses[0].give_up = true;
+  for (foresight::PlannedUse& use : first.uses) use.next_ns = use.at_ns + 2 * kApartNs;
+  planned.plan(std::move(first));
+  for (const std::uint32_t tensor : {0, 1}) harness.write(planned.client, planned.tensors[tensor], 7);
+  planned.mark_step();
+  foresight::Plan second = planned.plan_of({0, 1});
+  for (const std::uint32_t tensor : {0, 1})
+    second.cleans.push_back({.slot = planned.tensors[tensor].slot, .place = kDevice, .overdue = true});
+  planned.plan(std::move(second));
+  ASSERT_EQ(harness.transfers.size(), 1u) << "of the one that the former plan has go";
+  EXPECT_EQ(harness.transfers.front().link.kind, mover::LinkKind::kDeviceToHost);
+  harness.settle();
+  EXPECT_TRUE(harness.transfers.empty());
+}
+
 // A step begins with a plan of many uses, of two tensors by turns, in which tensor 5 comes but once; tensor 4 is
 // fetched from the 30th use on.
 void begin_far_plan(Planned& planned) {

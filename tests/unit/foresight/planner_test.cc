@@ -92,6 +92,7 @@ TEST(Planner, ACleanSaysWhatWritesItLast) {
   const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
   ASSERT_FALSE(made.cleans.empty());
   for (const PlannedClean& clean : made.cleans) {
+    EXPECT_EQ(clean.overdue, clean.write == kNoUse && clean.after == 0) << "it was to be done in the step before";
     if (clean.write == kNoUse) continue;  // of the step before
     EXPECT_EQ(made.uses[clean.write].slot, clean.slot);
     EXPECT_LT(clean.write, clean.after) << "and it is sooner than when the next set has begun";

@@ -60,6 +60,14 @@ TEST(Sweep, GivesUpTheFarthestNextUseAndWritesItDownEarly) {
   EXPECT_LE(result.ins[0].when.end_ns, 700) << "in time";
 }
 
+TEST(Sweep, LeavesFreeWhatIsToBeSpare) {
+  Input input = input_of(100, 8, {read(0, 0), read(1, 1), read(0, 4), read(1, 7)}, {50, 50});
+  EXPECT_FALSE(sweep(input).given_up[1]);
+  const std::vector<std::uint64_t> spare = {0, 0, 0, 0, 50, 0, 0, 0};
+  input.spare_bytes = spare;
+  EXPECT_TRUE(sweep(input).given_up[1]);
+}
+
 TEST(Sweep, PrefersWhatALinkHasTimeFor) {
   // Tensor 1 is used later, but was written only just now: it cannot be down in time. Tensor 0 can.
   const auto result =
