@@ -222,9 +222,26 @@ class Planner {
       clean(device.place, out, origin);
       if (machine_.has_memory) events_.push_back({out.when.begin_ns, out.tensor, Event::Kind::kWritten});
     }
+    std::vector<bool> brought(uses_.size(), false);
     for (const SweepIn& in : result.ins) {
       fetch(device.place, in.tensor, in, begins_[input.uses[in.use].group]);
+      brought[origin[in.use]] = in_window(in.from_ns);
       if (machine_.has_memory) events_.push_back({in.from_ns, in.tensor, Event::Kind::kNeeded});
+    }
+    make_sure(device, brought);
+  }
+
+  // What is used first in the window may not be where the plan takes it for: it is brought shortly before, which is
+  // nothing where it is there. `brought`, by use: that is planned.
+  void make_sure(const PlannedTier& device, const std::vector<bool>& brought) {
+    std::vector<bool> used(bytes_.size(), false);
+    for (std::size_t at = window_begin_; at < window_end_; ++at) {
+      const HorizonUse& use = uses_[at];
+      if (used[use.tensor]) continue;
+      used[use.tensor] = true;
+      if (use.use->place != device.place || !use.use->reads() || brought[at]) continue;
+      const std::int64_t begin_ns = use.at_ns - device.in.work_ns(bytes_[use.tensor]) - machine_.lead_ns;
+      push_fetch(device.place, use.tensor, begin_ns, begin_ns, use.at_ns);
     }
   }
 
@@ -345,10 +362,14 @@ class Planner {
   }
 
   void fetch(std::uint32_t place, std::uint32_t tensor, const SweepIn& in, std::int64_t due_ns) {
-    if (!in_window(in.from_ns)) return;
-    const std::uint32_t group = group_at(in.from_ns);
+    if (in_window(in.from_ns)) push_fetch(place, tensor, in.from_ns, in.must_begin_ns, due_ns);
+  }
+
+  void push_fetch(std::uint32_t place, std::uint32_t tensor, std::int64_t from_ns, std::int64_t order_ns,
+                  std::int64_t due_ns) {
+    const std::uint32_t group = group_at(from_ns);
     const std::uint32_t from = first_use_[group] <= window_begin_ ? 0 : begun(group);
-    fetches_.push_back({in.must_begin_ns, {from, slots_[tensor], place, due_ns - window_ns_}});
+    fetches_.push_back({order_ns, {from, slots_[tensor], place, due_ns - window_ns_}});
   }
 
   void emit_uses() {
