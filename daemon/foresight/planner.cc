@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::uint32_t kNoTensor = UINT32_MAX;
 constexpr int kRoundsMax = 3;
-constexpr std::int64_t kStretchOneIn = 50;  // waits of less than this part of the step do not make a new plan
+constexpr std::uint64_t kUnforeseenOneIn = 8;  // of a device, at most
+constexpr std::int64_t kStretchOneIn = 50;     // waits of less than this part of the step do not make a new plan
 constexpr std::int64_t kNotYet = std::numeric_limits<std::int64_t>::max();
 
 // A use within the horizon.
@@ -89,6 +90,7 @@ class Planner {
         window_ns_ = base;
         plan_.period_ns = templates[period]->period_ns;
         plan_.number = templates[period]->version;
+        match_ = templates[period]->last_match;
       }
       bool opens = true;
       std::int64_t opened_ns = 0;
@@ -177,6 +179,14 @@ class Planner {
     return past == begins_.begin() ? 0 : static_cast<std::uint32_t>(past - begins_.begin() - 1);
   }
 
+  // Without room for what is not foreseen: the part of its uses that the last such step had beyond its template.
+  std::uint64_t planned_bytes(const PlannedTier& device) const {
+    if (match_.matched == 0) return device.capacity_bytes;  // nor was there a template
+    const double part = static_cast<double>(match_.added) / static_cast<double>(match_.matched + match_.added);
+    const auto unforeseen = static_cast<std::uint64_t>(part * static_cast<double>(device.capacity_bytes));
+    return device.capacity_bytes - std::min(unforeseen, device.capacity_bytes / kUnforeseenOneIn);
+  }
+
   bool link_bound() const { return !waits_.empty(); }
 
   // Where somebody waits for a link, room for one tensor more, the largest that is used then: one way of the link need
@@ -193,7 +203,7 @@ class Planner {
 
   void plan_device(const PlannedTier& device) {
     const std::vector<std::uint64_t> spare = spare_in(device);
-    SweepInput input{.capacity_bytes = device.capacity_bytes,
+    SweepInput input{.capacity_bytes = planned_bytes(device),
                      .spare_bytes = spare,
                      .group_begin_ns = begins_,
                      .uses = {},
@@ -419,6 +429,7 @@ class Planner {
   std::size_t window_begin_ = 0;  // in `uses_`
   std::size_t window_end_ = 0;
   std::int64_t window_ns_ = 0;
+  Match match_{};  // of the window's template
   Plan plan_;
 };
 

@@ -50,6 +50,17 @@ TEST(Planner, ALoopIsKeptButForWhatHasNoRoom) {
   for (const PlannedFetch& fetch : made.fetches) EXPECT_LE(fetch.from * kRunNs, fetch.due_ns);
 }
 
+TEST(Planner, WhatTheLastStepHadBeyondItsTemplateHasRoom) {
+  // As above; of the uses of the last step, one in ten was not expected.
+  Machine machine;
+  machine.devices.push_back({kDevice, 80'000'000, {10e9, 0}, {10e9, 0}});
+  Template known = loop(100, 1'000'000, kDevice, shm::Mode::kRead);
+  known.last_match = {.matched = 90, .added = 10};
+  const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
+  EXPECT_GE(given_up(made), 28u);
+  EXPECT_LE(given_up(made), 30u);
+}
+
 TEST(Planner, WhereALinkIsTooSlowTheStepIsPlannedAsLongAsItWillTake) {
   // Of 100 MB, 50 fit, and the rest takes 1 ms each: the runs of 1 ms hide it just so; at a tenth of the speed they do
   // not.
