@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::uint32_t kNoTensor = UINT32_MAX;
 constexpr int kRoundsMax = 3;
-constexpr std::int64_t kStretchOneIn = 50;  // waits of less than this part of the step do not make a new plan
+constexpr std::uint64_t kUnforeseenOneIn = 8;  // of a device, at most
+constexpr std::int64_t kStretchOneIn = 50;     // waits of less than this part of the step do not make a new plan
 constexpr std::int64_t kNotYet = std::numeric_limits<std::int64_t>::max();
 
 // A use within the horizon.
@@ -89,6 +90,7 @@ class Planner {
         window_ns_ = base;
         plan_.period_ns = templates[period]->period_ns;
         plan_.number = templates[period]->version;
+        match_ = templates[period]->last_match;
       }
       bool opens = true;
       std::int64_t opened_ns = 0;
@@ -177,6 +179,14 @@ class Planner {
     return past == begins_.begin() ? 0 : static_cast<std::uint32_t>(past - begins_.begin() - 1);
   }
 
+  // Without room for what is not foreseen: the part of its uses that the last such step had beyond its template.
+  std::uint64_t planned_bytes(const PlannedTier& device) const {
+    if (match_.matched == 0) return device.capacity_bytes;  // nor was there a template
+    const double part = static_cast<double>(match_.added) / static_cast<double>(match_.matched + match_.added);
+    const auto unforeseen = static_cast<std::uint64_t>(part * static_cast<double>(device.capacity_bytes));
+    return device.capacity_bytes - std::min(unforeseen, device.capacity_bytes / kUnforeseenOneIn);
+  }
+
   bool link_bound() const { return !waits_.empty(); }
 
   // Where somebody waits for a link, room for one tensor more, the largest that is used then: one way of the link need
@@ -193,7 +203,7 @@ class Planner {
 
   void plan_device(const PlannedTier& device) {
     const std::vector<std::uint64_t> spare = spare_in(device);
-    SweepInput input{.capacity_bytes = device.capacity_bytes,
+    SweepInput input{.capacity_bytes = planned_bytes(device),
                      .spare_bytes = spare,
                      .group_begin_ns = begins_,
                      .uses = {},
@@ -223,9 +233,26 @@ class Planner {
       clean(device.place, out, origin);
       if (machine_.has_memory) events_.push_back({out.when.begin_ns, out.tensor, Event::Kind::kWritten});
     }
+    std::vector<bool> brought(uses_.size(), false);
     for (const SweepIn& in : result.ins) {
       fetch(device.place, in.tensor, in, begins_[input.uses[in.use].group]);
+      brought[origin[in.use]] = in_window(in.from_ns);
       if (machine_.has_memory) events_.push_back({in.from_ns, in.tensor, Event::Kind::kNeeded});
+    }
+    make_sure(device, brought);
+  }
+
+  // What is used first in the window may not be where the plan takes it for: it is brought shortly before, which is
+  // nothing where it is there. `brought`, by use: that is planned.
+  void make_sure(const PlannedTier& device, const std::vector<bool>& brought) {
+    std::vector<bool> used(bytes_.size(), false);
+    for (std::size_t at = window_begin_; at < window_end_; ++at) {
+      const HorizonUse& use = uses_[at];
+      if (used[use.tensor]) continue;
+      used[use.tensor] = true;
+      if (use.use->place != device.place || !use.use->reads() || brought[at]) continue;
+      const std::int64_t begin_ns = use.at_ns - device.in.work_ns(bytes_[use.tensor]) - machine_.lead_ns;
+      push_fetch(device.place, use.tensor, begin_ns, begin_ns, use.at_ns);
     }
   }
 
@@ -347,10 +374,14 @@ class Planner {
   }
 
   void fetch(std::uint32_t place, std::uint32_t tensor, const SweepIn& in, std::int64_t due_ns) {
-    if (!in_window(in.from_ns)) return;
-    const std::uint32_t group = group_at(in.from_ns);
+    if (in_window(in.from_ns)) push_fetch(place, tensor, in.from_ns, in.must_begin_ns, due_ns);
+  }
+
+  void push_fetch(std::uint32_t place, std::uint32_t tensor, std::int64_t from_ns, std::int64_t order_ns,
+                  std::int64_t due_ns) {
+    const std::uint32_t group = group_at(from_ns);
     const std::uint32_t from = first_use_[group] <= window_begin_ ? 0 : begun(group);
-    fetches_.push_back({in.must_begin_ns, {from, slots_[tensor], place, due_ns - window_ns_}});
+    fetches_.push_back({order_ns, {from, slots_[tensor], place, due_ns - window_ns_}});
   }
 
   void emit_uses() {
@@ -400,6 +431,7 @@ class Planner {
   std::size_t window_begin_ = 0;  // in `uses_`
   std::size_t window_end_ = 0;
   std::int64_t window_ns_ = 0;
+  Match match_{};  // of the window's template
   Plan plan_;
 };
 

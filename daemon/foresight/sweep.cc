@@ -2,6 +2,7 @@
 #include "foresight/sweep.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -13,6 +14,9 @@ namespace {
 
 constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr int kTriesMax = 64;  // candidates that are looked at for one victim
+// Bytes inward that one outward counts for. What is written where a link is short of time must leave there, if it is
+// not kept; what is read there can come before.
+constexpr double kOutward = 3;
 // Where a link bounds the step, what is used in less than one in so many of the time to the farthest's next use stays.
 constexpr std::int64_t kNearOneIn = 20;
 
@@ -86,10 +90,14 @@ class Sweep {
         occupied_(groups_) {
     result_.given_up.resize(input.uses.size());
     next_.resize(input.uses.size(), kNoUse);
+    renewal_.resize(input.uses.size(), kNoUse);
     std::vector<std::uint32_t> later(input.bytes.size(), kNoUse);
-    for (std::size_t use = input.uses.size(); use-- > 0;) {
-      next_[use] = later[input.uses[use].tensor];
-      later[input.uses[use].tensor] = static_cast<std::uint32_t>(use);
+    std::vector<std::uint32_t> renewal(input.bytes.size(), kNoUse);
+    for (std::size_t at = input.uses.size(); at-- > 0;) {
+      const SweepUse& use = input.uses[at];
+      next_[at] = std::exchange(later[use.tensor], static_cast<std::uint32_t>(at));
+      renewal_[at] = renewal[use.tensor];
+      if (use.writes || use.dies) renewal[use.tensor] = static_cast<std::uint32_t>(at);
     }
     arriving_.resize(groups_ + 1);
     brought_.resize(input.uses.size());
@@ -98,6 +106,7 @@ class Sweep {
   SweepResult run() {
     std::size_t at = 0;
     for (std::uint32_t group = 0; group < groups_; ++group) {
+      now_ns_ = begin_ns(group);
       now_bytes_ += arriving_[group];
       std::size_t end = at;
       for (; end < input_.uses.size() && input_.uses[end].group == group; ++end) begin_use(end);
@@ -116,6 +125,7 @@ class Sweep {
 
  private:
   std::int64_t begin_ns(std::uint32_t group) const { return input_.group_begin_ns[group]; }
+  std::int64_t begin_of(std::uint32_t use) const { return use == kNoUse ? kFar : begin_ns(input_.uses[use].group); }
   std::uint32_t group_at(std::int64_t time) const {
     const auto& begins = input_.group_begin_ns;
     const auto past = std::upper_bound(begins.begin(), begins.end() - 1, time);
@@ -158,38 +168,73 @@ class Sweep {
       try_give_up({0, use.tensor, at}, use.group, true);
       return;
     }
-    candidates_.push_back({next_[at] == kNoUse ? kFar : begin_ns(input_.uses[next_[at]].group), use.tensor, at});
-    std::push_heap(candidates_.begin(), candidates_.end());
+    enlist({begin_of(next_[at]), use.tensor, at});
   }
 
-  bool is_candidate(const Candidate& candidate, std::uint32_t group) const {
+  bool returns(std::uint32_t use) const { return next_[use] != kNoUse && input_.uses[next_[use]].reads; }
+
+  // By what its going moves; the farthest next use is the first of a heap.
+  void enlist(const Candidate& candidate) {
+    const bool comes = returns(candidate.use);
+    const bool renewed_next = renewal_[candidate.use] == next_[candidate.use];
+    const std::size_t out = states_[candidate.tensor].clean ? 0 : renewed_next ? 1 : 2;
+    std::vector<Candidate>& heap = candidates_[2 * out + (comes ? 1 : 0)];
+    heap.push_back(candidate);
+    std::push_heap(heap.begin(), heap.end());
+  }
+
+  // The one whose room is kept for the least gain, which is none of them any more. None: there is none.
+  std::optional<Candidate> take_least() {
+    std::vector<Candidate>* best = nullptr;
+    double least = std::numeric_limits<double>::infinity();
+    for (std::vector<Candidate>& heap : candidates_) {
+      for (; !heap.empty() && is_over(heap.front()); heap.pop_back()) std::pop_heap(heap.begin(), heap.end());
+      if (heap.empty()) continue;
+      const double gained = gain(heap.front());
+      if (best != nullptr && gained >= least) continue;
+      best = &heap;
+      least = gained;
+    }
+    if (best == nullptr) return std::nullopt;
+    std::pop_heap(best->begin(), best->end());
+    const Candidate taken = best->back();
+    best->pop_back();
+    return taken;
+  }
+
+  // What need not move if it is kept, by the time for which that takes its room: the way in until its next use, and the
+  // way out until it is written anew.
+  double gain(const Candidate& candidate) const {
+    const auto until = [&](std::int64_t time) { return static_cast<double>(time - now_ns_); };
+    double gained = 0;
+    if (returns(candidate.use)) gained += 1 / until(candidate.next_ns);
+    if (!states_[candidate.tensor].clean) gained += kOutward / until(begin_of(renewal_[candidate.use]));
+    return gained;
+  }
+
+  // For good: its next use makes a new one.
+  bool is_over(const Candidate& candidate) const {
     const State& state = states_[candidate.tensor];
-    return state.resident && state.last_use == candidate.use && input_.uses[candidate.use].group != group;
+    return !state.resident || state.last_use != candidate.use;
   }
 
   bool give_one_up(std::uint32_t group) {
     std::vector<Candidate>& passed = passed_;
     passed.clear();
     bool gone = false;
-    for (int tries = 0; tries < kTriesMax && !candidates_.empty() && !gone;) {
-      std::pop_heap(candidates_.begin(), candidates_.end());
-      const Candidate candidate = candidates_.back();
-      candidates_.pop_back();
-      if (!is_candidate(candidate, group)) continue;  // for good: its next use makes a new one
-      ++tries;
-      const bool near = !passed.empty() && is_near(candidate, passed.front(), group);
-      gone = !near && try_give_up(candidate, group, false);
-      if (!gone) passed.push_back(candidate);
+    for (int tries = 0; tries < kTriesMax && !gone; ++tries) {
+      const std::optional<Candidate> candidate = take_least();
+      if (!candidate) break;
+      const bool near = !passed.empty() && is_near(*candidate, passed.front(), group);
+      gone = !near && try_give_up(*candidate, group, false);
+      if (!gone) passed.push_back(*candidate);
       if (near) break;
     }
     if (!gone && !passed.empty()) {
       gone = try_give_up(passed.front(), group, true);
       passed.erase(passed.begin());
     }
-    for (const Candidate& candidate : passed) {
-      candidates_.push_back(candidate);
-      std::push_heap(candidates_.begin(), candidates_.end());
-    }
+    for (const Candidate& candidate : passed) enlist(candidate);
     return gone;
   }
 
@@ -296,13 +341,15 @@ class Sweep {
   const SweepInput& input_;
   std::uint32_t groups_;
   std::vector<State> states_;
-  std::vector<std::int64_t> occupied_;  // bytes, by group
-  std::vector<std::uint32_t> next_;     // by use: the same tensor's next one
-  std::vector<std::int64_t> arriving_;  // bytes that take their room at the beginning of a group
-  std::vector<Candidate> candidates_;   // a heap, with some that are none any more
+  std::vector<std::int64_t> occupied_;                // bytes, by group
+  std::vector<std::uint32_t> next_;                   // by use: the same tensor's next one
+  std::vector<std::uint32_t> renewal_;                // likewise: the next after which this content is gone
+  std::vector<std::int64_t> arriving_;                // bytes that take their room at the beginning of a group
+  std::array<std::vector<Candidate>, 6> candidates_;  // heaps by which ways they move, with some that are over
   std::vector<Candidate> passed_;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> comes_;  // by entry of `ins`: the groups it is away
   std::vector<bool> brought_;                                   // by use: its room is taken before
+  std::int64_t now_ns_ = 0;
   std::int64_t now_bytes_ = 0;
   bool late_ = false;  // a booking is
   std::vector<Errand> ins_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One pass over the uses that are to come, in one tier: what has to go when, so that what is used fits, and when it is
-// written down and brought back over the links below. Belady's choice, the farthest next use, among those that the
-// links have time for. O(n log n).
+// written down and brought back over the links below. Belady's choice, the farthest next use, weighed by what moves,
+// among those that the links have time for. O(n log n).
 #pragma once
 
 #include <cstdint>

@@ -60,6 +60,23 @@ TEST(Sweep, GivesUpTheFarthestNextUseAndWritesItDownEarly) {
   EXPECT_LE(result.ins[0].when.end_ns, 700) << "in time";
 }
 
+TEST(Sweep, WhatIsOverwrittenNextGoesForNothing) {
+  // 1 is used later than 0; but 0 is overwritten then, and there is a copy of it below.
+  const auto result =
+      sweep(input_of(100, 8, {read(0, 0), read(1, 1), passing(2, 4), written(0, 5), read(1, 7)}, {50, 50, 50}));
+  EXPECT_TRUE(result.given_up[0]);
+  EXPECT_FALSE(result.given_up[1]);
+  EXPECT_TRUE(result.outs.empty());
+  EXPECT_TRUE(result.ins.empty());
+}
+
+TEST(Sweep, WhatIsWrittenMustGoDownAlthoughItIsOverwrittenNext) {
+  const auto result =
+      sweep(input_of(100, 8, {written(0, 0), read(1, 1), passing(2, 4), written(0, 5), read(1, 7)}, {50, 50, 50}));
+  EXPECT_FALSE(result.given_up[0]);
+  EXPECT_TRUE(result.given_up[1]) << "it is clean, and used later";
+}
+
 TEST(Sweep, LeavesFreeWhatIsToBeSpare) {
   Input input = input_of(100, 8, {read(0, 0), read(1, 1), read(0, 4), read(1, 7)}, {50, 50});
   EXPECT_FALSE(sweep(input).given_up[1]);

@@ -208,7 +208,8 @@ TEST(Rehearsal, ALoopThatIsOnlyReadIsFetchedAhead) {
 }
 
 // 70 billion parameters on one GPU of 80 GB: in the optimizer's part of the step the link has more to do than there is
-// time for. What is used there soon is not moved so that what was just updated may stay.
+// time for. What is used there soon is not moved so that what was just updated may stay, and what must be written down
+// stays rather than what need not.
 TEST(Rehearsal, WhereALinkBoundsTheOptimizerWhatItUsesSoonStays) {
   workload::Recipe recipe{.model = *std::ranges::find(workload::models(), "llama3-70b", &workload::Model::name),
                           .micro_batches = 4,
@@ -237,8 +238,8 @@ TEST(Rehearsal, WhereALinkBoundsTheOptimizerWhatItUsesSoonStays) {
     return static_cast<double>(measured) / static_cast<double>(least);
   };
   EXPECT_LE(over(makespan.count(), bound->total.count()), 1.03);
-  EXPECT_LE(over(traffic.hbm_bytes[0], bound->hbm.fewest_in_bytes), 1.10);
-  EXPECT_LE(over(traffic.hbm_bytes[1], bound->hbm.fewest_out_bytes), 1.21);
+  EXPECT_LE(over(traffic.hbm_bytes[0], bound->hbm.fewest_in_bytes), 1.18);
+  EXPECT_LE(over(traffic.hbm_bytes[1], bound->hbm.fewest_out_bytes), 1.10);
 }
 
 TEST(Rehearsal, RunsAtBothPlacesMoveBetweenThem) {
