@@ -118,8 +118,8 @@ TEST(MemfdSegmentsTest, TheTrainersMappingIsTheDaemonsMemory) {
   munmap(theirs, kSegment);
 }
 
-// Of the calling thread, while the kernel writes to each page of the session's first segment for it. (What it writes itself
-// has shadows that fault as well, where a sanitizer watches; so has read(2) by its name.)
+// Of the calling thread, while the kernel writes to each page of the session's first segment for it. (What it writes
+// itself has shadows that fault as well, where a sanitizer watches; so has read(2) by its name.)
 std::int64_t faults_of_writing(MemoryTier& tier) {
   const auto faults = [] {
     rusage usage{};
