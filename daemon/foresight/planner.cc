@@ -14,6 +14,7 @@ namespace {
 constexpr std::uint32_t kNoTensor = UINT32_MAX;
 constexpr int kRoundsMax = 3;
 constexpr std::uint64_t kUnforeseenOneIn = 8;  // of a device, at most
+constexpr std::uint64_t kSpareOneIn = 8;       // likewise
 constexpr std::int64_t kStretchOneIn = 50;     // waits of less than this part of the step do not make a new plan
 constexpr std::int64_t kNotYet = std::numeric_limits<std::int64_t>::max();
 
@@ -192,12 +193,13 @@ class Planner {
   // Where somebody waits for a link, room for one tensor more, the largest that is used then: one way of the link need
   // not wait for the other.
   std::vector<std::uint64_t> spare_in(const PlannedTier& device) const {
+    if (!link_bound()) return {};
     std::uint64_t largest = 0;
     for (const HorizonUse& use : uses_)
-      if (link_bound() && waits_[use.group]) largest = std::max(largest, bytes_[use.tensor]);
+      if (waits_[use.group]) largest = std::max(largest, bytes_[use.tensor]);
     std::vector<std::uint64_t> spare(waits_.size(), 0);
     for (std::size_t group = 0; group < spare.size(); ++group)
-      if (waits_[group]) spare[group] = std::min(largest, device.capacity_bytes / 8);
+      if (waits_[group]) spare[group] = std::min(largest, device.capacity_bytes / kSpareOneIn);
     return spare;
   }
 

@@ -74,7 +74,7 @@ def activations(run: Run) -> None:
         return max(1.0, measured.peak_bytes - resting_bytes) / MIB
 
     limit += f"; ours: a memory tier of {sizes.narrow_memory_bytes // MIB} MiB, keep_bytes of "
-    words = (f"without, {model.blocks} blocks of width {model.width}, {limit}{kept['terrace'] // MIB} MiB")
+    words = f"without, {model.blocks} blocks of width {model.width}, {limit}{kept['terrace'] // MIB} MiB"
     counts = [Count("MiB read a step", ours.read_bytes / ours.steps / MIB),
               Count("MiB written a step", ours.written_bytes / ours.steps / MIB)]
     run.add(Row(ACTIVATIONS[0].bench, ACTIVATIONS[0].what, of(ours), "MiB", ACTIVATIONS[0].bar, words, of(plain),
