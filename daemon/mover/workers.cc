@@ -141,8 +141,10 @@ void Workers::work(Queue& queue) {
     finished_.push(*job);
     if (--unfinished_ == 0) finished_.ready.notify_all();
     if (wake) {
+      lock.unlock();  // whom it wakes takes the lock at once
       const std::uint64_t one = 1;
       TERRACE_CHECK(write(wake_.get(), &one, sizeof(one)) == sizeof(one));
+      lock.lock();
     }
   }
 }
