@@ -18,6 +18,13 @@ namespace {
 constexpr double kMost = 1e6;
 constexpr double kLeast = 1e-3;
 
+// As CLI::Range, which takes what is not a number.
+std::string in_range(const std::string& given) {
+  double number = 0;
+  const bool is_right = CLI::detail::lexical_cast(given, number) && number >= kLeast && number <= kMost;
+  return is_right ? std::string() : fmt::format("'{}' is not a number from {} to {}", given, kLeast, kMost);
+}
+
 Result<std::uint64_t> size(const char* option, const std::string& text) {
   auto bytes = parse_bytes(text);
   if (!bytes) return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", option, bytes.error().message));
@@ -49,11 +56,9 @@ PlanCommand::PlanCommand(CLI::App& command) : recipe_(command), python_(picture:
       ->check(CLI::Range(1, 10'000));
   command.add_option("--drive-capacity", drive_capacity_, "of each")->capture_default_str();
   command.add_option("--drive-writes-a-day", drive_writes_a_day_, "rated endurance, in capacities a day (DWPD)")
-      ->check(CLI::Range(kLeast, kMost))
+      ->check(in_range)
       ->capture_default_str();
-  command.add_option("--drive-years", drive_years_, "for which that is rated")
-      ->check(CLI::Range(kLeast, kMost))
-      ->capture_default_str();
+  command.add_option("--drive-years", drive_years_, "for which that is rated")->check(in_range)->capture_default_str();
   command.add_option("--plot", picture_, "draw the curve over DRAM into this PNG, by a Python with matplotlib");
   command.add_option("--python", python_, "for --plot")->capture_default_str();
 }

@@ -145,7 +145,7 @@ nlohmann::ordered_json to_json(const Plan& plan) {
           {"classes", classes_of(plan)},
           {"step", point(plan, plan.own)},
           {"busy_us", busy(plan)},
-          {"limit", name(busiest(*plan.own.outlook, plan.node).what)},
+          {"limit", name(limit(*plan.own.outlook, *plan.own.bound, plan.node))},
           {"curve", curve},
           {"sentences", dram_sentences(plan)},
           {"drives", drives_of(plan)}};

@@ -48,9 +48,14 @@ std::string compare(const Plan& plan, const Point& less, const Point& more, std:
 
 std::vector<std::string> dram_sentences(const Plan& plan) {
   std::vector<std::string> sentences;
-  if (plan.drives.count == 0) return sentences;
   const auto runs = [](const Point& point) { return point.outlook.has_value(); };
   const auto least = std::ranges::find_if(plan.curve, runs);
+  if (plan.drives.count == 0) {
+    if (least != plan.curve.end() && least->dram_bytes < plan.own.dram_bytes)
+      sentences.push_back(fmt::format("{:.0f} GB of DRAM would do{}", static_cast<double>(least->dram_bytes) / 1e9,
+                                      least == plan.curve.begin() ? "" : ": with the next smaller it does not run"));
+    return sentences;
+  }
   if (least != plan.curve.end() && least->dram_bytes < plan.own.dram_bytes &&
       both_ways(least->outlook->traffic) > both_ways(plan.own.outlook->traffic))
     sentences.push_back(compare(plan, *least, plan.own, "cut"));

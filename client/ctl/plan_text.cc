@@ -84,15 +84,16 @@ std::string classes(const Plan& plan) {
          table.text() + '\n';
 }
 
-constexpr std::array<const char*, workload::kLimitNames.size()> kLimits = {"compute",
-                                                                           "the link to HBM",
-                                                                           "the link from HBM",
-                                                                           "the link to and from HBM",
-                                                                           "what must leave HBM at one time",
-                                                                           "NVMe reads",
-                                                                           "NVMe writes",
-                                                                           "NVMe reads and writes",
-                                                                           "what must leave DRAM at one time"};
+constexpr std::array<const char*, workload::kLimitNames.size()> kLimits = {
+    "compute",
+    "the link to HBM",
+    "the link from HBM",
+    "the link to and from HBM",
+    "the link from HBM, by what must leave at one time",
+    "NVMe reads",
+    "NVMe writes",
+    "NVMe reads and writes",
+    "NVMe writes, by what must leave DRAM at one time"};
 
 const char* called(workload::Limit limit) { return kLimits.at(static_cast<std::size_t>(limit)); }
 
@@ -105,10 +106,12 @@ std::string step(const Plan& plan) {
   for (const forecast::Busy& busy : busy(outlook, plan.node))
     table.add({called(busy.what), fmt::format("{:.3f}", seconds(busy.time)),
                fmt::format("{:.0f} %", 100 * seconds(busy.time) / all)});
+  const workload::Limit most = limit(outlook, *plan.own.bound, plan.node);
+  const std::string of_bound =
+      most == plan.own.bound->limit ? "" : fmt::format(", for {}", called(plan.own.bound->limit));
   return text + table.text() +
-         fmt::format("its limit is {}; no schedule takes less than {:.3f} s, for {} (the bound)\n\n",
-                     called(busiest(outlook, plan.node).what), seconds(plan.own.bound->total),
-                     called(plan.own.bound->limit));
+         fmt::format("its limit is {}; no schedule takes less than {:.3f} s{} (the bound)\n\n", called(most),
+                     seconds(plan.own.bound->total), of_bound);
 }
 
 std::vector<std::string> row(const Plan& plan, const Point& point) {

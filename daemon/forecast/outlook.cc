@@ -51,6 +51,11 @@ Busy busiest(const Outlook& outlook, const workload::Node& node) {
   return *std::ranges::max_element(all, {}, &Busy::time);
 }
 
+workload::Limit limit(const Outlook& outlook, const workload::Bound& bound, const workload::Node& node) {
+  const Busy most = busiest(outlook, node);
+  return bound.total > most.time ? bound.limit : most.what;
+}
+
 Result<Outlook> rehearse(const workload::Workload& workload, const workload::Node& node,
                          const RehearseOptions& options) {
   TERRACE_CHECK(options.repetitions >= 1);

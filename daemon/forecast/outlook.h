@@ -51,6 +51,8 @@ struct Busy {
 std::array<Busy, 5> busy(const Outlook& outlook, const workload::Node& node);
 // The one that is longest at work; of several the first.
 Busy busiest(const Outlook& outlook, const workload::Node& node);
+// What limits the step: what the bound is of, where nothing is at work for as long as the bound is, else the busiest.
+workload::Limit limit(const Outlook& outlook, const workload::Bound& bound, const workload::Node& node);
 
 struct RehearseOptions {
   rehearsal::PolicyKind policy = rehearsal::PolicyKind::kNextUse;

@@ -90,7 +90,7 @@ class Planning {
     workload::Node node = plan_.node;
     if (dram_bytes != workload::kUnlimited) node.host_bytes = dram_bytes / plan_.ranks;
     Point point{.dram_bytes = dram_bytes,
-                .outlook = source == Source::kRehearsal ? rehearse(workload, node) : bounded(workload, node)};
+                .outlook = source == Source::kRehearsal ? rehearse(workload, node) : bounded_if_held(workload, node)};
     if (!point.outlook) return point;
     if (const auto bound = workload::lower_bound(workload, node)) point.bound = *bound;
     if (plan_.drives.count > 0) {
@@ -98,6 +98,17 @@ class Planning {
       point.wear = wear(plan_.drives, written, point.outlook->step);
     }
     return point;
+  }
+
+  // The bound does not ask whether all of it has a place.
+  Result<Outlook> bounded_if_held(const workload::Workload& workload, const workload::Node& node) const {
+    if (node.block_bytes == 0 && node.host_bytes != workload::kUnlimited &&
+        plan_.peak_bytes > node.hbm_bytes + node.host_bytes)
+      return fail(ErrorCode::kResourceExhausted,
+                  fmt::format("a rank has {:.0f} GB of content at once, and {:.0f} GB of HBM and DRAM",
+                              static_cast<double>(plan_.peak_bytes) / 1e9,
+                              static_cast<double>(node.hbm_bytes + node.host_bytes) / 1e9));
+    return bounded(workload, node);
   }
 
   void say(const std::string& what) const {

@@ -10,6 +10,7 @@
 #include "forecast/outlook.h"
 #include "picture/picture.h"
 #include "sim/json.h"
+#include "sim/run_command.h"
 #include "workload/node_file.h"
 #include "workload/reader.h"
 
@@ -94,7 +95,7 @@ CompareCommand::CompareCommand(CLI::App& program)
       ->check(CLI::IsMember(policies_))
       ->capture_default_str();
   command.add_option("--steps", steps_, "how many of each, whole repetitions of the file (default: five repetitions)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(std::uint64_t{1}, kStepsMax));
   command.add_flag("--json", json_, "a JSON object a policy, each on its own line");
   command.add_option("--plot", picture_, "draw times and bytes into this PNG, by a Python with matplotlib");
   command.add_option("--python", python_, "for --plot")->capture_default_str();

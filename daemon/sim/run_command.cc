@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -20,7 +21,8 @@
 namespace terrace::sim {
 namespace {
 
-constexpr std::size_t kJobsMax = 256;  // sessions of an engine
+constexpr std::size_t kPerturbedRunsMax = 50'000'000;  // all are made before the first
+constexpr std::size_t kJobsMax = 256;                  // sessions of an engine
 
 // The part of a repetition's bound that falls to one of its steps: by its compute time.
 double part(const workload::Workload& workload, std::uint64_t step) {
@@ -135,7 +137,9 @@ RunCommand::RunCommand(CLI::App& program)
   command.add_option("--policy", policy_, "what decides what moves")
       ->capture_default_str()
       ->check(CLI::IsMember(std::vector<std::string>(rehearsal::kPolicyNames.begin(), rehearsal::kPolicyNames.end())));
-  command.add_option("--steps", steps_, "how many")->capture_default_str()->check(CLI::PositiveNumber);
+  command.add_option("--steps", steps_, "how many")
+      ->capture_default_str()
+      ->check(CLI::Range(std::uint64_t{1}, kStepsMax));
   command
       .add_option(
           "--jobs", jobs_,
@@ -174,9 +178,15 @@ int RunCommand::run() {
   if (!node) return refuse(node.error(), 2);
   auto workload = workload::load(workload_, &*node);
   if (!workload) return refuse(workload.error(), 2);
-  if (perturb_ > 0)
-    workload = workload::perturbed(
-        *workload, *node, {.share = perturb_, .seed = seed_, .repetitions = (steps_ - 1) / workload->steps.size() + 1});
+  if (perturb_ > 0) {
+    const std::size_t repetitions = (steps_ - 1) / workload->steps.size() + 1;
+    if (repetitions > kPerturbedRunsMax / std::max<std::size_t>(workload->runs.size(), 1))
+      return refuse({ErrorCode::kInvalidArgument,
+                     fmt::format("--perturb: {} repetitions of {} runs are more than {} runs together; fewer --steps",
+                                 repetitions, workload->runs.size(), kPerturbedRunsMax)},
+                    2);
+    workload = workload::perturbed(*workload, *node, {.share = perturb_, .seed = seed_, .repetitions = repetitions});
+  }
   const bool watched = isatty(STDERR_FILENO) != 0;
   if (watched) std::cerr << fmt::format("what {} runs take at least ...\r", workload->runs.size()) << std::flush;
   const auto bound = workload::lower_bound(*workload, *node);

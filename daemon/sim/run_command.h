@@ -11,6 +11,8 @@ class App;
 
 namespace terrace::sim {
 
+inline constexpr std::uint64_t kStepsMax = 1'000'000;  // of one command
+
 class RunCommand {
  public:
   // Adds the command to `program`, which outlives it.

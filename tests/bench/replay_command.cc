@@ -32,6 +32,16 @@ struct ReplayArguments {
   bool json = false;
 };
 
+// As CLI::Range, which takes what is not a number.
+CLI::Validator scale_between(double least, double most) {
+  return {[least, most](const std::string& given) {
+            double number = 0;
+            const bool is_right = CLI::detail::lexical_cast(given, number) && number >= least && number <= most;
+            return is_right ? std::string() : fmt::format("'{}' is not a number from {} to {}", given, least, most);
+          },
+          "NUMBER"};
+}
+
 double microseconds(std::chrono::nanoseconds time) { return static_cast<double>(time.count()) / 1e3; }
 double milliseconds(std::chrono::nanoseconds time) { return static_cast<double>(time.count()) / 1e6; }
 
@@ -144,10 +154,10 @@ int replay_command(int argc, char** argv) {
   app.add_option("--workload", arguments.workload, "A file (docs/workloads.md)")->required();
   app.add_option("--scale", arguments.scale, "What sizes and tiers are divided by")
       ->capture_default_str()
-      ->check(CLI::Range(1.0, 1e9));
+      ->check(scale_between(1.0, 1e9));
   app.add_option("--time-scale", arguments.time_scale,
                  "What compute times are multiplied by (default: so that they keep their proportion to the HBM link)")
-      ->check(CLI::PositiveNumber);
+      ->check(scale_between(1e-9, 1e9));
   app.add_option("--like", arguments.like,
                  "The node that the workload is for, whose tiers are scaled: a file or a name")
       ->capture_default_str();

@@ -73,7 +73,7 @@ class Contender:
         """Starts it and waits until it is ready for its first step."""
         folder = self._place.folder / self.name
         folder.mkdir()
-        spec = self.options | {"folder": str(folder), "threads": self._place.threads}
+        spec = {"threads": self._place.threads} | self.options | {"folder": str(folder)}
         self.room = memory_room.Room(*self._place.cgroups, self.name, self.limit_bytes)
         self._answer_pipe, child_end = os.pipe()
         command = self.room.command([self._place.python, "-B", str(HERE / "worker.py"), str(child_end),

@@ -15,7 +15,9 @@ ACTIVATIONS = [
     Declared("train.activations.save_on_cpu", "the worse of step time and memory of activations, against save_on_cpu, "
              "by the better of two keep_bytes", 1.0),
     Declared("train.activations.torchtune", "the worse of step time and memory of activations, against torchtune's "
-             "OffloadActivations, by the better of two keep_bytes", 1.0)]
+             "OffloadActivations, by the better of two keep_bytes", 1.0),
+    Declared("train.activations.beside", "step time, where PyTorch leaves a processor to the daemon, against without, "
+             "which leaves it, too", 1.10)]
 FORWARD = Declared("train.forward", "forward passes of a model larger than memory, against Accelerate's disk_offload",
                    0.5)
 
@@ -82,7 +84,7 @@ def activations(run: Run) -> None:
     run.add(Row(ACTIVATIONS[1].bench, ACTIVATIONS[1].what, ours.seconds, "seconds a step", ACTIVATIONS[1].bar, words,
                 plain.seconds, interval=plain.interval,
                 counts=[*counts, Count("memory, of that without", of(ours) / of(plain), 0.3)]))
-    for declared, name in zip(ACTIVATIONS[2:], ("save_on_cpu", "torchtune"), strict=True):
+    for declared, name in zip(ACTIVATIONS[2:4], ("save_on_cpu", "torchtune"), strict=True):
         peer = found[name]
         if peer.failed:
             run.missing(declared, run.peers.missing.get(name) or peer.failed)
@@ -96,6 +98,31 @@ def activations(run: Run) -> None:
         run.add(Row(declared.bench, declared.what, worse[best], "times", declared.bar,
                     f"{name}, {limit}{kept[best] // MIB} MiB", 1.0, interval=peer.interval,
                     counts=[*counts, *last_losses(found[best], peer)]))
+    _activations_beside(run)
+
+
+def _activations_beside(run: Run) -> None:
+    """The same with a processor that PyTorch does not compute on, as where a GPU computes: what is left is what the
+    training itself does and waits for, and not that the daemon computes on the same processors."""
+    declared, sizes, threads = ACTIVATIONS[4], run.sizes, run.place.threads - 1
+    if threads < 1:
+        run.missing(declared, "PyTorch has one thread; --threads 2 or more")
+        return
+    plain = run.contender("here, beside", "activations", sizes.narrow, where="here", threads=threads)
+    ours = run.contender("terrace, beside", "activations", sizes.narrow, where="terrace", threads=threads,
+                         memory=sizes.narrow_memory_bytes, block=6 * GIB, all_guaranteed=True,
+                         keep_bytes=sizes.narrow_keep_bytes)
+    for one in (plain, ours):
+        one.expected_bytes += 5 * GIB // 2
+    limit = run.limit([plain, ours])
+    found = take_turns([plain], [ours], sizes.rounds, sizes.turn_steps, run.say)
+    reference, measured = found[plain.name], found[ours.name]
+    run.compare("activations, beside", measured, reference)
+    if reference.failed or measured.failed:
+        run.missing(declared, str(measured.failed or reference.failed))
+        return
+    run.add(Row(declared.bench, declared.what, measured.seconds, "seconds a step", declared.bar,
+                f"without, {threads} threads each, {limit}", reference.seconds, interval=reference.interval))
 
 
 def forward(run: Run) -> None:

@@ -129,7 +129,7 @@ class Said(unittest.TestCase):
             "train.block_85m": 0.5, "train.block_85m.memory": 1.0, "train.block_85m.bound": 1.25,
             "train.block_350m": 0.5, "train.block_350m.memory": 1.0, "train.block_350m.bound": 1.25,
             "train.activations.memory": 0.3, "train.activations.time": 1.10, "train.activations.save_on_cpu": 1.0,
-            "train.activations.torchtune": 1.0, "train.forward": 0.5, "train.billion": 1.3, "train.billion.losses": 0,
+            "train.activations.torchtune": 1.0, "train.activations.beside": 1.10, "train.forward": 0.5, "train.billion": 1.3, "train.billion.losses": 0,
             "train.checkpoint": 1.2, "train.checkpoint.memory": 256})
 
     def test_rows_are_chosen_by_name_or_its_beginning(self):

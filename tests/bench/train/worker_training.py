@@ -208,8 +208,7 @@ class WithActivations(Served):
         import terrace.torch
 
         self.client = self.serve()
-        return terrace.torch.activations(self.client, keep_bytes=self.spec.get("keep_bytes"),
-                                         recompute=self.spec.get("recompute", False))
+        return terrace.torch.activations(self.client, keep_bytes=self.spec.get("keep_bytes"))
 
     def step(self, number):
         source, target = self.batch(number)
