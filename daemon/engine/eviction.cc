@@ -144,7 +144,7 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
 }
 
 // An extent, for the price of clean copies at most; none are given up in vain, since free bytes that lie apart are
-// none.
+// none. Nor is one that was brought by a plan which still wants it: what is not wanted for longer may be dirty.
 bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset) {
   constexpr std::size_t kLooksMax = 1024;
   Place& place = *session.places[tier];
@@ -165,11 +165,15 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
     if (!runs) runs.emplace(place.space);
     return runs->join(extent);
   };
+  const auto is_wanted = [&](Slot slot) {
+    const Tensor& tensor = session.at(slot);
+    return tensor.prefetched && tensor.published == level && place.policy->expected(slot).next_ns != kUnforeseen;
+  };
   const auto look = [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
     const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&
                       !(tensor.published == level && (tensor.hinted || leased(session, slot)));
-    if (free && droppable(session, slot, level)) {
+    if (free && droppable(session, slot, level) && !is_wanted(slot)) {
       clean.push_back(slot);
       const tier::Extent run = joined(tensor.extent(level));
       if (run.bytes >= bytes) enough = run;

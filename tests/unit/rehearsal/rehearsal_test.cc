@@ -194,6 +194,21 @@ TEST(Rehearsal, ACyclicSweepMovesWhatItMustAndLittleMore) {
   EXPECT_GE(static_cast<double>(demand[2].traffic.block_bytes[0]) / fewest, 2.2);
 }
 
+// The optimizer of 70 billion parameters again, computed in HBM: over three tiers. Room in memory for what HBM writes
+// down is not made of what was brought there for HBM to read, only because that is clean.
+TEST(Rehearsal, WhatWasBroughtIntoMemoryStaysUntilItIsUsed) {
+  constexpr std::uint64_t kGB = 1'000'000'000;
+  Options options{.workload = loop(847, kGB, microseconds(150'000), Place::kHbm, true),
+                  .node = node_of(80 * kGB, 512 * kGB, 2000 * kGB, 55 * kGB)};
+  options.node.block = {.in_bytes_per_s = 6'500'000'000, .out_bytes_per_s = 3'500'000'000};
+  const auto bound = workload::lower_bound(options.workload, options.node);
+  ASSERT_TRUE(bound);
+  const auto planned = steps(options, 5);
+  ASSERT_EQ(planned.size(), 5u);
+  const auto fewest = static_cast<double>(bound->block.fewest_in_bytes);
+  EXPECT_LE(static_cast<double>(planned[4].traffic.block_bytes[0]) / fewest, 1.12);
+}
+
 // Of a loop that memory's link bounds, and that is only read, the next comes while the trainer computes.
 TEST(Rehearsal, ALoopThatIsOnlyReadIsFetchedAhead) {
   const Options options{.workload = loop(128, kBytes, microseconds(120), Place::kHost, false),
