@@ -40,7 +40,7 @@ nlohmann::ordered_json links(const std::array<double, 4>& bytes) {
 // after the last, is counted.
 class BoundCheck {
  public:
-  BoundCheck(const workload::Bound& bound, const workload::Node& node, bool noisy)
+  BoundCheck(const workload::Bound& bound, const workload::Workload& workload, const workload::Node& node, bool noisy)
       : bound_(bound), by_link_(bound.limit != workload::Limit::kCompute && !(noisy && is_window(bound.limit))) {
     const auto time = [](std::uint64_t bytes, const workload::LinkSpeed& link) {
       const std::uint64_t slowest = std::min(link.in_bytes_per_s, link.out_bytes_per_s);
@@ -49,8 +49,10 @@ class BoundCheck {
       return Duration(
           static_cast<std::int64_t>(ways * static_cast<double>(bytes) / static_cast<double>(slowest) * 1e9));
     };
-    slack_ = std::max(time(node.hbm_bytes, node.hbm),
-                      time(workload::add_capacity(node.hbm_bytes, node.host_bytes), node.block));
+    std::uint64_t content = 0;
+    for (const workload::Tensor& tensor : workload.tensors) content = workload::add_capacity(content, tensor.bytes);
+    slack_ = std::max(time(std::min(content, node.hbm_bytes), node.hbm),
+                      time(std::min(content, workload::add_capacity(node.hbm_bytes, node.host_bytes)), node.block));
   }
   void ended(const rehearsal::StepReport& report, bool repetition) {
     TERRACE_CHECK(report.makespan >= report.compute);
@@ -200,7 +202,7 @@ int RunCommand::run() {
                                                  .declare = declare_,
                                                  .jobs = jobs_});
   if (!rehearsal) return refuse(rehearsal.error(), 1);
-  std::vector<BoundCheck> checks(jobs_, BoundCheck(*bound, *node, noise_ > 0));
+  std::vector<BoundCheck> checks(jobs_, BoundCheck(*bound, *workload, *node, noise_ > 0));
   const std::uint64_t all = steps_ * jobs_;
   for (std::uint64_t done = 0; done < all;) {
     if (watched) std::cerr << fmt::format("\rstep {} of {}\r", done + 1, all) << std::flush;
