@@ -10,6 +10,7 @@ Python goes on: a result must be there (`block_until_ready`) before the lease th
 """
 
 import sys
+import time
 
 import numpy
 
@@ -46,6 +47,9 @@ def main() -> int:
                     lease.numpy()[...] -= 0.5 * numpy.asarray(gradient)
                 losses.append(float(loss))
             print(f"step {step}: loss {sum(losses) / LAYERS:.6f}")
+        deadline = time.monotonic() + 60
+        while client.leased_bytes and time.monotonic() < deadline:  # JAX lets go a moment after the result is there
+            time.sleep(0.01)
         print(f"{client.leased_bytes} bytes leased at the end")
     return 0
 
