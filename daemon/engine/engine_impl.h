@@ -275,6 +275,7 @@ class EngineImpl final : public Engine {
   void evict_for_hint(Session& session, Slot slot);
   Eviction evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency, bool straight_home);
   bool droppable(const Session& session, Slot slot, Level level) const;
+  static bool is_to_be_filled(const Tensor& tensor, Level level);
   Eviction lower_extent(Session& session, Slot slot, Urgency urgency, Level& target);
   bool allocate_by_dropping(Session& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset);
   void count_eviction(Tensor& tensor, Level level, EvictionReason reason);
@@ -334,6 +335,8 @@ class EngineImpl final : public Engine {
   std::optional<std::uint32_t> find_use(Foreseen& foreseen, Slot slot) const;
   static bool leaps(Foreseen& foreseen, std::uint32_t use);
   void pass(Session& session, std::uint32_t use);
+  void pass_below(Session& session, const Flight& flight);
+  void stay_until_used(Session& session, Slot slot);
   void pass_some(Session& session, std::uint32_t most);
   void step_over(Session& session);
   void lose_plan(Session& session);

@@ -111,8 +111,23 @@ void EngineImpl::pass(Session& session, std::uint32_t use) {
     const bool here = tiers_[tier].place == planned.place;
     // A copy below one that stays, or that is written, is of no use meanwhile.
     const bool stale = !here && tiers_[tier].level != home_level_ && (planned.writes || !planned.give_up);
-    session.places[tier]->policy->expect(planned.slot, {next, here ? planned.give_up : stale});
+    const bool goes = here ? planned.give_up : stale || planned.give_up_below;
+    session.places[tier]->policy->expect(planned.slot, {next, goes, here && planned.give_up_below});
   }
+}
+
+// A device's copy was written down into memory: what the plan says of the copy there holds from now on.
+void EngineImpl::pass_below(Session& session, const Flight& flight) {
+  if (flight.from != Level::kDevice || flight.to != Level::kMemory) return;
+  const Expectation above = place_of(session, session.at(flight.slot), Level::kDevice).policy->expected(flight.slot);
+  if (above.next_ns == kUnforeseen) return;
+  session.places[memory_tier_]->policy->expect(flight.slot, {above.next_ns, above.give_up_below});
+}
+
+// The plan had the copy in memory go, and has brought it back for its next use.
+void EngineImpl::stay_until_used(Session& session, Slot slot) {
+  Policy& policy = *session.places[memory_tier_]->policy;
+  policy.expect(slot, {policy.expected(slot).next_ns});
 }
 
 // The nearest one that was not met yet.

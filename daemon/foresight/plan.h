@@ -22,9 +22,10 @@ inline constexpr std::uint32_t kNoUse = std::numeric_limits<std::uint32_t>::max(
 struct PlannedUse {
   Slot slot{};
   std::uint32_t place = 0;
-  bool give_up = false;     // its copy there goes before its next use
-  bool comes_back = false;  // it went after the use before this one
-  bool writes = false;      // copies below are stale afterwards
+  bool give_up = false;        // its copy there goes before its next use
+  bool give_up_below = false;  // and so does the one in memory
+  bool comes_back = false;     // it went after the use before this one
+  bool writes = false;         // copies below are stale afterwards
   std::int64_t at_ns = 0;
   std::int64_t next_ns = kBeyond;  // of the same tensor; may lie in a later step
 };

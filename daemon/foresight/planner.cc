@@ -27,6 +27,7 @@ struct HorizonUse {
   bool dies = false;
   std::uint32_t next = kNoUse;  // of the same tensor
   bool give_up = false;
+  bool give_up_below = false;
 };
 
 // What happens to a tensor's copy in memory, in the order of time.
@@ -35,7 +36,7 @@ struct Event {
   std::int64_t at_ns = 0;
   std::uint32_t tensor = 0;
   Kind kind{};
-  std::uint32_t use = kNoUse;  // kUsed: in the horizon
+  std::uint32_t use = kNoUse;  // in the horizon: the one that it is, or that it comes after or before
   std::uint64_t order() const { return static_cast<std::uint64_t>(kind); }
 };
 
@@ -50,6 +51,7 @@ class Planner {
       // The use at which it died last time was not the last one then: that one was left out.
       if (later != kNoUse && uses_[later].use->reads()) uses_[at].dies = false;
       later = static_cast<std::uint32_t>(at);
+      stays_[uses_[at].tensor] = uses_[at].use->reads();
     }
   }
 
@@ -58,7 +60,7 @@ class Planner {
       for (const PlannedTier& device : machine_.devices) plan_device(device);
       if (machine_.has_memory) plan_memory();
       if (round == kRoundsMax || !stretch()) break;
-      for (HorizonUse& use : uses_) use.give_up = false;
+      for (HorizonUse& use : uses_) use.give_up = use.give_up_below = false;
       cleans_.clear();
       fetches_.clear();
       events_.clear();
@@ -116,6 +118,7 @@ class Planner {
     first_use_.push_back(static_cast<std::uint32_t>(uses_.size()));
     begins_.push_back(std::max(base, begins_.empty() ? base : begins_.back()));
     last_.assign(bytes_.size(), kNoUse);
+    stays_.assign(bytes_.size(), false);
   }
 
   // After a use that is not planned with: the content goes after the one before.
@@ -233,13 +236,14 @@ class Planner {
       if (result.given_up[i]) uses_[origin[i]].give_up = true;
     for (const SweepOut& out : result.outs) {
       clean(device.place, out, origin);
-      if (machine_.has_memory) events_.push_back({out.when.begin_ns, out.tensor, Event::Kind::kWritten});
+      if (machine_.has_memory)
+        events_.push_back({out.when.begin_ns, out.tensor, Event::Kind::kWritten, origin[out.use]});
     }
     std::vector<bool> brought(uses_.size(), false);
     for (const SweepIn& in : result.ins) {
       fetch(device.place, in.tensor, in, begins_[input.uses[in.use].group]);
       brought[origin[in.use]] = in_window(in.from_ns);
-      if (machine_.has_memory) events_.push_back({in.from_ns, in.tensor, Event::Kind::kNeeded});
+      if (machine_.has_memory) events_.push_back({in.from_ns, in.tensor, Event::Kind::kNeeded, origin[in.use]});
     }
     make_sure(device, brought);
   }
@@ -298,6 +302,31 @@ class Planner {
     return std::min(2 * largest, machine_.memory.capacity_bytes / 8);
   }
 
+  // When the horizon begins, memory is full of what was used before, and of that as much lies before any use as behind
+  // it. So room is kept for what has not come yet, and what has come begins to go at once. Else what finds no room would
+  // all be used one after the other, and so in every step: the way out would have all of its work then, and none
+  // meanwhile. Empty: all of it fits, or goes for nothing.
+  std::vector<std::uint64_t> room_to_come(const SweepInput& input) const {
+    std::vector<bool> came(bytes_.size(), false);
+    std::vector<std::uint64_t> coming(begins_.size(), 0);
+    std::uint64_t total = 0;
+    bool written = false;
+    for (const SweepUse& use : input.uses) {
+      written = written || (use.writes && stays_[use.tensor]);
+      if (came[use.tensor] || !stays_[use.tensor]) continue;
+      came[use.tensor] = true;
+      coming[use.group] += bytes_[use.tensor];
+      total += bytes_[use.tensor];
+    }
+    if (!written || total <= input.capacity_bytes) return {};
+    const double part = static_cast<double>(input.capacity_bytes) / static_cast<double>(total);
+    for (std::uint64_t& bytes : coming) {
+      total -= bytes;
+      bytes = static_cast<std::uint64_t>(part * static_cast<double>(total));
+    }
+    return coming;
+  }
+
   // The copies in memory are written when the device gives one up, and needed when it wants one back.
   void plan_memory() {
     put_events_in_order();
@@ -309,6 +338,7 @@ class Planner {
                      .bytes = bytes_,
                      .in = machine_.memory.in,
                      .out = machine_.memory.out,
+                     .goes_again = true,
                      .toll = machine_.memory.toll,
                      .link_bound = link_bound(),
                      .lead_ns = machine_.lead_ns,
@@ -326,7 +356,7 @@ class Planner {
         before = kNoUse;
         continue;
       }
-      const TemplateUse* use = event.use == kNoUse ? nullptr : uses_[event.use].use;
+      const TemplateUse* use = event.kind == Event::Kind::kUsed ? uses_[event.use].use : nullptr;
       const bool dies = use != nullptr && uses_[event.use].dies;
       before = static_cast<std::uint32_t>(input.uses.size());
       input.uses.push_back({.tensor = event.tensor,
@@ -336,11 +366,15 @@ class Planner {
                             .dies = dies});
       origin.push_back(event.use);
     }
+    const std::vector<std::uint64_t> spare = room_to_come(input);
+    input.spare_bytes = spare;
     const SweepResult result = sweep(input);
     delays_.insert(delays_.end(), result.delays.begin(), result.delays.end());
     memory_is_late_ = memory_is_late_ || !result.delays.empty();
-    for (std::size_t i = 0; i < origin.size(); ++i)
-      if (origin[i] != kNoUse && result.given_up[i]) uses_[origin[i]].give_up = true;
+    for (std::size_t i = 0; i < origin.size(); ++i) {
+      HorizonUse& use = uses_[origin[i]];
+      (use.use->place == machine_.memory.place ? use.give_up : use.give_up_below) = result.given_up[i];
+    }
     for (const SweepOut& out : result.outs) clean(machine_.memory.place, out, origin);
     for (const SweepIn& in : result.ins) fetch(machine_.memory.place, in.tensor, in, begins_[input.uses[in.use].group]);
   }
@@ -356,7 +390,8 @@ class Planner {
 
   // `origin`: in the horizon, of the sweep's uses; kNoUse: of a copy from above.
   void clean(std::uint32_t place, const SweepOut& out, const std::vector<std::uint32_t>& origin) {
-    const std::uint32_t write = out.write == kNoUse ? kNoUse : origin[out.write];
+    std::uint32_t write = out.write == kNoUse ? kNoUse : origin[out.write];
+    if (write != kNoUse && uses_[write].use->place != place) write = kNoUse;
     const bool of_device = !machine_.has_memory || place != machine_.memory.place;
     const bool overdue = of_device && out.when.begin_ns < window_ns_ && is_old(write);
     if (!overdue && !in_window(out.when.begin_ns)) return;
@@ -383,7 +418,7 @@ class Planner {
                   std::int64_t due_ns) {
     const std::uint32_t group = group_at(from_ns);
     const std::uint32_t from = first_use_[group] <= window_begin_ ? 0 : begun(group);
-    fetches_.push_back({order_ns, {from, slots_[tensor], place, due_ns - window_ns_}});
+    fetches_.push_back({std::max(order_ns, from_ns), {from, slots_[tensor], place, due_ns - window_ns_}});
   }
 
   void emit_uses() {
@@ -397,6 +432,7 @@ class Planner {
       plan_.uses.push_back({.slot = use.use->slot,
                             .place = use.use->place,
                             .give_up = use.give_up,
+                            .give_up_below = use.give_up_below,
                             .comes_back = comes_back,
                             .writes = use.use->writes(),
                             .at_ns = use.at_ns - window_ns_,
@@ -423,6 +459,7 @@ class Planner {
   std::vector<Slot> slots_;               // by tensor
   std::vector<std::uint64_t> bytes_;      // likewise
   std::vector<std::uint32_t> last_;       // likewise: the use looked at last
+  std::vector<bool> stays_;               // likewise: its content is from before the horizon
   std::vector<Event> events_;
   std::vector<bool> waits_;      // by group: for a link, in a former round; empty: nobody does
   bool memory_is_late_ = false;  // in a former round

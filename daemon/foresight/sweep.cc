@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -19,6 +20,10 @@ constexpr int kTriesMax = 64;  // candidates that are looked at for one victim
 constexpr double kOutward = 3;
 // Where a link bounds the step, what is used in less than one in so many of the time to the farthest's next use stays.
 constexpr std::int64_t kNearOneIn = 20;
+// What goes again, of what is used about as late: times away are alike if they differ by less than such a part of one,
+// and as late is what is used within such a part.
+constexpr std::int64_t kAlikeOneIn = 8;
+constexpr std::int64_t kAgainOneIn = 16;
 
 struct Candidate {
   std::int64_t next_ns = 0;
@@ -38,6 +43,7 @@ struct State {
   std::uint32_t released_group = 0;
   std::uint32_t last_write = kNoUse;
   std::uint32_t last_use = kNoUse;
+  std::int64_t went_for_ns = 0;  // how long before its next use it went the last time
 };
 
 // A transfer, and the group that waits for it.
@@ -168,7 +174,17 @@ class Sweep {
       try_give_up({0, use.tensor, at}, use.group, true);
       return;
     }
-    enlist({begin_of(next_[at]), use.tensor, at});
+    Candidate candidate{begin_of(next_[at]), use.tensor, at};
+    if (input_.goes_again && candidate.next_ns < kFar) prefer_again(candidate, state);
+    enlist(candidate);
+  }
+
+  // Where what went the last time is to go again: it passes for used a little later, if it stayed away as long then.
+  void prefer_again(Candidate& candidate, State& state) const {
+    const std::int64_t away = candidate.next_ns - now_ns_;
+    if (state.went_for_ns == 0 || std::abs(state.went_for_ns - away) > away / kAlikeOneIn) return;
+    state.went_for_ns = 0;
+    candidate.next_ns += away / kAgainOneIn;
   }
 
   bool returns(std::uint32_t use) const { return next_[use] != kNoUse && input_.uses[next_[use]].reads; }
@@ -271,7 +287,7 @@ class Sweep {
     if (out) {
       state.clean = true;
       state.clean_from_ns = out->end_ns;
-      result_.outs.push_back({candidate.tensor, state.released_group, state.last_write, *out});
+      result_.outs.push_back({candidate.tensor, candidate.use, state.released_group, state.last_write, *out});
     }
     std::optional<Span> in;
     if (returns) {
@@ -292,6 +308,7 @@ class Sweep {
       brought_[next] = true;
     }
     result_.given_up[candidate.use] = true;
+    if (next != kNoUse) state.went_for_ns = begin_of(next) - begin_ns(group);
     state.resident = false;
     now_bytes_ -= static_cast<std::int64_t>(bytes);
     return true;

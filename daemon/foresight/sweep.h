@@ -42,6 +42,7 @@ struct SweepInput {
   std::span<const std::uint64_t> bytes;          // of each tensor
   LinkPace in;
   LinkPace out;
+  bool goes_again = false;   // of what is used about as late, that goes which went the last time
   double toll = 0;           // part of the time of one that the other loses, where it is asked how late a link is
   bool link_bound = false;   // a link is short of time: rather wait for it than have it move more
   std::int64_t lead_ns = 0;  // fetches may begin that much earlier than they must, where there is room;
@@ -51,6 +52,7 @@ struct SweepInput {
 
 struct SweepOut {
   std::uint32_t tensor = 0;
+  std::uint32_t use = 0;             // after which it goes
   std::uint32_t released_group = 0;  // it is over when the copy may be written down
   std::uint32_t write = kNoUse;      // the use that wrote it last; kNoUse: none within the horizon
   Span when;

@@ -209,7 +209,14 @@ void World::foresee(const Trainer& trainer) {
     at += static_cast<std::int64_t>(random_.below(20'000'000));
     const std::int64_t next =
         random_.one_in(8) ? foresight::kBeyond : at + static_cast<std::int64_t>(random_.below(200'000'000));
-    plan.uses.push_back({slot(), some_place(), random_.one_in(2), random_.one_in(2), random_.one_in(2), at, next});
+    plan.uses.push_back({.slot = slot(),
+                         .place = some_place(),
+                         .give_up = random_.one_in(2),
+                         .give_up_below = random_.one_in(2),
+                         .comes_back = random_.one_in(2),
+                         .writes = random_.one_in(2),
+                         .at_ns = at,
+                         .next_ns = next});
   }
   plan.period_ns = at;
   for (std::uint64_t left = random_.below(20); left > 0; --left) {

@@ -98,6 +98,43 @@ TEST(Planner, MemoryAboveBlocksIsPlannedToo) {
   for (const PlannedFetch& fetch : made.fetches) EXPECT_EQ(fetch.place, kHost);
 }
 
+TEST(Planner, WhatGoesFromMemoryLiesEvenlyOverTheStepAndIsTheSameInEach) {
+  // Of 100 MB, 60 fit, and the way out takes 2 ms for a tensor: 40 that are used one after the other would take 80 ms
+  // of the 100, and be written down in 40.
+  Machine machine;
+  machine.has_memory = true;
+  machine.memory = {kHost, 60'000'000, {1e9, 0}, {0.5e9, 0}};
+  const Template known = loop(100, 1'000'000, kHost, shm::Mode::kWrite);
+  const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
+  EXPECT_GE(given_up(made), 40u);
+  EXPECT_LE(given_up(made), 43u);
+  std::size_t row = 0;
+  std::size_t longest = 0;
+  int changed = 0;
+  for (const PlannedUse& use : made.uses) {
+    row = use.give_up ? row + 1 : 0;
+    longest = std::max(longest, row);
+    changed += use.give_up != use.comes_back ? 1 : 0;
+  }
+  EXPECT_LE(longest, 3u);
+  EXPECT_LE(changed, 8) << "what came back goes again";
+  EXPECT_LE(made.period_ns, 100 * kRunNs) << "nobody waits";
+}
+
+TEST(Planner, SaysOfWhatADeviceGivesUpWhetherMemoryKeepsIt) {
+  // Of 100 MB, the device has 10 and memory 50.
+  Machine machine;
+  machine.devices.push_back({kDevice, 10'000'000, {10e9, 0}, {10e9, 0}});
+  machine.has_memory = true;
+  machine.memory = {kHost, 50'000'000, {2e9, 0}, {2e9, 0}};
+  const Template known = loop(100, 1'000'000, kDevice, shm::Mode::kWrite);
+  const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
+  const auto go_on = std::ranges::count_if(made.uses, &PlannedUse::give_up_below);
+  EXPECT_GE(go_on, 40);
+  EXPECT_LE(go_on, 46);
+  EXPECT_TRUE(std::ranges::all_of(made.uses, [](const PlannedUse& use) { return use.give_up || !use.give_up_below; }));
+}
+
 TEST(Planner, ACleanSaysWhatWritesItLast) {
   Machine machine;
   machine.devices.push_back({kDevice, 50'000'000, {10e9, 0}, {10e9, 0}});
