@@ -303,8 +303,8 @@ class Planner {
   }
 
   // When the horizon begins, memory is full of what was used before, and of that as much lies before any use as behind
-  // it. So room is kept for what has not come yet, and what has come begins to go at once. Else what finds no room would
-  // all be used one after the other, and so in every step: the way out would have all of its work then, and none
+  // it. So room is kept for what has not come yet, and what has come begins to go at once. Else what finds no room
+  // would all be used one after the other, and so in every step: the way out would have all of its work then, and none
   // meanwhile. Empty: all of it fits, or goes for nothing.
   std::vector<std::uint64_t> room_to_come(const SweepInput& input) const {
     std::vector<bool> came(bytes_.size(), false);
