@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "foresight/group_at.h"
+
 namespace terrace::foresight {
 namespace {
 
@@ -20,12 +22,13 @@ constexpr std::int64_t kNotYet = std::numeric_limits<std::int64_t>::max();
 
 // A use within the horizon.
 struct HorizonUse {
-  const TemplateUse* use = nullptr;
   std::uint32_t tensor = 0;
   std::uint32_t group = 0;
-  std::int64_t at_ns = 0;
-  bool dies = false;
+  std::uint32_t place = 0;
   std::uint32_t next = kNoUse;  // of the same tensor
+  bool reads = false;
+  bool writes = false;
+  bool dies = false;
   bool give_up = false;
   bool give_up_below = false;
 };
@@ -49,9 +52,9 @@ class Planner {
       std::uint32_t& later = last_[uses_[at].tensor];
       uses_[at].next = later;
       // The use at which it died last time was not the last one then: that one was left out.
-      if (later != kNoUse && uses_[later].use->reads()) uses_[at].dies = false;
+      if (later != kNoUse && uses_[later].reads) uses_[at].dies = false;
       later = static_cast<std::uint32_t>(at);
-      stays_[uses_[at].tensor] = uses_[at].use->reads();
+      stays_[uses_[at].tensor] = uses_[at].reads;
     }
   }
 
@@ -110,7 +113,12 @@ class Planner {
         }
         const std::uint32_t tensor = tensor_of(use);
         last_[tensor] = static_cast<std::uint32_t>(uses_.size());
-        uses_.push_back({&use, tensor, static_cast<std::uint32_t>(begins_.size() - 1), begins_.back(), use.dies});
+        uses_.push_back({.tensor = tensor,
+                         .group = static_cast<std::uint32_t>(begins_.size() - 1),
+                         .place = use.place,
+                         .reads = use.reads(),
+                         .writes = use.writes(),
+                         .dies = use.dies});
       }
       base += templates[period]->period_ns;
       if (period == window) window_end_ = uses_.size();
@@ -146,14 +154,15 @@ class Planner {
     const std::int64_t before = std::exchange(late_ns_, late.back());
     if (late_ns_ <= plan_.period_ns / kStretchOneIn || late_ns_ > before / 2) return false;
     const std::int64_t window_end = window_ns_ + plan_.period_ns;
-    const auto late_at = [&](std::int64_t time) { return time >= begins_.back() ? late.back() : late[group_at(time)]; };
+    const auto late_at = [&](std::int64_t time) {
+      return time >= begins_.back() ? late.back() : late[group_at(begins_, time, 0)];
+    };
     const std::int64_t begin = window_ns_ + late_at(window_ns_);
     plan_.period_ns = window_end + late_at(window_end) - begin;
     window_ns_ = begin;
     waits_.resize(late.size());
     for (std::size_t group = 0; group < late.size(); ++group)
       if (late[group] > (group == 0 ? 0 : late[group - 1])) waits_[group] = true;
-    for (HorizonUse& use : uses_) use.at_ns += late[use.group];
     for (std::size_t group = 0; group < begins_.size(); ++group) begins_[group] += late[group];
     return true;
   }
@@ -178,10 +187,7 @@ class Planner {
     return late;
   }
 
-  std::uint32_t group_at(std::int64_t time) const {
-    const auto past = std::upper_bound(begins_.begin(), begins_.end() - 1, time);
-    return past == begins_.begin() ? 0 : static_cast<std::uint32_t>(past - begins_.begin() - 1);
-  }
+  std::int64_t begin_ns(const HorizonUse& use) const { return begins_[use.group]; }
 
   // Without room for what is not foreseen: the part of its uses that the last such step had beyond its template.
   std::uint64_t planned_bytes(const PlannedTier& device) const {
@@ -225,9 +231,9 @@ class Planner {
     origin.reserve(uses_.size());
     for (std::uint32_t at = 0; at < uses_.size(); ++at) {
       const HorizonUse& use = uses_[at];
-      if (use.use->place != device.place) continue;
-      const bool leaves = use.next != kNoUse && uses_[use.next].use->place != device.place;
-      input.uses.push_back({use.tensor, use.group, use.use->reads(), use.use->writes(), use.dies, leaves});
+      if (use.place != device.place) continue;
+      const bool leaves = use.next != kNoUse && uses_[use.next].place != device.place;
+      input.uses.push_back({use.tensor, use.group, use.reads, use.writes, use.dies, leaves});
       origin.push_back(at);
     }
     const SweepResult result = sweep(input);
@@ -241,7 +247,7 @@ class Planner {
     }
     std::vector<bool> brought(uses_.size(), false);
     for (const SweepIn& in : result.ins) {
-      fetch(device.place, in.tensor, in, begins_[input.uses[in.use].group]);
+      fetch(device.place, in, input.uses[in.use].group);
       brought[origin[in.use]] = in_window(in.from_ns);
       if (machine_.has_memory) events_.push_back({in.from_ns, in.tensor, Event::Kind::kNeeded, origin[in.use]});
     }
@@ -256,9 +262,9 @@ class Planner {
       const HorizonUse& use = uses_[at];
       if (used[use.tensor]) continue;
       used[use.tensor] = true;
-      if (use.use->place != device.place || !use.use->reads() || brought[at]) continue;
-      const std::int64_t begin_ns = use.at_ns - device.in.work_ns(bytes_[use.tensor]) - machine_.lead_ns;
-      push_fetch(device.place, use.tensor, begin_ns, begin_ns, use.at_ns);
+      if (use.place != device.place || !use.reads || brought[at]) continue;
+      const std::int64_t from_ns = begin_ns(use) - device.in.work_ns(bytes_[use.tensor]) - machine_.lead_ns;
+      push_fetch(device.place, use.tensor, from_ns, from_ns, use.group);
     }
   }
 
@@ -267,17 +273,18 @@ class Planner {
     const auto sooner = [](const Event& a, const Event& b) {
       return std::tuple(a.at_ns, a.order(), a.tensor) < std::tuple(b.at_ns, b.order(), b.tensor);
     };
-    std::sort(events_.begin(), events_.end(), sooner);
+    // (They come in rows that are in order, for which a merge sort is made: as the others below.)
+    std::stable_sort(events_.begin(), events_.end(), sooner);
     const auto moved = static_cast<std::ptrdiff_t>(events_.size());
     events_.reserve(events_.size() + uses_.size());
     std::ptrdiff_t group_begin = moved;
     for (std::uint32_t at = 0; at < uses_.size(); ++at) {
       const HorizonUse& use = uses_[at];
-      if (use.use->place == machine_.memory.place)
-        events_.push_back({use.at_ns, use.tensor, Event::Kind::kUsed, at});
-      else if (use.use->writes() || use.dies)
-        events_.push_back({use.at_ns, use.tensor, Event::Kind::kStale});
-      if (at + 1 < uses_.size() && uses_[at + 1].at_ns == use.at_ns) continue;
+      if (use.place == machine_.memory.place)
+        events_.push_back({begin_ns(use), use.tensor, Event::Kind::kUsed, at});
+      else if (use.writes || use.dies)
+        events_.push_back({begin_ns(use), use.tensor, Event::Kind::kStale});
+      if (at + 1 < uses_.size() && begin_ns(uses_[at + 1]) == begin_ns(use)) continue;
       std::sort(events_.begin() + group_begin, events_.end(), sooner);
       group_begin = static_cast<std::ptrdiff_t>(events_.size());
     }
@@ -294,11 +301,10 @@ class Planner {
     if (!memory_is_late_) return 0;
     std::vector<bool> written(bytes_.size(), false);
     for (const HorizonUse& use : uses_)
-      if (use.use->writes()) written[use.tensor] = true;
+      if (use.writes) written[use.tensor] = true;
     std::uint64_t largest = 0;
     for (const HorizonUse& use : uses_)
-      if (use.use->place == machine_.memory.place && !written[use.tensor])
-        largest = std::max(largest, bytes_[use.tensor]);
+      if (use.place == machine_.memory.place && !written[use.tensor]) largest = std::max(largest, bytes_[use.tensor]);
     return std::min(2 * largest, machine_.memory.capacity_bytes / 8);
   }
 
@@ -348,7 +354,9 @@ class Planner {
     std::vector<std::uint32_t> origin;
     origin.reserve(events_.size());
     std::vector<std::uint32_t> last(bytes_.size(), kNoUse);
+    std::uint32_t group = 0;
     for (const Event& event : events_) {
+      group = group_at(begins_, event.at_ns, group);
       std::uint32_t& before = last[event.tensor];
       const bool renews = event.kind == Event::Kind::kStale || event.kind == Event::Kind::kWritten;
       if (renews && before != kNoUse) input.uses[before].dies = true;
@@ -356,14 +364,13 @@ class Planner {
         before = kNoUse;
         continue;
       }
-      const TemplateUse* use = event.kind == Event::Kind::kUsed ? uses_[event.use].use : nullptr;
-      const bool dies = use != nullptr && uses_[event.use].dies;
+      const HorizonUse* use = event.kind == Event::Kind::kUsed ? &uses_[event.use] : nullptr;
       before = static_cast<std::uint32_t>(input.uses.size());
       input.uses.push_back({.tensor = event.tensor,
-                            .group = group_at(event.at_ns),
-                            .reads = use == nullptr ? event.kind == Event::Kind::kNeeded : use->reads(),
-                            .writes = use == nullptr ? event.kind == Event::Kind::kWritten : use->writes(),
-                            .dies = dies});
+                            .group = group,
+                            .reads = use == nullptr ? event.kind == Event::Kind::kNeeded : use->reads,
+                            .writes = use == nullptr ? event.kind == Event::Kind::kWritten : use->writes,
+                            .dies = use != nullptr && use->dies});
       origin.push_back(event.use);
     }
     const std::vector<std::uint64_t> spare = room_to_come(input);
@@ -373,10 +380,10 @@ class Planner {
     memory_is_late_ = memory_is_late_ || !result.delays.empty();
     for (std::size_t i = 0; i < origin.size(); ++i) {
       HorizonUse& use = uses_[origin[i]];
-      (use.use->place == machine_.memory.place ? use.give_up : use.give_up_below) = result.given_up[i];
+      (use.place == machine_.memory.place ? use.give_up : use.give_up_below) = result.given_up[i];
     }
     for (const SweepOut& out : result.outs) clean(machine_.memory.place, out, origin);
-    for (const SweepIn& in : result.ins) fetch(machine_.memory.place, in.tensor, in, begins_[input.uses[in.use].group]);
+    for (const SweepIn& in : result.ins) fetch(machine_.memory.place, in, input.uses[in.use].group);
   }
 
   bool in_window(std::int64_t time) const {
@@ -391,7 +398,7 @@ class Planner {
   // `origin`: in the horizon, of the sweep's uses; kNoUse: of a copy from above.
   void clean(std::uint32_t place, const SweepOut& out, const std::vector<std::uint32_t>& origin) {
     std::uint32_t write = out.write == kNoUse ? kNoUse : origin[out.write];
-    if (write != kNoUse && uses_[write].use->place != place) write = kNoUse;
+    if (write != kNoUse && uses_[write].place != place) write = kNoUse;
     const bool of_device = !machine_.has_memory || place != machine_.memory.place;
     const bool overdue = of_device && out.when.begin_ns < window_ns_ && is_old(write);
     if (!overdue && !in_window(out.when.begin_ns)) return;
@@ -406,19 +413,21 @@ class Planner {
   bool is_old(std::uint32_t write) const {
     if (write >= window_begin_ || uses_[write].dies) return false;
     for (std::uint32_t use = uses_[write].next; use < window_begin_; use = uses_[use].next)
-      if (uses_[use].use->writes() || uses_[use].dies) return false;
+      if (uses_[use].writes || uses_[use].dies) return false;
     return true;
   }
 
-  void fetch(std::uint32_t place, std::uint32_t tensor, const SweepIn& in, std::int64_t due_ns) {
-    if (in_window(in.from_ns)) push_fetch(place, tensor, in.from_ns, in.must_begin_ns, due_ns);
+  // `due`: the group that needs it.
+  void fetch(std::uint32_t place, const SweepIn& in, std::uint32_t due) {
+    if (in_window(in.from_ns)) push_fetch(place, in.tensor, in.from_ns, in.must_begin_ns, due);
   }
 
-  void push_fetch(std::uint32_t place, std::uint32_t tensor, std::int64_t from_ns, std::int64_t order_ns,
-                  std::int64_t due_ns) {
-    const std::uint32_t group = group_at(from_ns);
+  // One that must begin before there is room for it does not hold up what can begin meanwhile.
+  void push_fetch(std::uint32_t place, std::uint32_t tensor, std::int64_t from_ns, std::int64_t must_begin_ns,
+                  std::uint32_t due) {
+    const std::uint32_t group = group_at(begins_, from_ns, due);
     const std::uint32_t from = first_use_[group] <= window_begin_ ? 0 : begun(group);
-    fetches_.push_back({std::max(order_ns, from_ns), {from, slots_[tensor], place, due_ns - window_ns_}});
+    fetches_.push_back({std::max(must_begin_ns, from_ns), {from, slots_[tensor], place, begins_[due] - window_ns_}});
   }
 
   void emit_uses() {
@@ -429,22 +438,23 @@ class Planner {
       const HorizonUse& use = uses_[at];
       const bool comes_back = went[use.tensor];
       went[use.tensor] = use.give_up;
-      plan_.uses.push_back({.slot = use.use->slot,
-                            .place = use.use->place,
-                            .give_up = use.give_up,
-                            .give_up_below = use.give_up_below,
-                            .comes_back = comes_back,
-                            .writes = use.use->writes(),
-                            .at_ns = use.at_ns - window_ns_,
-                            .next_ns = use.dies || use.next == kNoUse ? kBeyond : uses_[use.next].at_ns - window_ns_});
+      plan_.uses.push_back(
+          {.slot = slots_[use.tensor],
+           .place = use.place,
+           .give_up = use.give_up,
+           .give_up_below = use.give_up_below,
+           .comes_back = comes_back,
+           .writes = use.writes,
+           .at_ns = begin_ns(use) - window_ns_,
+           .next_ns = use.dies || use.next == kNoUse ? kBeyond : begin_ns(uses_[use.next]) - window_ns_});
     }
   }
 
   void sort_out() {
-    std::sort(cleans_.begin(), cleans_.end(), [](const TimedClean& a, const TimedClean& b) {
+    std::stable_sort(cleans_.begin(), cleans_.end(), [](const TimedClean& a, const TimedClean& b) {
       return std::tuple(a.at_ns, a.clean.place, a.clean.slot) < std::tuple(b.at_ns, b.clean.place, b.clean.slot);
     });
-    std::sort(fetches_.begin(), fetches_.end(), [](const TimedFetch& a, const TimedFetch& b) {
+    std::stable_sort(fetches_.begin(), fetches_.end(), [](const TimedFetch& a, const TimedFetch& b) {
       return std::tuple(a.at_ns, a.fetch.place, a.fetch.slot) < std::tuple(b.at_ns, b.fetch.place, b.fetch.slot);
     });
     for (const TimedClean& timed : cleans_) plan_.cleans.push_back(timed.clean);

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "foresight/group_at.h"
 #include "foresight/occupancy.h"
 
 namespace terrace::foresight {
@@ -132,10 +133,8 @@ class Sweep {
  private:
   std::int64_t begin_ns(std::uint32_t group) const { return input_.group_begin_ns[group]; }
   std::int64_t begin_of(std::uint32_t use) const { return use == kNoUse ? kFar : begin_ns(input_.uses[use].group); }
-  std::uint32_t group_at(std::int64_t time) const {
-    const auto& begins = input_.group_begin_ns;
-    const auto past = std::upper_bound(begins.begin(), begins.end() - 1, time);
-    return past == begins.begin() ? 0 : static_cast<std::uint32_t>(past - begins.begin() - 1);
+  std::uint32_t group_at(std::int64_t time, std::uint32_t near) const {
+    return foresight::group_at(input_.group_begin_ns, time, near);
   }
 
   std::int64_t spare(std::uint32_t group) const {
@@ -300,10 +299,10 @@ class Sweep {
       late_ |= in->end_ns > due;
       ins_.push_back({earliest, due, work, input_.uses[next].group});
       const std::int64_t begin = takes_room_ns(*in, work, input_.uses[next].group);
-      const std::uint32_t from = std::min(group_at(begin), input_.uses[next].group);
+      const std::uint32_t from = std::min(group_at(begin, input_.uses[next].group), input_.uses[next].group);
       arriving_[std::max(from, group + 1)] += static_cast<std::int64_t>(bytes);
       result_.ins.push_back({candidate.tensor, next, begin, std::min(begin, due - work), *in});
-      const std::uint32_t gone = std::max(group + 1, group_at(earliest - 1) + 1);
+      const std::uint32_t gone = std::max(group + 1, group_at(earliest - 1, group) + 1);
       comes_.push_back({gone, std::max(from, group + 1)});
       brought_[next] = true;
     }
@@ -340,13 +339,13 @@ class Sweep {
     if (order.empty()) return;
     std::sort(order.begin(), order.end());
     // Of the groups that this is about.
-    const std::uint32_t first = group_at(order.front().first - input_.lead_ns);
+    const std::uint32_t first = group_at(order.front().first - input_.lead_ns, 0);
     Occupancy tree(std::span<const std::int64_t>(occupied_).subspan(first, last + 1 - first));
     for (const auto& [begin, i] : order) {
       SweepIn& in = result_.ins[i];
       const auto bytes = static_cast<std::int64_t>(input_.bytes[in.tensor]);
       const auto [gone, comes] = comes_[i];
-      const std::uint32_t earliest = std::max(gone, group_at(begin - input_.lead_ns));
+      const std::uint32_t earliest = std::max(gone, group_at(begin - input_.lead_ns, comes));
       if (earliest >= comes) continue;
       const auto room = static_cast<std::int64_t>(input_.capacity_bytes + input_.ahead_bytes) - bytes;
       const std::uint32_t from = first + tree.first_below(earliest - first, comes - first, room);
