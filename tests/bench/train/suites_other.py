@@ -98,10 +98,10 @@ def activations(run: Run) -> None:
         run.add(Row(declared.bench, declared.what, worse[best], "times", declared.bar,
                     f"{name}, {limit}{kept[best] // MIB} MiB", 1.0, interval=peer.interval,
                     counts=[*counts, *last_losses(found[best], peer)]))
-    _activations_beside(run)
+    _activations_beside(run, resting_bytes)
 
 
-def _activations_beside(run: Run) -> None:
+def _activations_beside(run: Run, resting_bytes: float) -> None:
     """The same with a processor that PyTorch does not compute on, as where a GPU computes: what is left is what the
     training itself does and waits for, and not that the daemon computes on the same processors."""
     declared, sizes, threads = ACTIVATIONS[4], run.sizes, run.place.threads - 1
@@ -121,8 +121,10 @@ def _activations_beside(run: Run) -> None:
     if reference.failed or measured.failed:
         run.missing(declared, str(measured.failed or reference.failed))
         return
+    memory = (measured.peak_bytes - resting_bytes) / max(1.0, reference.peak_bytes - resting_bytes)
     run.add(Row(declared.bench, declared.what, measured.seconds, "seconds a step", declared.bar,
-                f"without, {threads} threads each, {limit}", reference.seconds, interval=reference.interval))
+                f"without, {threads} threads each, {limit}", reference.seconds, interval=reference.interval,
+                counts=[Count("memory, of that without", memory, 0.3)]))
 
 
 def forward(run: Run) -> None:
