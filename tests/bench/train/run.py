@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from contender import Contender, Place
+from link import Carrying
 from peers import Peers
 from report import Report
 from rounds import AVAILABLE_PART, Measured, available_bytes
@@ -36,16 +37,21 @@ class Run:
         self._report = report
 
     def contender(self, name: str, kind: str, model: Model, *, limit_bytes: int | None = None,
-                  otherwise: Sequence[dict[str, object]] = (), **options: object) -> Contender:
-        """A contender that trains or runs a model; expected to need its state, or its tiers."""
+                  otherwise: Sequence[dict[str, object]] = (), carried: tuple[float, float] | None = None,
+                  **options: object) -> Contender:
+        """A contender that trains or runs a model; expected to need its state, or its tiers. carried: bytes a second
+        that the disk reads and writes meanwhile for somebody else."""
         shape = dataclasses.asdict(model)
         expected = BASE_BYTES + (int(options["memory"]) if "memory" in options else 0)
         if kind == "deepspeed":
             expected += 3 * model.state_bytes
         elif kind in ("plain", "activations"):
             expected += model.state_bytes // (4 if options.get("weights_only") else 1)
-        return Contender(self.place, name, kind, limit_bytes=limit_bytes, expected_bytes=expected,
-                         otherwise=otherwise, shape=shape, **options)
+        everything = options | {"limit_bytes": limit_bytes, "expected_bytes": expected, "otherwise": otherwise,
+                                "shape": shape}
+        if carried is None:
+            return Contender(self.place, name, kind, **everything)
+        return Carrying(self.place, name, kind, read_rate=carried[0], written_rate=carried[1], **everything)
 
     def limit(self, crew: Sequence[Contender]) -> str:
         """Gives all of a row's contenders the same memory limit, each with its daemon: a quarter more than the largest

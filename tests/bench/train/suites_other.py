@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The equality matrix, activations, and forward passes of a model that memory does not hold."""
 
-from contender import Ended
+from contender import Contender, Ended
 from rounds import Measured, last_losses, take_turns
 from rows import Count, Losses, Row
 from run import Declared, Run
@@ -11,7 +11,8 @@ LOSSES = Declared("train.losses", "combinations of what is offloaded, precision,
                   "losses are not plain PyTorch's, bit for bit", 0)
 ACTIVATIONS = [
     Declared("train.activations.memory", "peak memory of activations of a deep narrow model, against without", 0.3),
-    Declared("train.activations.time", "step time, the same", 1.10),
+    Declared("train.activations.time", "step time, against without while the disk carries as many bytes: what the link "
+             "allows", 1.10),
     Declared("train.activations.save_on_cpu", "the worse of step time and memory of activations, against save_on_cpu, "
              "by the better of two keep_bytes", 1.0),
     Declared("train.activations.torchtune", "the worse of step time and memory of activations, against torchtune's "
@@ -81,9 +82,10 @@ def activations(run: Run) -> None:
               Count("MiB written a step", ours.written_bytes / ours.steps / MIB)]
     run.add(Row(ACTIVATIONS[0].bench, ACTIVATIONS[0].what, of(ours), "MiB", ACTIVATIONS[0].bar, words, of(plain),
                 counts=counts))
-    run.add(Row(ACTIVATIONS[1].bench, ACTIVATIONS[1].what, ours.seconds, "seconds a step", ACTIVATIONS[1].bar, words,
-                plain.seconds, interval=plain.interval,
-                counts=[*counts, Count("memory, of that without", of(ours) / of(plain), 0.3)]))
+    _activations_time(run, [*counts, Count("memory, of that without", of(ours) / of(plain), 0.3),
+                            Count("step time, of that without", ours.seconds / plain.seconds),
+                            Count("the same while nothing is carried, against itself, from", plain.interval[0]),
+                            Count("to", plain.interval[1])], ours)
     for declared, name in zip(ACTIVATIONS[2:4], ("save_on_cpu", "torchtune"), strict=True):
         peer = found[name]
         if peer.failed:
@@ -101,6 +103,32 @@ def activations(run: Run) -> None:
     _activations_beside(run, resting_bytes)
 
 
+def _ours(run: Run, name: str, **options: object) -> Contender:
+    return run.contender(name, "activations", run.sizes.narrow, where="terrace", memory=run.sizes.narrow_memory_bytes,
+                         block=6 * GIB, all_guaranteed=True, keep_bytes=run.sizes.narrow_keep_bytes, **options)
+
+
+def _activations_time(run: Run, counts: list[Count], before: Measured) -> None:
+    """Against a step without while fio has the disk carry as many bytes a second as ours did before: moving them takes
+    memory's bandwidth, interrupts and, of a virtual machine, the host's processors from any step."""
+    declared, sizes = ACTIVATIONS[1], run.sizes
+    carried = tuple(moved / before.steps / before.seconds for moved in (before.read_bytes, before.written_bytes))
+    plain = run.contender("here, beside the disk", "activations", sizes.narrow, where="here", carried=carried)
+    ours = _ours(run, "terrace, timed")
+    for one in (plain, ours):
+        one.expected_bytes += 5 * GIB // 2
+    limit = run.limit([plain, ours])
+    found = take_turns([plain], [ours], sizes.rounds, sizes.turn_steps, run.say)
+    reference, measured = found[plain.name], found[ours.name]
+    run.compare("activations, timed", measured, reference)
+    if reference.failed or measured.failed:
+        run.missing(declared, str(measured.failed or reference.failed))
+        return
+    run.add(Row(declared.bench, declared.what, measured.seconds, "seconds a step", declared.bar,
+                f"without, while fio reads {carried[0] / MIB:.0f} and writes {carried[1] / MIB:.0f} MiB/s, {limit}",
+                reference.seconds, interval=reference.interval, counts=counts))
+
+
 def _activations_beside(run: Run, resting_bytes: float) -> None:
     """The same with a processor that PyTorch does not compute on, as where a GPU computes: what is left is what the
     training itself does and waits for, and not that the daemon computes on the same processors."""
@@ -109,9 +137,7 @@ def _activations_beside(run: Run, resting_bytes: float) -> None:
         run.missing(declared, "PyTorch has one thread; --threads 2 or more")
         return
     plain = run.contender("here, beside", "activations", sizes.narrow, where="here", threads=threads)
-    ours = run.contender("terrace, beside", "activations", sizes.narrow, where="terrace", threads=threads,
-                         memory=sizes.narrow_memory_bytes, block=6 * GIB, all_guaranteed=True,
-                         keep_bytes=sizes.narrow_keep_bytes)
+    ours = _ours(run, "terrace, beside", threads=threads)
     for one in (plain, ours):
         one.expected_bytes += 5 * GIB // 2
     limit = run.limit([plain, ours])

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import unittest.mock
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import contender
+import link
 import memory_room
 import rounds
 import run
@@ -51,6 +53,17 @@ for line in sys.stdin:
 
 def row(value, **more):
     return Row("train.some", "some", value, "seconds", 0.5, "others", 2.0, **more)
+
+
+def fio_of(file):
+    """What each process of fio that works on the file has moved so far, as /proc says it."""
+    moved = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(file).encode() in (folder / "cmdline").read_bytes():
+                lines = (folder / "io").read_text().splitlines()
+                moved.append({key: int(value) for key, value in (line.split(": ") for line in lines)})
+    return moved
 
 
 class Rule(unittest.TestCase):
@@ -129,7 +142,8 @@ class Said(unittest.TestCase):
             "train.block_85m": 0.5, "train.block_85m.memory": 1.0, "train.block_85m.bound": 1.25,
             "train.block_350m": 0.5, "train.block_350m.memory": 1.0, "train.block_350m.bound": 1.25,
             "train.activations.memory": 0.3, "train.activations.time": 1.10, "train.activations.save_on_cpu": 1.0,
-            "train.activations.torchtune": 1.0, "train.activations.beside": 1.10, "train.forward": 0.5, "train.billion": 1.3, "train.billion.losses": 0,
+            "train.activations.torchtune": 1.0, "train.activations.beside": 1.10, "train.forward": 0.5,
+            "train.billion": 1.3, "train.billion.losses": 0,
             "train.checkpoint": 1.2, "train.checkpoint.memory": 256})
 
     def test_rows_are_chosen_by_name_or_its_beginning(self):
@@ -230,6 +244,27 @@ class Contenders(unittest.TestCase):
         self.assertEqual(found["reference"].interval, (1.0, 1.0))
         self.assertGreater(found["subject"].peak_bytes, 0)
         self.check_nothing_is_left(*crew)
+
+    @unittest.skipUnless(shutil.which("fio"), "fio is not installed")
+    def test_the_disk_is_busy_while_one_has_its_turn_that_is_to_have_it_so(self):
+        with unittest.mock.patch.object(link, "FILE_BYTES", 8 << 20):
+            one = link.Carrying(self.place, "beside", "works", read_rate=64e6, written_rate=64e6, seconds=1.0)
+            one.start()
+        carried, found = self.folder / "beside.carried", []
+        ask = one.ask
+
+        def look(**command):
+            found[:] = fio_of(carried)
+            return ask(**command)
+
+        with unittest.mock.patch.object(one, "ask", look):
+            self.assertEqual(one.turn(2).seconds, [1.0, 1.0])
+        for kind in ("read_bytes", "write_bytes"):
+            self.assertTrue(any(moved[kind] > 0 for moved in found), f"{kind} of {found}")
+        self.assertEqual(fio_of(carried), [], "it goes with the turn")
+        one.stop()
+        self.assertFalse(carried.exists())
+        self.check_nothing_is_left(one)
 
     def test_the_last_losses_that_both_have_are_shown(self):
         ours = rounds.Measured(losses={0: (9.0).hex(), 1: (3.5).hex()})

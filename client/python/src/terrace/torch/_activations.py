@@ -19,6 +19,7 @@ from ._heap import give_back_freed_memory
 from ._kept import Here, InTerrace, Source, View
 from ._made_again import MadeAgain, note_kept, recipe_of
 from ._managed import is_managed
+from ._saved import Note, of_hidden
 from ._shelf import Shelf, class_bytes
 from ._storages import StorageReference, number_of
 
@@ -160,12 +161,14 @@ class Activations:
         self._keeper.shelf.clear()
 
     def _pack(self, tensor: torch.Tensor) -> Any:
+        if type(tensor) is not torch.Tensor and (found := of_hidden(tensor)) is not None:
+            return found if isinstance(found, Note) else Here(found)
         if _stays_whole(tensor) or _in_backward() != -1:
             # What a backward pass saves (of what it computes again) it uses at once.
             return Here(tensor)
         storage = tensor.untyped_storage()
         size = storage.nbytes()
-        if size < self._min_bytes:
+        if size < self._min_bytes or not _tells_of_storage(tensor, size):
             return Here(tensor)
         known = self._keeper.of(storage, tensor._version)
         source = None if known.source is None else known.source()
@@ -234,8 +237,16 @@ class Activations:
         self._keeper.order.use(saved, 0)
 
 
-def _unpack(packed: View | Here) -> torch.Tensor:
+def _unpack(packed: View | Here | Note) -> torch.Tensor:
     return packed.unpack()
+
+
+def _tells_of_storage(tensor: torch.Tensor, size: int) -> bool:
+    """Whether its version is that of its whole storage. What unsafe_chunk() and its like give, as RNNs' cells use it, are
+    parts of one storage that have a version each."""
+    base = tensor._base
+    whole = tensor if base is None else base
+    return whole.numel() * whole.element_size() >= size
 
 
 def _stays_whole(tensor: torch.Tensor) -> bool:

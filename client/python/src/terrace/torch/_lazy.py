@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _raw = torch._C.DisableTorchFunctionSubclass
 _get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 Operation = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 _run: Operation
@@ -80,6 +81,18 @@ class OffloadedTensor(torch.Tensor):
         else:
             parameter.taken[id(made)] = made
         return made
+
+    @staticmethod
+    def take_place_of(shown: torch.Tensor, slot: Slot, store: Store) -> None:
+        """Makes a tensor that shows the slot's leased memory one of these: whoever still has it has the content, and
+        the lease is over."""
+        shown.__class__ = OffloadedTensor  # before its data: who comes meanwhile is to lease
+        made = cast(OffloadedTensor, shown)
+        made.terrace_slot, made.terrace_store, made.terrace_parameter = slot, store, None
+        slot.lazies += 1
+        weakref.finalize(made, _gone, slot, store).atexit = False
+        with _raw():
+            _set_data(shown, slot.placeholder)
 
     def terrace_alias(self) -> OffloadedTensor:
         """Another that stands for the same content."""

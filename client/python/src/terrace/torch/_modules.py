@@ -18,7 +18,7 @@ from .._errors import FailedPrecondition
 from ._ddp import check_running
 from ._modes import check_not_compiled, is_traced
 from ._parameters import ManagedParameter, by_store, enter_each, leave
-from ._saved import pop, push
+from ._saved import pop, push, push_over_others
 from ._store import Store
 
 
@@ -100,9 +100,8 @@ class _Caller:
             return called._call_impl(*inputs, **options)
         for first in uses.first:
             first(module)
-        if not uses.sets or (uses.packs_only and not _may_pack(module, inputs, options)):
-            return module._call_impl(*inputs, **options)
-        pushed = _enter(uses)
+        leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
+        pushed = _enter(uses) if leases else push_over_others()
         try:
             return module._call_impl(*inputs, **options)
         finally:
@@ -110,7 +109,8 @@ class _Caller:
                 if pushed:
                     pop()
             finally:
-                leave(uses.parameters)
+                if leases:
+                    leave(uses.parameters)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Copies and pickles of a module have None in its place: nn.Module leaves it out, but nn.LSTM, what is

@@ -20,6 +20,7 @@ from . import _optimizers, _scaling
 from ._due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
 from ._lazy import LeasedParameter, OffloadedTensor
 from ._locals import is_split
+from ._managed import owner_of
 from ._modes import check_not_compiled
 from ._parameters import ManagedParameter, enter, leave
 from ._places import AsGradient, InDTensor, InState, Place, place_of
@@ -117,6 +118,7 @@ class _Batch:
                     self._store.written(held.terrace_slot)
                 if place.get() is tensor:
                     place.put(held)
+                self._end_lease(held, tensor)
         self._gradients.clear()
         for place, held, tensor in self._written:
             value = place.get()
@@ -127,6 +129,7 @@ class _Batch:
                 value = tensor
             if value is tensor:
                 place.put(held)
+            self._end_lease(held, tensor)
         self._written.clear()
         refused = self._keep_replaced()
         for managed in self._managed:
@@ -138,6 +141,13 @@ class _Batch:
         self._owner.adopt(self.parameters)
         if refused is not None:
             raise refused
+
+    @staticmethod
+    def _end_lease(held: OffloadedTensor, shown: torch.Tensor) -> None:
+        """A step has what it was shown in lists until it comes to the next batch, which is leased before that."""
+        owner = owner_of(shown)
+        if owner is not None and owner() is held.terrace_slot:
+            OffloadedTensor.take_place_of(shown, held.terrace_slot, held.terrace_store)
 
     def _keep_replaced(self) -> Error | None:
         """Takes over what a step has put in the place of parameters (`p.data = ...`); what could not be."""

@@ -17,8 +17,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._errors import FailedPrecondition
 from . import _managed
+from ._lazy import OffloadedParameter, OffloadedTensor
 from ._modes import in_functorch
 from ._slot import Slot
+from ._storages import over
 
 if TYPE_CHECKING:
     from ._parameters import ManagedParameter
@@ -32,16 +34,23 @@ _enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enable
 Hooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
-class _Saved(NamedTuple):
+class Note(NamedTuple):
     """Part of a parameter, or of a cast of it, as it was at a version."""
 
     managed: ManagedParameter
     version: int
     writes: int
+    cast: bool  # its numbers were converted to this type; else its bytes are seen as of this type
     dtype: torch.dtype
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    conjugate: bool
+    negative: bool
+
+    def unpack(self) -> torch.Tensor:
+        """The part, over leased memory."""
+        return _unpack_note(self)
 
 
 class _Below(NamedTuple):
@@ -52,14 +61,32 @@ class _Below(NamedTuple):
 
 def _pack(tensor: torch.Tensor) -> Any:
     managed = parameter_of(tensor)
-    if managed is None and tensor.grad_fn is not None:
-        managed = _cast_of(tensor)
     if managed is not None:
-        found = managed.parameter
-        return _Saved(managed, found._version, managed.writes, tensor.dtype, tuple(tensor.shape), tensor.stride(),
-                      int(tensor.storage_offset()))
+        return _note(managed, tensor, False)
+    if tensor.grad_fn is not None and (managed := _cast_of(tensor)) is not None:
+        return _note(managed, tensor, True)
+    if type(tensor) is not torch.Tensor and (found := of_hidden(tensor)) is not None:
+        return found
     # An output that is kept with its node would keep itself.
     return tensor if tensor.grad_fn is None else tensor.detach()
+
+
+def _note(managed: ManagedParameter, tensor: torch.Tensor, cast: bool) -> Note:
+    found = managed.parameter
+    with torch._C.DisableTorchFunctionSubclass():
+        return Note(managed, found._version, managed.writes, cast, tensor.dtype, tuple(tensor.shape), tensor.stride(),
+                    int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg())
+
+
+def of_hidden(tensor: torch.Tensor) -> Note | torch.Tensor | None:
+    """What to keep of a tensor in Terrace that is not leased, as a torch.autograd.Function saves the weight that it was
+    given: what hooks hand on of it, autograd takes for an ordinary tensor over the placeholder. None: it is none."""
+    if isinstance(tensor, OffloadedParameter):
+        return _note(tensor.terrace, tensor, False)
+    if not isinstance(tensor, OffloadedTensor):
+        return None
+    managed = tensor.terrace_parameter
+    return tensor.clone() if managed is None else _note(managed, tensor, False)
 
 
 def parameter_of(tensor: torch.Tensor) -> ManagedParameter | None:
@@ -73,8 +100,8 @@ def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
     """The parameter that a tensor is a cast of (autocast makes them), or a view of one."""
     whole = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     made_by = whole.grad_fn
-    if made_by is None or made_by.name() != "ToCopyBackward0":
-        return None
+    if made_by is None or made_by.name() != "ToCopyBackward0" or whole._version != 0:
+        return None  # or it was written to since, and cannot be made again
     found = getattr(made_by.next_functions[0][0], "variable", None)
     managed = getattr(found, "__dict__", {}).get("terrace")
     if managed is None or whole.stride() != managed.slot.placeholder.stride():
@@ -90,8 +117,10 @@ def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
 
 
 def _unpack(packed: Any) -> Any:
-    if type(packed) is not _Saved:
-        return packed
+    return packed.unpack() if type(packed) is Note else packed
+
+
+def _unpack_note(packed: Note) -> torch.Tensor:
     managed = packed.managed
     ahead_at = None if managed.gradient is None else managed.gradient.ahead_at
     if ahead_at is not None and packed.writes < ahead_at:
@@ -104,18 +133,22 @@ def _unpack(packed: Any) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         version = found._version
     # A cast was another tensor, which kept what it had whoever wrote to the parameter, and cannot be had again.
-    cast_is_lost = packed.dtype != managed.slot.dtype and managed.writes != packed.writes
+    cast_is_lost = packed.cast and managed.writes != packed.writes
     if version != packed.version or cast_is_lost:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: the "
             f"parameter '{managed.name}' is at version {version}; expected version {packed.version} instead")
     managed.store.drop_unneeded()
     (shown,) = managed.store.lease([managed.slot])
-    if packed.dtype != shown.dtype:
+    if packed.cast and packed.dtype != shown.dtype:
         shown = shown.to(packed.dtype)
-    if (tuple(shown.shape), shown.stride(), 0) != (packed.size, packed.stride, packed.offset):
+    if packed.dtype != shown.dtype:
+        shown = over(shown.untyped_storage(), packed.dtype, packed.offset, packed.size, packed.stride)
+    elif (tuple(shown.shape), shown.stride(), 0) != (packed.size, packed.stride, packed.offset):
         shown = shown.as_strided(packed.size, packed.stride, packed.offset)
-    return shown
+    if packed.conjugate:
+        shown = shown.conj()
+    return torch._neg_view(shown) if packed.negative else shown
 
 
 def _over(below: Hooks) -> Hooks:
@@ -124,7 +157,7 @@ def _over(below: Hooks) -> Hooks:
 
     def pack(tensor: torch.Tensor) -> Any:
         packed = _pack(tensor)
-        return packed if type(packed) is _Saved else _Below(pack_below(tensor))
+        return packed if type(packed) is Note else _Below(pack_below(tensor))
 
     def unpack(packed: Any) -> Any:
         return unpack_below(packed.packed) if type(packed) is _Below else _unpack(packed)
@@ -150,6 +183,11 @@ def _over_recomputation(pack_below: Callable[[Any], Any]) -> Callable[[Any], Any
 
 
 _pack.terrace = True  # type: ignore[attr-defined]
+
+
+def push_over_others() -> bool:
+    """Pushes our hooks where others are, who would take a placeholder for a tensor. Whether pop() is due."""
+    return _top(False) is not None and push()
 
 
 def push() -> bool:
