@@ -25,11 +25,16 @@ std::string in_range(const std::string& given) {
   return is_right ? std::string() : fmt::format("'{}' is not a number from {} to {}", given, kLeast, kMost);
 }
 
+constexpr std::uint64_t kSizeMin = 1'000'000;  // less is a number whose unit was left out
+
 Result<std::uint64_t> size(const char* option, const std::string& text) {
   auto bytes = parse_bytes(text);
   if (!bytes) return fail(ErrorCode::kInvalidArgument, fmt::format("{}: {}", option, bytes.error().message));
   if (*bytes == 0)
     return fail(ErrorCode::kInvalidArgument, fmt::format("{}: must be above 0, such as \"1TB\"", option));
+  if (*bytes < kSizeMin)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("{}: {} has {} bytes: give it a unit, such as \"512GB\"", option, text, *bytes));
   return bytes;
 }
 

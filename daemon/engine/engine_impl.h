@@ -336,7 +336,6 @@ class EngineImpl final : public Engine {
   static bool leaps(Foreseen& foreseen, std::uint32_t use);
   void pass(Session& session, std::uint32_t use);
   void pass_below(Session& session, const Flight& flight);
-  void stay_until_used(Session& session, Slot slot);
   void pass_some(Session& session, std::uint32_t most);
   void step_over(Session& session);
   void lose_plan(Session& session);

@@ -70,6 +70,7 @@ void EngineImpl::plan(Time now, SessionId id, std::shared_ptr<const foresight::P
     foreseen.cleans.clear();
     foreseen.fetches.clear();
     foreseen.told.assign(session->tensors.size(), false);
+    foreseen.goes_below.resize(session->tensors.size());
     foreseen.cursor = foreseen.plan ? std::min(cursor, static_cast<std::uint32_t>(foreseen.plan->uses.size())) : 0;
     foreseen.passed = foreseen.cursor;
     foreseen.met.assign(foreseen.plan ? foreseen.plan->uses.size() : 0, false);
@@ -112,22 +113,19 @@ void EngineImpl::pass(Session& session, std::uint32_t use) {
     // A copy below one that stays, or that is written, is of no use meanwhile.
     const bool stale = !here && tiers_[tier].level != home_level_ && (planned.writes || !planned.give_up);
     const bool goes = here ? planned.give_up : stale || planned.give_up_below;
-    session.places[tier]->policy->expect(planned.slot, {next, goes, here && planned.give_up_below});
+    session.places[tier]->policy->expect(planned.slot, {next, goes});
   }
+  if (index(planned.slot) < session.foreseen.goes_below.size())
+    session.foreseen.goes_below[index(planned.slot)] = planned.give_up_below;
 }
 
 // A device's copy was written down into memory: what the plan says of the copy there holds from now on.
 void EngineImpl::pass_below(Session& session, const Flight& flight) {
   if (flight.from != Level::kDevice || flight.to != Level::kMemory) return;
   const Expectation above = place_of(session, session.at(flight.slot), Level::kDevice).policy->expected(flight.slot);
-  if (above.next_ns == kUnforeseen) return;
-  session.places[memory_tier_]->policy->expect(flight.slot, {above.next_ns, above.give_up_below});
-}
-
-// The plan had the copy in memory go, and has brought it back for its next use.
-void EngineImpl::stay_until_used(Session& session, Slot slot) {
-  Policy& policy = *session.places[memory_tier_]->policy;
-  policy.expect(slot, {policy.expected(slot).next_ns});
+  const std::vector<bool>& goes_below = session.foreseen.goes_below;
+  if (above.next_ns == kUnforeseen || index(flight.slot) >= goes_below.size()) return;
+  session.places[memory_tier_]->policy->expect(flight.slot, {above.next_ns, goes_below[index(flight.slot)]});
 }
 
 // The nearest one that was not met yet.

@@ -32,6 +32,7 @@ struct Foreseen {
   std::uint32_t expected = 0;                   // uses whose slots were told to the policies when the plan came
   std::uint32_t cleared = 0;                    // slots that were looked at for what a former plan said of them
   bool fresh = false;                           // it came where there was none
+  std::vector<bool> goes_below;                 // by slot: once a device has written it down, it goes from memory, too
   std::vector<bool> told;                       // by slot that there was when the plan came: this plan speaks of it
   std::size_t next_clean = 0;                   // of the plan
   std::size_t next_fetch = 0;                   // likewise

@@ -108,7 +108,6 @@ void EngineImpl::settle_granted(Session& session, const Admission& admission, Sl
     if (session.is_share()) tensor.pinner = admission.member;
   }
   if (admission.is(Admission::Kind::kPrefetch) && admission.fetched > 0) tensor.prefetched = true;
-  if (admission.planned && admission.fetched > 0 && level == Level::kMemory) stay_until_used(session, slot);
   if (admission.is(Admission::Kind::kPrefetch) && !admission.planned && !admission.revoked)
     note_hint(session, slot, admission.tier);
   if (fresh && level != Level::kBlock && tensor.written && tensor.is_valid(level) && !tensor.forget)

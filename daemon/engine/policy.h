@@ -18,8 +18,7 @@ struct Expectation {
   // Of its next use, in nanoseconds of the session's compute: numbers of one session can be compared, whatever tensors
   // they are of. kUnforeseen: nothing is known of it.
   std::int64_t next_ns = std::numeric_limits<std::int64_t>::max();
-  bool give_up = false;        // the plan has it go before then
-  bool give_up_below = false;  // of a device's copy: and the one in memory, once it has the content
+  bool give_up = false;  // the plan has it go before then
   bool operator==(const Expectation&) const = default;
 };
 inline constexpr std::int64_t kUnforeseen = std::numeric_limits<std::int64_t>::max();

@@ -54,7 +54,7 @@ class Planner {
       // The use at which it died last time was not the last one then: that one was left out.
       if (later != kNoUse && uses_[later].reads) uses_[at].dies = false;
       later = static_cast<std::uint32_t>(at);
-      stays_[uses_[at].tensor] = uses_[at].reads;
+      stays_[uses_[at].tensor] = uses_[at].reads && uses_[at].group < second_step_;
     }
   }
 
@@ -121,6 +121,7 @@ class Planner {
                          .dies = use.dies});
       }
       base += templates[period]->period_ns;
+      if (period == 0) second_step_ = static_cast<std::uint32_t>(begins_.size());
       if (period == window) window_end_ = uses_.size();
     }
     first_use_.push_back(static_cast<std::uint32_t>(uses_.size()));
@@ -316,6 +317,8 @@ class Planner {
     std::vector<bool> came(bytes_.size(), false);
     std::vector<std::uint64_t> coming(begins_.size(), 0);
     std::uint64_t total = 0;
+    std::uint64_t room = input.capacity_bytes;
+    for (const PlannedTier& device : machine_.devices) room += device.capacity_bytes;
     bool written = false;
     for (const SweepUse& use : input.uses) {
       written = written || (use.writes && stays_[use.tensor]);
@@ -324,7 +327,7 @@ class Planner {
       coming[use.group] += bytes_[use.tensor];
       total += bytes_[use.tensor];
     }
-    if (!written || total <= input.capacity_bytes) return {};
+    if (!written || total <= room) return {};
     const double part = static_cast<double>(input.capacity_bytes) / static_cast<double>(total);
     for (std::uint64_t& bytes : coming) {
       total -= bytes;
@@ -422,12 +425,11 @@ class Planner {
     if (in_window(in.from_ns)) push_fetch(place, in.tensor, in.from_ns, in.must_begin_ns, due);
   }
 
-  // One that must begin before there is room for it does not hold up what can begin meanwhile.
   void push_fetch(std::uint32_t place, std::uint32_t tensor, std::int64_t from_ns, std::int64_t must_begin_ns,
                   std::uint32_t due) {
     const std::uint32_t group = group_at(begins_, from_ns, due);
     const std::uint32_t from = first_use_[group] <= window_begin_ ? 0 : begun(group);
-    fetches_.push_back({std::max(must_begin_ns, from_ns), {from, slots_[tensor], place, begins_[due] - window_ns_}});
+    fetches_.push_back({must_begin_ns, {from, slots_[tensor], place, begins_[due] - window_ns_}});
   }
 
   void emit_uses() {
@@ -469,6 +471,7 @@ class Planner {
   std::vector<Slot> slots_;               // by tensor
   std::vector<std::uint64_t> bytes_;      // likewise
   std::vector<std::uint32_t> last_;       // likewise: the use looked at last
+  std::uint32_t second_step_ = 0;         // its first group
   std::vector<bool> stays_;               // likewise: its content is from before the horizon
   std::vector<Event> events_;
   std::vector<bool> waits_;      // by group: for a link, in a former round; empty: nobody does

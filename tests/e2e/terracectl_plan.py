@@ -71,7 +71,7 @@ def test_picture(tmp_path):
     (["--model", "llama9", "--node", "g10"], "llama3-70b"),
     (["--model", "gpt2-1.5b"], "--node is required"),
     (["--model", "gpt2-1.5b", "--node", "/no/such.toml"], "the nodes known by name are g10-2tier"),
-    ([*QUICK, "--dram", "much"], "--dram: "),
+    ([*QUICK, "--dram", "much"], "--dram: "), ([*QUICK, "--dram", "512,768"], "--dram: 512 has 512 bytes: give it a unit"),
     ([*QUICK, "--drive-capacity", "0"], "--drive-capacity: must be above 0"),
     ([*QUICK, "--drives", "0"], "--drives"),
     ([*QUICK, "--drive-writes-a-day", "-1"], "--drive-writes-a-day"),

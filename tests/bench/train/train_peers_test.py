@@ -247,9 +247,10 @@ class Contenders(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which("fio"), "fio is not installed")
     def test_the_disk_is_busy_while_one_has_its_turn_that_is_to_have_it_so(self):
-        with unittest.mock.patch.object(link, "FILE_BYTES", 8 << 20):
-            one = link.Carrying(self.place, "beside", "works", read_rate=64e6, written_rate=64e6, seconds=1.0)
-            one.start()
+        self.enterContext(unittest.mock.patch.object(link, "FILE_BYTES", 8 << 20))
+        one = link.Carrying(self.place, "beside", "works", read_rate=64e6, written_rate=64e6, seconds=1.0)
+        self.addCleanup(one.stop)
+        one.start()
         carried, found = self.folder / "beside.carried", []
         ask = one.ask
 
