@@ -275,7 +275,6 @@ class EngineImpl final : public Engine {
   void evict_for_hint(Session& session, Slot slot);
   Eviction evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency, bool straight_home);
   bool droppable(const Session& session, Slot slot, Level level) const;
-  static bool is_to_be_filled(const Tensor& tensor, Level level);
   Eviction lower_extent(Session& session, Slot slot, Urgency urgency, Level& target);
   bool allocate_by_dropping(Session& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset);
   void count_eviction(Tensor& tensor, Level level, EvictionReason reason);
@@ -485,7 +484,6 @@ class EngineImpl final : public Engine {
   Restored restored_;
   PrefetchStatus prefetches_;
   ForesightStatus foresight_;
-
   std::map<SessionId, std::unique_ptr<Session>> sessions_;
   std::map<SessionId, SessionId> part_of_;  // members of shares, and the share
   std::vector<Session*> stirred_;           // null: of which nothing is left

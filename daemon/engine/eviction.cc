@@ -61,11 +61,6 @@ bool EngineImpl::droppable(const Session& session, Slot slot, Level level) const
   return !is_only_one(session, slot, tensor, level);
 }
 
-// A write-back from the tier above is about to fill it: its going would cost a transfer later.
-bool EngineImpl::is_to_be_filled(const Tensor& tensor, Level level) {
-  return tensor.activity == Activity::kCleaning && tensor.published < level;
-}
-
 void EngineImpl::count_eviction(Tensor& tensor, Level level, EvictionReason reason) {
   ++tiers_[tier_index(tensor, level)].evictions[static_cast<std::size_t>(reason)];
   if (tensor.prefetched) ++prefetches_.wasted;

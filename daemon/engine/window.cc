@@ -61,7 +61,9 @@ std::optional<double> EngineImpl::missed(Session& session, std::size_t tier, Slo
   const Level level = tiers_[tier].level;
   if (!may_move(tensor) || tensor.pinned == level || tensor.mark == set_mark_ || tensor.deleted) return std::nullopt;
   if (tensor.published == level && leased(session, slot)) return std::nullopt;
-  if (!droppable(session, slot, level) || is_to_be_filled(tensor, level)) return std::nullopt;
+  if (!droppable(session, slot, level)) return std::nullopt;
+  // A write-back from above is about to fill it: its going would cost a transfer later.
+  if (tensor.activity == Activity::kCleaning && tensor.published < level) return std::nullopt;
   if (choice.spare_hinted && tensor.published == level && tensor.hinted) return std::nullopt;
   const Expectation expected = session.places[tier]->policy->expected(slot);
   if (expected.next_ns < choice.used_after_ns) return std::nullopt;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Shows that the group under way at a time is found from whichever other one the look begins.
 #include "foresight/group_at.h"
 
 #include <gtest/gtest.h>
