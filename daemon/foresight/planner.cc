@@ -398,7 +398,7 @@ class Planner {
     return first <= window_begin_ ? 0 : static_cast<std::uint32_t>(first - window_begin_);
   }
 
-  // `origin`: in the horizon, of the sweep's uses; kNoUse: of a copy from above.
+  // `origin`: in the horizon, of the sweep's uses. What a copy in memory has from a device was not written there.
   void clean(std::uint32_t place, const SweepOut& out, const std::vector<std::uint32_t>& origin) {
     std::uint32_t write = out.write == kNoUse ? kNoUse : origin[out.write];
     if (write != kNoUse && uses_[write].place != place) write = kNoUse;
