@@ -274,8 +274,7 @@ class Planner {
     const auto sooner = [](const Event& a, const Event& b) {
       return std::tuple(a.at_ns, a.order(), a.tensor) < std::tuple(b.at_ns, b.order(), b.tensor);
     };
-    // (They come in rows that are in order, for which a merge sort is made: as the others below.)
-    std::stable_sort(events_.begin(), events_.end(), sooner);
+    std::sort(events_.begin(), events_.end(), sooner);
     const auto moved = static_cast<std::ptrdiff_t>(events_.size());
     events_.reserve(events_.size() + uses_.size());
     std::ptrdiff_t group_begin = moved;
@@ -453,10 +452,10 @@ class Planner {
   }
 
   void sort_out() {
-    std::stable_sort(cleans_.begin(), cleans_.end(), [](const TimedClean& a, const TimedClean& b) {
+    std::sort(cleans_.begin(), cleans_.end(), [](const TimedClean& a, const TimedClean& b) {
       return std::tuple(a.at_ns, a.clean.place, a.clean.slot) < std::tuple(b.at_ns, b.clean.place, b.clean.slot);
     });
-    std::stable_sort(fetches_.begin(), fetches_.end(), [](const TimedFetch& a, const TimedFetch& b) {
+    std::sort(fetches_.begin(), fetches_.end(), [](const TimedFetch& a, const TimedFetch& b) {
       return std::tuple(a.at_ns, a.fetch.place, a.fetch.slot) < std::tuple(b.at_ns, b.fetch.place, b.fetch.slot);
     });
     for (const TimedClean& timed : cleans_) plan_.cleans.push_back(timed.clean);
@@ -471,8 +470,8 @@ class Planner {
   std::vector<Slot> slots_;               // by tensor
   std::vector<std::uint64_t> bytes_;      // likewise
   std::vector<std::uint32_t> last_;       // likewise: the use looked at last
+  std::vector<bool> stays_;               // likewise: its content is from before the horizon, whose first step reads it
   std::uint32_t second_step_ = 0;         // its first group
-  std::vector<bool> stays_;               // likewise: its content is from before the horizon
   std::vector<Event> events_;
   std::vector<bool> waits_;      // by group: for a link, in a former round; empty: nobody does
   bool memory_is_late_ = false;  // in a former round
