@@ -276,6 +276,8 @@ class EngineImpl final : public Engine {
   Eviction evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency, bool straight_home);
   bool droppable(const Session& session, Slot slot, Level level) const;
   Eviction lower_extent(Session& session, Slot slot, Urgency urgency, Level& target);
+  Eviction clear_below(Session& session, std::uint64_t bytes, Urgency urgency);
+  Eviction join_below(Session& session, Slot slot);
   bool allocate_by_dropping(Session& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset);
   void count_eviction(Tensor& tensor, Level level, EvictionReason reason);
   void clean(Session& session);

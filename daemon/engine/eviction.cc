@@ -126,21 +126,39 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
         raise_leaving(session, memory_tier_, memory.leaving_bytes, urgency);
         return Eviction::kDeferred;
       }
-      // In pieces: not worth more. Or memory cannot be written back just now: the home itself may do better, and if
-      // not, whoever waits learns of it.
-      if (coming >= bytes || memory.write_back_error) return Eviction::kStarted;
-      const Survey found = survey(session, memory_tier_, {.enough_bytes = bytes - coming});
-      if (found.victim_bytes < bytes - coming) return Eviction::kStarted;
-      bool started = false;
-      for (const Slot victim : found.victims)
-        started |= evict(session, victim, Level::kMemory, EvictionReason::kDemand, urgency, true) == Eviction::kStarted;
-      if (started) return Eviction::kDeferred;
+      // Memory cannot be written back just now: the home itself may do better, and if not, whoever waits learns of it.
+      if (memory.write_back_error) return Eviction::kStarted;
+      const Eviction made = coming >= bytes ? join_below(session, slot) : clear_below(session, bytes - coming, urgency);
+      if (made != Eviction::kDropped) return made;
       if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) return Eviction::kStarted;
     }
     add_copy(session, slot, memory_tier_, offset);
   }
   target = Level::kMemory;
   return Eviction::kStarted;
+}
+
+// Room in memory for a device's copy, by the policy's order. kDropped: there is more of it. kStarted: there is none,
+// and the copy goes straight home.
+EngineImpl::Eviction EngineImpl::clear_below(Session& session, std::uint64_t bytes, Urgency urgency) {
+  const Survey found = survey(session, memory_tier_, {.enough_bytes = bytes});
+  if (found.victim_bytes < bytes) return Eviction::kStarted;
+  bool started = false;
+  for (const Slot victim : found.victims)
+    started |= evict(session, victim, Level::kMemory, EvictionReason::kDemand, urgency, true) == Eviction::kStarted;
+  return started ? Eviction::kDeferred : Eviction::kDropped;
+}
+
+// The same, where the bytes are free but lie apart: what stands between them moves, or goes, if it is used after the
+// copy.
+EngineImpl::Eviction EngineImpl::join_below(Session& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  if (join_free(session, memory_tier_, tensor.extent_bytes())) return Eviction::kDeferred;
+  const std::int64_t next_ns = place_of(session, tensor, Level::kDevice).policy->expected(slot).next_ns;
+  if (!session.foreseen.plan || next_ns == kUnforeseen) return Eviction::kStarted;
+  if (!clear_window(session, memory_tier_, tensor.extent_bytes(), {.used_after_ns = next_ns}))
+    return Eviction::kStarted;
+  return session.places[memory_tier_]->leaving_bytes > 0 ? Eviction::kDeferred : Eviction::kDropped;
 }
 
 // An extent, for the price of clean copies at most; none are given up in vain, since free bytes that lie apart are

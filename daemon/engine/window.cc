@@ -18,6 +18,7 @@ constexpr std::uint64_t kBytesPerTensor = 64;
 constexpr std::uint64_t kBytesPerCopy = 512;
 constexpr std::uint64_t kMovesMax = 8;  // bytes within a tier, for the time of one over a link
 constexpr double kGivenUp = 0.01;  // of what the copy would be missed otherwise: the plan brings it back, or nobody
+constexpr double kOutAndIn = 4;    // likewise, of a copy that must be written back first
 constexpr double kSoonestS = 1e-3;
 
 // A copy among its neighbours.
@@ -61,14 +62,16 @@ std::optional<double> EngineImpl::missed(Session& session, std::size_t tier, Slo
   const Level level = tiers_[tier].level;
   if (!may_move(tensor) || tensor.pinned == level || tensor.mark == set_mark_ || tensor.deleted) return std::nullopt;
   if (tensor.published == level && leased(session, slot)) return std::nullopt;
-  if (!droppable(session, slot, level)) return std::nullopt;
+  const bool clean = droppable(session, slot, level);
+  if (choice.at_once && !clean) return std::nullopt;
   // A write-back from above is about to fill it: its going would cost a transfer later.
   if (tensor.activity == Activity::kCleaning && tensor.published < level) return std::nullopt;
   if (choice.spare_hinted && tensor.published == level && tensor.hinted) return std::nullopt;
   const Expectation expected = session.places[tier]->policy->expected(slot);
   if (expected.next_ns < choice.used_after_ns) return std::nullopt;
   const double away_s = static_cast<double>(expected.next_ns - session.foreseen.now_ns()) * 1e-9;
-  return static_cast<double>(tensor.extent_bytes()) * (expected.give_up ? kGivenUp : 1) / std::max(away_s, kSoonestS);
+  const double weight = (expected.give_up ? kGivenUp : 1) * (clean ? 1 : kOutAndIn);
+  return weight * static_cast<double>(tensor.extent_bytes()) / std::max(away_s, kSoonestS);
 }
 
 // The tier's copies by address, for whoever looks for room of `bytes` among them; none where there is none to be had,
@@ -117,7 +120,7 @@ bool EngineImpl::join_free(Session& session, std::size_t tier, std::uint64_t byt
   return true;
 }
 
-// Gives up, without a transfer, what lies in the best run of `bytes`. False: there is none.
+// Gives up what lies in the best run of `bytes`. False: there is none.
 bool EngineImpl::clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice) {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
@@ -150,7 +153,7 @@ bool EngineImpl::clear_window(Session& session, std::size_t tier, std::uint64_t 
   }
   if (best.first == best.second) return false;
   for (std::size_t at = best.first; at < best.second; ++at)
-    evict(session, copies[at].second, level, EvictionReason::kDemand, {mover::Class::kAwaitedWriteBack, kNever}, false);
+    evict(session, copies[at].second, level, EvictionReason::kDemand, {mover::Class::kAwaitedWriteBack, kNever}, true);
   return true;
 }
 
@@ -162,6 +165,7 @@ bool EngineImpl::make_room_at_once(Session& session, const Admission& admission,
   const std::uint64_t largest = *std::ranges::max_element(sizes);
   const bool apart = place.space.largest_free_bytes() >= largest;
   Choice choice = choice_for(session, admission, 0);
+  choice.at_once = true;
   if (!admission.is(Admission::Kind::kPrefetch)) choice.used_after_ns = session.foreseen.now_ns() + kSoonNs;
   return clear_window(session, admission.tier, apart ? admission.missing_bytes : largest, choice);
 }
