@@ -37,7 +37,7 @@ class Carrying(Contender):
     def _fio(self, *jobs: str) -> list[str]:
         fio = shutil.which("fio")
         if fio is None:
-            raise Ended("fio is not installed")
+            raise Ended("fio is not installed: deploy/bootstrap test")
         return [fio, f"--filename={self._file}", f"--size={FILE_BYTES}", "--direct=1", "--bs=4M", "--iodepth=2",
                 "--ioengine=io_uring", "--thread", *jobs]
 
@@ -79,7 +79,7 @@ def bytes_a_second(folder: pathlib.Path, read_bytes: int, written_bytes: int, de
     """Reads and writes of 1 MiB together, O_DIRECT, in the proportion of these bytes: their sum in a second."""
     fio = shutil.which("fio")
     if fio is None:
-        raise NoLink("fio is not installed")
+        raise NoLink("fio is not installed: deploy/bootstrap test")
     share = round(100 * read_bytes / max(1, read_bytes + written_bytes))
     file = folder / "link"
     command = [fio, "--name=link", f"--filename={file}", f"--size={FILE_BYTES}", "--direct=1", "--bs=1M",

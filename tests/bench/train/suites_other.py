@@ -164,7 +164,7 @@ def forward(run: Run) -> None:
         run.missing(FORWARD, why)
         return
     if run.place.cgroups[1] is None:
-        run.missing(FORWARD, "needs a memory cgroup, which cannot be made here")
+        run.missing(FORWARD, "needs a memory cgroup, which cannot be made here (as root it can)")
         return
     limit = sizes.passes_limit_bytes
     accelerate = run.contender("accelerate", "forward_accelerate", model, limit_bytes=limit)
