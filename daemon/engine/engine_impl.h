@@ -355,8 +355,9 @@ class EngineImpl final : public Engine {
   void start_planned_cleans(Session& session);
   // Begun, or nothing to do; not now; nor any other that needs room there.
   enum class Planned : std::uint8_t { kDone, kLater, kNoRoom };
+  bool is_to_come(Session& session, Slot slot, Level level);
   Planned start_planned_clean(Session& session, const foresight::PlannedClean& clean);
-  static bool waits_for_room(const Session& session, bool planned_too);
+  static bool waits_for_room(const Session& session, std::size_t tier, bool planned_too);
   void start_planned_fetches(Session& session);
   void plan_return(Session& session, Slot slot, Level level);
   void revoke_late(Session& session);

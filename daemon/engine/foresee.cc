@@ -63,11 +63,19 @@ void EngineImpl::start_planned_cleans(Session& session) {
   }
 }
 
+// It is still in a device, which the plan has give it up.
+bool EngineImpl::is_to_come(Session& session, Slot slot, Level level) {
+  const Tensor& tensor = session.at(slot);
+  return level == Level::kMemory && tensor.live() && tensor.published == Level::kDevice &&
+         place_of(session, tensor, Level::kDevice).policy->expected(slot).give_up;
+}
+
 EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const foresight::PlannedClean& clean) {
   const auto tier = tier_of_place(clean.place, false);
   if (!tier || index(clean.slot) >= session.tensors.size()) return Planned::kDone;
   const Level level = tiers_[*tier].level;
   const Tensor& tensor = session.at(clean.slot);
+  if (is_to_come(session, clean.slot, level)) return Planned::kLater;
   if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
       tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier) || is_gone(session, tensor))
     return Planned::kDone;
@@ -116,20 +124,21 @@ void EngineImpl::plan_return(Session& session, Slot slot, Level level) {
 
 // Whoever waits for room goes first: what was given up for it must not take the room again, only to be given up once
 // more.
-bool EngineImpl::waits_for_room(const Session& session, bool planned_too) {
+bool EngineImpl::waits_for_room(const Session& session, std::size_t tier, bool planned_too) {
   return std::ranges::any_of(session.admissions, [&](const Admission& admission) {
-    return admission.phase == Admission::Phase::kWaiting && (planned_too || !admission.planned) &&
+    return admission.tier == tier && admission.phase == Admission::Phase::kWaiting &&
+           (planned_too || !admission.planned) &&
            (admission.block == Admission::Block::kSpace || admission.block == Admission::Block::kLeases);
   });
 }
 
 void EngineImpl::start_planned_fetches(Session& session) {
-  if (session.foreseen.fetches.empty() || waits_for_room(session, false)) return;
-  const bool returns_wait = waits_for_room(session, true);
   auto& fetches = session.foreseen.fetches;
   std::uint32_t put_off = 0;
   for (std::size_t at = 0; at < fetches.size() && put_off < kPutOffMax;) {
-    if (!(fetches[at].returns && returns_wait) && start_planned_fetch(session, fetches[at])) {
+    const auto tier = tier_of_place(fetches[at].place, false);
+    const bool waits = tier && waits_for_room(session, *tier, fetches[at].returns);
+    if (!waits && start_planned_fetch(session, fetches[at])) {
       fetches.erase(fetches.begin() + static_cast<std::ptrdiff_t>(at));
     } else {
       ++at;

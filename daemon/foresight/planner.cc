@@ -2,13 +2,13 @@
 #include "foresight/planner.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
-#include <limits>
+#include <numeric>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
-#include "foresight/group_at.h"
+#include "foresight/timing.h"
 
 namespace terrace::foresight {
 namespace {
@@ -18,7 +18,7 @@ constexpr int kRoundsMax = 3;
 constexpr std::uint64_t kUnforeseenOneIn = 8;  // of a device, at most
 constexpr std::uint64_t kSpareOneIn = 8;       // likewise
 constexpr std::int64_t kStretchOneIn = 50;     // waits of less than this part of the step do not make a new plan
-constexpr std::int64_t kNotYet = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kSameOneIn = 20;        // nor do those that differ by less than this part from a former round's
 
 // A use within the horizon.
 struct HorizonUse {
@@ -60,6 +60,7 @@ class Planner {
 
   Plan run() {
     for (int round = 1;; ++round) {
+      waits_.assign(unwaited_.begins.size() - 1, 0);
       for (const PlannedTier& device : machine_.devices) plan_device(device);
       if (machine_.has_memory) plan_memory();
       if (round == kRoundsMax || !stretch()) break;
@@ -68,6 +69,7 @@ class Planner {
       fetches_.clear();
       events_.clear();
     }
+    plan_.period_ns = timing_.period_ns;
     emit_uses();
     sort_out();
     return std::move(plan_);
@@ -85,16 +87,17 @@ class Planner {
 
   void lay_out(const std::vector<const Template*>& templates, std::size_t window) {
     std::int64_t base = 0;
+    std::vector<std::int64_t>& begins = unwaited_.begins;
     std::size_t most = 0;
     for (const Template* known : templates) most += known->uses.size();
     uses_.reserve(most);
-    begins_.reserve(most + 1);
+    begins.reserve(most + 1);
     first_use_.reserve(most + 1);
     for (std::size_t period = 0; period < templates.size(); ++period) {
       if (period == window) {
         window_begin_ = uses_.size();
-        window_ns_ = base;
-        plan_.period_ns = templates[period]->period_ns;
+        unwaited_.window_ns = base;
+        unwaited_.period_ns = templates[period]->period_ns;
         plan_.number = templates[period]->version;
         match_ = templates[period]->last_match;
       }
@@ -106,7 +109,7 @@ class Planner {
           continue;
         }
         if (opens || use.at_ns - opened_ns >= kOneSetNs) {
-          begins_.push_back(std::max(base + use.at_ns, begins_.empty() ? base : begins_.back()));
+          begins.push_back(std::max(base + use.at_ns, begins.empty() ? base : begins.back()));
           first_use_.push_back(static_cast<std::uint32_t>(uses_.size()));
           opened_ns = use.at_ns;
           opens = false;
@@ -114,18 +117,19 @@ class Planner {
         const std::uint32_t tensor = tensor_of(use);
         last_[tensor] = static_cast<std::uint32_t>(uses_.size());
         uses_.push_back({.tensor = tensor,
-                         .group = static_cast<std::uint32_t>(begins_.size() - 1),
+                         .group = static_cast<std::uint32_t>(begins.size() - 1),
                          .place = use.place,
                          .reads = use.reads(),
                          .writes = use.writes(),
                          .dies = use.dies});
       }
       base += templates[period]->period_ns;
-      if (period == 0) second_step_ = static_cast<std::uint32_t>(begins_.size());
+      if (period == 0) second_step_ = static_cast<std::uint32_t>(begins.size());
       if (period == window) window_end_ = uses_.size();
     }
     first_use_.push_back(static_cast<std::uint32_t>(uses_.size()));
-    begins_.push_back(std::max(base, begins_.empty() ? base : begins_.back()));
+    begins.push_back(std::max(base, begins.empty() ? base : begins.back()));
+    timing_ = unwaited_;
     last_.assign(bytes_.size(), kNoUse);
     stays_.assign(bytes_.size(), false);
   }
@@ -151,44 +155,22 @@ class Planner {
 
   // Where links are too slow for the compute, everything after waits. True: enough for another plan.
   bool stretch() {
-    const std::vector<std::int64_t> late = take_lateness();
-    const std::int64_t before = std::exchange(late_ns_, late.back());
-    if (late_ns_ <= plan_.period_ns / kStretchOneIn || late_ns_ > before / 2) return false;
-    const std::int64_t window_end = window_ns_ + plan_.period_ns;
-    const auto late_at = [&](std::int64_t time) {
-      return time >= begins_.back() ? late.back() : late[group_at(begins_, time, 0)];
-    };
-    const std::int64_t begin = window_ns_ + late_at(window_ns_);
-    plan_.period_ns = window_end + late_at(window_end) - begin;
-    window_ns_ = begin;
-    waits_.resize(late.size());
-    for (std::size_t group = 0; group < late.size(); ++group)
-      if (late[group] > (group == 0 ? 0 : late[group - 1])) waits_[group] = true;
-    for (std::size_t group = 0; group < begins_.size(); ++group) begins_[group] += late[group];
+    const std::int64_t late_ns = std::accumulate(waits_.begin(), waits_.end(), std::int64_t{0});
+    const std::int64_t former_ns = timing_.begins.back() - unwaited_.begins.back();
+    if (late_ns <= unwaited_.period_ns / kStretchOneIn) return false;
+    if (std::abs(late_ns - former_ns) < former_ns / kSameOneIn) return false;
+    timing_ = unwaited_.with(waits_);
+    waited_ = waits_;
     return true;
   }
 
-  // By group, from the sweeps' delays. Those of one backlog are one wait; what waits after it makes all that follows
-  // later still.
-  std::vector<std::int64_t> take_lateness() {
-    std::vector<std::int64_t> late(begins_.size(), 0);
-    for (const SweepDelay& delay : delays_) late[delay.group] = std::max(late[delay.group], delay.late_ns);
-    delays_.clear();
-    std::int64_t former = 0;
-    std::int64_t backlog = 0;
-    std::int64_t over = 0;  // when it is worked off
-    for (std::size_t group = 0; group < late.size(); ++group) {
-      if (late[group] > 0) {
-        if (begins_[group] > over) former += std::exchange(backlog, 0);
-        over = std::max(over, begins_[group] + late[group]);
-        backlog = std::max(backlog, late[group]);
-      }
-      late[group] = former + backlog;
-    }
-    return late;
+  // A group waits for all tiers at once.
+  void add_waits(const SweepResult& result) {
+    for (std::size_t group = 0; group < result.waits_ns.size(); ++group)
+      waits_[group] = std::max(waits_[group], result.waits_ns[group]);
   }
 
-  std::int64_t begin_ns(const HorizonUse& use) const { return begins_[use.group]; }
+  std::int64_t begin_ns(const HorizonUse& use) const { return timing_.begins[use.group]; }
 
   // Without room for what is not foreseen: the part of its uses that the last such step had beyond its template.
   std::uint64_t planned_bytes(const PlannedTier& device) const {
@@ -198,7 +180,7 @@ class Planner {
     return device.capacity_bytes - std::min(unforeseen, device.capacity_bytes / kUnforeseenOneIn);
   }
 
-  bool link_bound() const { return !waits_.empty(); }
+  bool link_bound() const { return !waited_.empty(); }
 
   // Where somebody waits for a link, room for one tensor more, the largest that is used then: one way of the link need
   // not wait for the other.
@@ -206,10 +188,10 @@ class Planner {
     if (!link_bound()) return {};
     std::uint64_t largest = 0;
     for (const HorizonUse& use : uses_)
-      if (waits_[use.group]) largest = std::max(largest, bytes_[use.tensor]);
-    std::vector<std::uint64_t> spare(waits_.size(), 0);
+      if (waited_[use.group] > 0) largest = std::max(largest, bytes_[use.tensor]);
+    std::vector<std::uint64_t> spare(waited_.size(), 0);
     for (std::size_t group = 0; group < spare.size(); ++group)
-      if (waits_[group]) spare[group] = std::min(largest, device.capacity_bytes / kSpareOneIn);
+      if (waited_[group] > 0) spare[group] = std::min(largest, device.capacity_bytes / kSpareOneIn);
     return spare;
   }
 
@@ -217,7 +199,8 @@ class Planner {
     const std::vector<std::uint64_t> spare = spare_in(device);
     SweepInput input{.capacity_bytes = planned_bytes(device),
                      .spare_bytes = spare,
-                     .group_begin_ns = begins_,
+                     .group_begin_ns = timing_.begins,
+                     .unwaited_ns = unwaited_.begins,
                      .uses = {},
                      .bytes = bytes_,
                      .in = device.in,
@@ -225,8 +208,8 @@ class Planner {
                      .toll = device.toll,
                      .link_bound = link_bound(),
                      .lead_ns = machine_.lead_ns,
-                     .lead_from_ns = window_ns_ - machine_.lead_ns,
-                     .lead_until_ns = window_ns_ + plan_.period_ns + machine_.lead_ns};
+                     .lead_from_ns = timing_.window_ns - machine_.lead_ns,
+                     .lead_until_ns = timing_.window_ns + timing_.period_ns + machine_.lead_ns};
     input.uses.reserve(uses_.size());
     std::vector<std::uint32_t> origin;
     origin.reserve(uses_.size());
@@ -238,7 +221,7 @@ class Planner {
       origin.push_back(at);
     }
     const SweepResult result = sweep(input);
-    delays_.insert(delays_.end(), result.delays.begin(), result.delays.end());
+    add_waits(result);
     for (std::size_t i = 0; i < origin.size(); ++i)
       if (result.given_up[i]) uses_[origin[i]].give_up = true;
     for (const SweepOut& out : result.outs) {
@@ -249,7 +232,7 @@ class Planner {
     std::vector<bool> brought(uses_.size(), false);
     for (const SweepIn& in : result.ins) {
       fetch(device.place, in, input.uses[in.use].group);
-      brought[origin[in.use]] = in_window(in.from_ns);
+      brought[origin[in.use]] = timing_.in_window(in.from_ns);
       if (machine_.has_memory) events_.push_back({in.from_ns, in.tensor, Event::Kind::kNeeded, origin[in.use]});
     }
     make_sure(device, brought);
@@ -314,7 +297,7 @@ class Planner {
   // meanwhile. Empty: all of it fits, or goes for nothing.
   std::vector<std::uint64_t> room_to_come(const SweepInput& input) const {
     std::vector<bool> came(bytes_.size(), false);
-    std::vector<std::uint64_t> coming(begins_.size(), 0);
+    std::vector<std::uint64_t> coming(unwaited_.begins.size(), 0);
     std::uint64_t total = 0;
     std::uint64_t room = input.capacity_bytes;
     for (const PlannedTier& device : machine_.devices) room += device.capacity_bytes;
@@ -341,7 +324,8 @@ class Planner {
     const std::uint64_t ahead_bytes = ahead_in_memory();
     SweepInput input{.capacity_bytes = machine_.memory.capacity_bytes - ahead_bytes,
                      .ahead_bytes = ahead_bytes,
-                     .group_begin_ns = begins_,
+                     .group_begin_ns = timing_.begins,
+                     .unwaited_ns = unwaited_.begins,
                      .uses = {},
                      .bytes = bytes_,
                      .in = machine_.memory.in,
@@ -350,15 +334,15 @@ class Planner {
                      .toll = machine_.memory.toll,
                      .link_bound = link_bound(),
                      .lead_ns = machine_.lead_ns,
-                     .lead_from_ns = window_ns_ - machine_.lead_ns,
-                     .lead_until_ns = window_ns_ + plan_.period_ns + machine_.lead_ns};
+                     .lead_from_ns = timing_.window_ns - machine_.lead_ns,
+                     .lead_until_ns = timing_.window_ns + timing_.period_ns + machine_.lead_ns};
     input.uses.reserve(events_.size());
     std::vector<std::uint32_t> origin;
     origin.reserve(events_.size());
     std::vector<std::uint32_t> last(bytes_.size(), kNoUse);
     std::uint32_t group = 0;
     for (const Event& event : events_) {
-      group = group_at(begins_, event.at_ns, group);
+      group = timing_.group_at(event.at_ns, group);
       std::uint32_t& before = last[event.tensor];
       const bool renews = event.kind == Event::Kind::kStale || event.kind == Event::Kind::kWritten;
       if (renews && before != kNoUse) input.uses[before].dies = true;
@@ -378,8 +362,8 @@ class Planner {
     const std::vector<std::uint64_t> spare = room_to_come(input);
     input.spare_bytes = spare;
     const SweepResult result = sweep(input);
-    delays_.insert(delays_.end(), result.delays.begin(), result.delays.end());
-    memory_is_late_ = memory_is_late_ || !result.delays.empty();
+    add_waits(result);
+    memory_is_late_ = memory_is_late_ || std::ranges::any_of(result.waits_ns, [](std::int64_t ns) { return ns > 0; });
     for (std::size_t i = 0; i < origin.size(); ++i) {
       HorizonUse& use = uses_[origin[i]];
       (use.place == machine_.memory.place ? use.give_up : use.give_up_below) = result.given_up[i];
@@ -388,9 +372,6 @@ class Planner {
     for (const SweepIn& in : result.ins) fetch(machine_.memory.place, in, input.uses[in.use].group);
   }
 
-  bool in_window(std::int64_t time) const {
-    return time >= window_ns_ && time < window_ns_ + std::max<std::int64_t>(plan_.period_ns, 1);
-  }
   // How many uses of the window have begun once all of the groups before `group` are over.
   std::uint32_t begun(std::uint32_t group) const {
     const std::size_t first = std::min<std::size_t>(first_use_[group] + 1, window_end_);
@@ -402,10 +383,10 @@ class Planner {
     std::uint32_t write = out.write == kNoUse ? kNoUse : origin[out.write];
     if (write != kNoUse && uses_[write].place != place) write = kNoUse;
     const bool of_device = !machine_.has_memory || place != machine_.memory.place;
-    const bool overdue = of_device && out.when.begin_ns < window_ns_ && is_old(write);
-    if (!overdue && !in_window(out.when.begin_ns)) return;
+    const bool overdue = of_device && out.when.begin_ns < timing_.window_ns && is_old(write);
+    if (!overdue && !timing_.in_window(out.when.begin_ns)) return;
     const std::uint32_t group =
-        std::min<std::uint32_t>(out.released_group + 1, static_cast<std::uint32_t>(begins_.size() - 1));
+        std::min<std::uint32_t>(out.released_group + 1, static_cast<std::uint32_t>(timing_.begins.size() - 1));
     const bool now = write >= window_begin_ && write < window_end_;
     const std::uint32_t of_window = now ? write - static_cast<std::uint32_t>(window_begin_) : kNoUse;
     cleans_.push_back({out.when.begin_ns, {begun(group), slots_[out.tensor], place, of_window, overdue}});
@@ -421,14 +402,14 @@ class Planner {
 
   // `due`: the group that needs it.
   void fetch(std::uint32_t place, const SweepIn& in, std::uint32_t due) {
-    if (in_window(in.from_ns)) push_fetch(place, in.tensor, in.from_ns, in.must_begin_ns, due);
+    if (timing_.in_window(in.from_ns)) push_fetch(place, in.tensor, in.from_ns, in.must_begin_ns, due);
   }
 
   void push_fetch(std::uint32_t place, std::uint32_t tensor, std::int64_t from_ns, std::int64_t must_begin_ns,
                   std::uint32_t due) {
-    const std::uint32_t group = group_at(begins_, from_ns, due);
+    const std::uint32_t group = timing_.group_at(from_ns, due);
     const std::uint32_t from = first_use_[group] <= window_begin_ ? 0 : begun(group);
-    fetches_.push_back({must_begin_ns, {from, slots_[tensor], place, begins_[due] - window_ns_}});
+    fetches_.push_back({must_begin_ns, {from, slots_[tensor], place, timing_.begins[due] - timing_.window_ns}});
   }
 
   void emit_uses() {
@@ -446,8 +427,8 @@ class Planner {
            .give_up_below = use.give_up_below,
            .comes_back = comes_back,
            .writes = use.writes,
-           .at_ns = begin_ns(use) - window_ns_,
-           .next_ns = use.dies || use.next == kNoUse ? kBeyond : begin_ns(uses_[use.next]) - window_ns_});
+           .at_ns = begin_ns(use) - timing_.window_ns,
+           .next_ns = use.dies || use.next == kNoUse ? kBeyond : begin_ns(uses_[use.next]) - timing_.window_ns});
     }
   }
 
@@ -464,8 +445,9 @@ class Planner {
 
   const Machine& machine_;
   std::vector<HorizonUse> uses_;
-  std::vector<std::int64_t> begins_;      // of groups, and the end of the last
-  std::vector<std::uint32_t> first_use_;  // likewise
+  Timing unwaited_;                       // were there no waits
+  Timing timing_;                         // as is planned with: with a former round's
+  std::vector<std::uint32_t> first_use_;  // by group, and the end of the last
   std::vector<std::uint32_t> tensors_;    // by slot
   std::vector<Slot> slots_;               // by tensor
   std::vector<std::uint64_t> bytes_;      // likewise
@@ -473,15 +455,13 @@ class Planner {
   std::vector<bool> stays_;               // likewise: its content is from before the horizon, whose first step reads it
   std::uint32_t second_step_ = 0;         // its first group
   std::vector<Event> events_;
-  std::vector<bool> waits_;      // by group: for a link, in a former round; empty: nobody does
-  bool memory_is_late_ = false;  // in a former round
-  std::vector<SweepDelay> delays_;
-  std::int64_t late_ns_ = kNotYet;  // at the end of the horizon, in the last round
+  std::vector<std::int64_t> waits_;   // by group: for how long it does for links, in this round
+  std::vector<std::int64_t> waited_;  // likewise, in a former round; empty: nobody did
+  bool memory_is_late_ = false;       // in a former round
   std::vector<TimedClean> cleans_;
   std::vector<TimedFetch> fetches_;
   std::size_t window_begin_ = 0;  // in `uses_`
   std::size_t window_end_ = 0;
-  std::int64_t window_ns_ = 0;
   Match match_{};  // of the window's template
   Plan plan_;
 };

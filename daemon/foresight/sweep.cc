@@ -10,6 +10,7 @@
 
 #include "foresight/group_at.h"
 #include "foresight/occupancy.h"
+#include "foresight/run_through.h"
 
 namespace terrace::foresight {
 namespace {
@@ -19,8 +20,8 @@ constexpr int kTriesMax = 64;  // candidates that are looked at for one victim
 // Bytes inward that one outward counts for. What is written where a link is short of time must leave there, if it is
 // not kept; what is read there can come before.
 constexpr double kOutward = 3;
-// Where a link bounds the step, what is used in less than one in so many of the time to the farthest's next use stays.
-constexpr std::int64_t kNearOneIn = 20;
+// Where a link bounds the step, what is used sooner than the farthest by such a part of the time stays.
+constexpr std::int64_t kSoonerOneIn = 4;
 // What goes again, of what is used about as late: times away are alike if they differ by less than such a part of one,
 // and as late is what is used within such a part.
 constexpr std::int64_t kAlikeOneIn = 8;
@@ -47,47 +48,6 @@ struct State {
   std::int64_t went_for_ns = 0;  // how long before its next use it went the last time
 };
 
-// A transfer, and the group that waits for it.
-struct Errand {
-  std::int64_t earliest_ns = 0;
-  std::int64_t due_ns = 0;
-  std::int64_t work_ns = 0;
-  std::uint32_t group = 0;
-};
-
-// By how much a link is late with what it has to do one way, if whatever is due first goes first. (Bookings alone would
-// have it that who comes last to a link that is taken waits until all of it is done.) What goes the other way takes its
-// toll of that time.
-void add_delays(std::vector<Errand> errands, const std::vector<Errand>& others, double toll,
-                std::vector<SweepDelay>& delays) {
-  for (Errand other : others) {
-    other.work_ns = static_cast<std::int64_t>(static_cast<double>(other.work_ns) * toll);
-    if (other.work_ns > 0) errands.push_back(other);
-  }
-  const auto later_due = [](const Errand& a, const Errand& b) {
-    return std::tie(a.due_ns, a.group) > std::tie(b.due_ns, b.group);
-  };
-  std::ranges::sort(errands, {}, &Errand::earliest_ns);
-  std::vector<Errand> open;  // a heap
-  std::int64_t now = 0;
-  for (std::size_t next = 0; next < errands.size() || !open.empty();) {
-    if (open.empty()) now = std::max(now, errands[next].earliest_ns);
-    for (; next < errands.size() && errands[next].earliest_ns <= now; ++next) {
-      open.push_back(errands[next]);
-      std::ranges::push_heap(open, later_due);
-    }
-    Errand& first = open.front();
-    const std::int64_t done =
-        next < errands.size() ? std::min(first.work_ns, errands[next].earliest_ns - now) : first.work_ns;
-    now += done;
-    first.work_ns -= done;
-    if (first.work_ns > 0) continue;
-    if (now > first.due_ns) delays.push_back({first.group, now - first.due_ns});
-    std::ranges::pop_heap(open, later_due);
-    open.pop_back();
-  }
-}
-
 class Sweep {
  public:
   explicit Sweep(const SweepInput& input)
@@ -108,6 +68,13 @@ class Sweep {
     }
     arriving_.resize(groups_ + 1);
     brought_.resize(input.uses.size());
+    transfers_ = {.capacity_bytes = input.capacity_bytes + input.ahead_bytes,
+                  .group_begin_ns = input.unwaited_ns,
+                  .comings = {},
+                  .goings = {},
+                  .latency_in_ns = input.in.latency_ns,
+                  .latency_out_ns = input.out.latency_ns,
+                  .toll = input.toll};
   }
 
   SweepResult run() {
@@ -123,10 +90,7 @@ class Sweep {
       for (; at < end; ++at) end_use(static_cast<std::uint32_t>(at));
     }
     begin_early();
-    if (late_ || input_.toll > 0) {
-      add_delays(ins_, outs_, input_.toll, result_.delays);
-      add_delays(outs_, ins_, input_.toll, result_.delays);
-    }
+    if (late_ || input_.toll > 0) result_.waits_ns = run_through(transfers_);
     return std::move(result_);
   }
 
@@ -147,7 +111,10 @@ class Sweep {
     if (!state.resident) {
       state.resident = true;
       if (!state.written && use.reads && state.last_use == kNoUse) state.clean = true;  // from before the horizon
-      if (!brought_[at]) now_bytes_ += static_cast<std::int64_t>(input_.bytes[use.tensor]);
+      if (!brought_[at]) {
+        now_bytes_ += static_cast<std::int64_t>(input_.bytes[use.tensor]);
+        transfers_.comings.push_back({.group = use.group, .bytes = input_.bytes[use.tensor]});
+      }
     }
     state.last_use = static_cast<std::uint32_t>(at);
   }
@@ -167,6 +134,7 @@ class Sweep {
       state.resident = false;
       state.clean = false;
       now_bytes_ -= static_cast<std::int64_t>(input_.bytes[use.tensor]);
+      transfers_.goings.push_back({use.group + 1, use.group, use.group, input_.bytes[use.tensor], 0});
       return;
     }
     if (use.leaves) {
@@ -257,7 +225,7 @@ class Sweep {
   bool is_near(const Candidate& candidate, const Candidate& farthest, std::uint32_t group) const {
     const std::int64_t end = begin_ns(groups_);
     const auto away = [&](const Candidate& which) { return std::min(which.next_ns, end) - begin_ns(group); };
-    return input_.link_bound && away(candidate) < away(farthest) / kNearOneIn;
+    return input_.link_bound && away(candidate) < away(farthest) - away(farthest) / kSoonerOneIn;
   }
 
   // `anyway`: although the links have no time for it.
@@ -279,7 +247,6 @@ class Sweep {
       gone_ns = std::max(begin_ns(group), out->end_ns);
       const std::int64_t due = begin_ns(group) - input_.out.latency_ns;
       late_ |= out->end_ns > due;
-      outs_.push_back({state.released_ns, due, work, group});
     } else if (state.clean_from_ns > begin_ns(group) && !anyway) {
       return false;
     }
@@ -297,15 +264,19 @@ class Sweep {
       if (!in) in = in_.take_earliest({earliest, kFar}, work);
       if (!in) in = Span{earliest, earliest + work};
       late_ |= in->end_ns > due;
-      ins_.push_back({earliest, due, work, input_.uses[next].group});
-      const std::int64_t begin = takes_room_ns(*in, work, input_.uses[next].group);
+      const std::int64_t begin = takes_room_ns(*in, work);
       const std::uint32_t from = std::min(group_at(begin, input_.uses[next].group), input_.uses[next].group);
       arriving_[std::max(from, group + 1)] += static_cast<std::int64_t>(bytes);
       result_.ins.push_back({candidate.tensor, next, begin, std::min(begin, due - work), *in});
       const std::uint32_t gone = std::max(group + 1, group_at(earliest - 1, group) + 1);
       comes_.push_back({gone, std::max(from, group + 1)});
+      const auto going = static_cast<std::uint32_t>(transfers_.goings.size());
+      transfers_.comings.push_back({input_.uses[next].group, bytes, work, going});
       brought_[next] = true;
     }
+    const std::uint32_t used = input_.uses[candidate.use].group;
+    transfers_.goings.push_back(
+        {std::max(group, used + 1), used, state.released_group, bytes, out ? input_.out.work_ns(bytes) : 0});
     result_.given_up[candidate.use] = true;
     if (next != kNoUse) state.went_for_ns = begin_of(next) - begin_ns(group);
     state.resident = false;
@@ -314,9 +285,9 @@ class Sweep {
   }
 
   // A fetch that has the link in pieces has its room from the first of them on. On a link that is short of time that
-  // would be long before, for next to nothing: what is spare then takes what comes earlier of it.
-  std::int64_t takes_room_ns(const Span& in, std::int64_t work, std::uint32_t group) const {
-    return spare(group) == 0 ? in.begin_ns : std::max(in.begin_ns, in.end_ns - work);
+  // would be long before, for next to nothing.
+  std::int64_t takes_room_ns(const Span& in, std::int64_t work) const {
+    return input_.link_bound ? std::max(in.begin_ns, in.end_ns - work) : in.begin_ns;
   }
 
   // Else it must not go, and its way out would be taken for nothing.
@@ -368,8 +339,7 @@ class Sweep {
   std::int64_t now_ns_ = 0;
   std::int64_t now_bytes_ = 0;
   bool late_ = false;  // a booking is
-  std::vector<Errand> ins_;
-  std::vector<Errand> outs_;
+  Transfers transfers_;
   Timeline in_;
   Timeline out_;
   SweepResult result_;

@@ -38,6 +38,7 @@ struct SweepInput {
   std::uint64_t ahead_bytes = 0;                 // beside it, for what comes before its use; nothing stays there
   std::span<const std::uint64_t> spare_bytes{};  // of it, by group: what is to stay free then. Empty: nothing
   std::span<const std::int64_t> group_begin_ns;  // of each group, and the end of the last
+  std::span<const std::int64_t> unwaited_ns;     // the same, did nobody wait
   std::vector<SweepUse> uses;                    // by group
   std::span<const std::uint64_t> bytes;          // of each tensor
   LinkPace in;
@@ -66,17 +67,11 @@ struct SweepIn {
   Span when;
 };
 
-// A group that cannot begin when it should.
-struct SweepDelay {
-  std::uint32_t group = 0;
-  std::int64_t late_ns = 0;
-};
-
 struct SweepResult {
   std::vector<bool> given_up;  // by use: the copy goes before the next one
   std::vector<SweepOut> outs;
   std::vector<SweepIn> ins;
-  std::vector<SweepDelay> delays;  // of copies that had to go although a link has no time for them
+  std::vector<std::int64_t> waits_ns;  // by group, beyond `unwaited_ns`: for links and room. Empty: nobody waits
 };
 
 SweepResult sweep(const SweepInput& input);

@@ -180,8 +180,10 @@ TEST(Rehearsal, ThreeTiersArePlannedTogether) {
 
 // The optimizer of a large model, on the host: 256 tensors, of which 155 fit, 847 to 512.
 TEST(Rehearsal, ACyclicSweepMovesWhatItMustAndLittleMore) {
-  Options options{.workload = loop(256, kBytes, microseconds(100), Place::kHost, true),
-                  .node = node_of(4 * kBytes, 156 * kBytes, workload::kUnlimited, kSpeed)};
+  constexpr std::uint64_t kGB = 1'000'000'000;
+  Options options{.workload = loop(847, kGB, microseconds(20'000), Place::kHost, true),
+                  .node = node_of(kGB, 512 * kGB, 4000 * kGB, 55 * kGB)};
+  options.node.block = {.in_bytes_per_s = 6'500'000'000, .out_bytes_per_s = 3'500'000'000};
   const auto bound = workload::lower_bound(options.workload, options.node);
   ASSERT_TRUE(bound);
   const auto planned = steps(options, 4);
