@@ -284,14 +284,18 @@ void EngineImpl::give_up_clean(Session& session, Slot slot) {
   if (withdraw_clean(session, slot) && session.at(slot).admission == 0) rest(session, slot);
 }
 
-// The copies that would be given up next are kept clean once the tier is nearly full. (What is in memory that may be
-// lost does not wait for that: write_back.cc.)
+// The copies that would be given up next are kept clean once the tier is nearly full. Under a plan, which writes down
+// itself, those in memory alone that it has go, once that is half full, and while nothing else is written; none where
+// it has them lie evenly over the step. (What is in memory that may be lost does not wait for that: write_back.cc.)
 void EngineImpl::clean(Session& session) {
-  if (former_at_work_ || session.foreseen.plan || !write_budget_.allows_early(now_)) return;
-  for (const std::size_t tier : kept_clean_) clean_place(session, tier);
+  if (former_at_work_ || !write_budget_.allows_early(now_)) return;
+  const foresight::Plan* const plan = session.foreseen.plan.get();
+  for (const std::size_t tier : kept_clean_)
+    if (plan == nullptr || (tiers_[tier].level == Level::kMemory && !plan->evenly)) clean_place(session, tier);
 }
 
 void EngineImpl::clean_place(Session& session, std::size_t tier) {
+  constexpr double kPlannedMark = 0.5;        // under a plan a tier that is less full has time
   constexpr std::uint32_t kCleaningsMax = 4;  // at a time, per session
   constexpr std::uint32_t kLooksMax = 64;     // copies looked at in one walk
   constexpr std::uint32_t kLooksAnEvent = 4;  // on average, where walks find less than could be begun
@@ -302,7 +306,8 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   }
   const Level level = tiers_[tier].level;
   const auto limit = static_cast<double>(limit_bytes(session, tier));
-  const double mark = limit * tiers_[tier].options.high_mark;
+  const bool planned = session.foreseen.plan != nullptr;
+  const double mark = limit * (planned ? kPlannedMark : tiers_[tier].options.high_mark);
   if (session.cleanings >= kCleaningsMax || static_cast<double>(place.used_bytes()) <= mark) return;
   std::array<Slot, kCleaningsMax> cold{};
   const std::size_t cold_max = kCleaningsMax - session.cleanings;
@@ -310,6 +315,7 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   auto window = static_cast<std::int64_t>(std::ceil(limit - mark));
   std::uint32_t looks = 0;
   const auto look = [&](Slot slot) {
+    if (planned && !place.policy->expected(slot).give_up) return false;
     const Tensor& tensor = session.at(slot);
     window -= static_cast<std::int64_t>(tensor.extent_bytes());
     const bool dirty = tensor.published == level && is_only_one(session, slot, tensor, level);  // as few are
@@ -320,7 +326,8 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   place.policy->offer_victims(std::ref(look));
   if (found < cold_max) place.clean_pause = looks / kLooksAnEvent;
   for (const Slot slot : std::span(cold).first(found)) {
-    if (scheduler_.queued(link_between(session.at(slot), level, home_level_)) > 0) return;
+    const mover::Link link = link_between(session.at(slot), level, home_level_);
+    if (scheduler_.queued(link) + (planned ? scheduler_.in_flight(link) : 0) > 0) return;
     start_clean(session, slot, level, home_level_);
   }
 }

@@ -52,6 +52,7 @@ struct Plan {
   std::uint64_t number = 0;  // of the template
   std::uint32_t kind = 0;    // of its steps: 0 train, 1 accumulate, 2 eval
   Match match{};             // of the last such step with what was expected of it
+  bool evenly = false;       // what goes from memory lies evenly over the step
   std::int64_t period_ns = 0;
   std::vector<PlannedUse> uses;       // in order
   std::vector<PlannedClean> cleans;   // in the order in which they are to be done

@@ -361,6 +361,7 @@ class Planner {
     }
     const std::vector<std::uint64_t> spare = room_to_come(input);
     input.spare_bytes = spare;
+    plan_.evenly = !spare.empty();
     const SweepResult result = sweep(input);
     add_waits(result);
     memory_is_late_ = memory_is_late_ || std::ranges::any_of(result.waits_ns, [](std::int64_t ns) { return ns > 0; });
