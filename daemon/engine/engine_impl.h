@@ -249,7 +249,6 @@ class EngineImpl final : public Engine {
   std::uint64_t set_bytes(Session& session, const Admission& admission, std::uint64_t missing_bytes) const;
   Room wait_for_leases(Session& session, Admission& admission, const Survey& survey, std::uint64_t bytes,
                        Error& refusal);
-  bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets);
   Survey survey(Session& session, std::size_t tier, const Choice& choice);
   Choice choice_for(const Session& session, const Admission& admission, std::uint64_t enough_bytes) const;
   Survey survey_for(Session& session, const Admission& admission, std::uint64_t enough_bytes);
@@ -276,8 +275,7 @@ class EngineImpl final : public Engine {
   Eviction evict(Session& session, Slot slot, Level level, EvictionReason reason, Urgency urgency, bool straight_home);
   bool droppable(const Session& session, Slot slot, Level level) const;
   Eviction lower_extent(Session& session, Slot slot, Urgency urgency, Level& target);
-  Eviction clear_below(Session& session, std::uint64_t bytes, Urgency urgency);
-  Eviction join_below(Session& session, Slot slot);
+  Eviction make_room_below(Session& session, Slot slot, std::uint64_t coming, Urgency urgency);
   bool allocate_by_dropping(Session& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset);
   void count_eviction(Tensor& tensor, Level level, EvictionReason reason);
   void clean(Session& session);
@@ -336,7 +334,7 @@ class EngineImpl final : public Engine {
   std::optional<std::uint32_t> find_use(Foreseen& foreseen, Slot slot) const;
   static bool leaps(Foreseen& foreseen, std::uint32_t use);
   void pass(Session& session, std::uint32_t use);
-  void pass_below(Session& session, const Flight& flight);
+  void pass_below(Session& session, Slot slot);
   void pass_some(Session& session, std::uint32_t most);
   void step_over(Session& session);
   void lose_plan(Session& session);
@@ -355,7 +353,6 @@ class EngineImpl final : public Engine {
   void start_planned_cleans(Session& session);
   // Begun, or nothing to do; not now; nor any other that needs room there.
   enum class Planned : std::uint8_t { kDone, kLater, kNoRoom };
-  bool is_to_come(Session& session, Slot slot, Level level);
   Planned start_planned_clean(Session& session, const foresight::PlannedClean& clean);
   static bool waits_for_room(const Session& session, std::size_t tier, bool planned_too);
   void start_planned_fetches(Session& session);

@@ -92,6 +92,7 @@ EngineImpl::Eviction EngineImpl::evict(Session& session, Slot slot, Level level,
     plan_return(session, slot, level);
   if (droppable(session, slot, level)) {
     if (!was_to_come) count_eviction(tensor, level, reason);
+    if (level == Level::kDevice) pass_below(session, slot);
     drop_copy(session, slot, level);
     publish_best(session, slot);
     return Eviction::kDropped;
@@ -128,7 +129,7 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
       }
       // Memory cannot be written back just now: the home itself may do better, and if not, whoever waits learns of it.
       if (memory.write_back_error) return Eviction::kStarted;
-      const Eviction made = coming >= bytes ? join_below(session, slot) : clear_below(session, bytes - coming, urgency);
+      const Eviction made = make_room_below(session, slot, coming, urgency);
       if (made != Eviction::kDropped) return made;
       if (!allocate_by_dropping(session, memory_tier_, bytes, offset)) return Eviction::kStarted;
     }
@@ -138,26 +139,24 @@ EngineImpl::Eviction EngineImpl::lower_extent(Session& session, Slot slot, Urgen
   return Eviction::kStarted;
 }
 
-// Room in memory for a device's copy, by the policy's order. kDropped: there is more of it. kStarted: there is none,
-// and the copy goes straight home.
-EngineImpl::Eviction EngineImpl::clear_below(Session& session, std::uint64_t bytes, Urgency urgency) {
-  const Survey found = survey(session, memory_tier_, {.enough_bytes = bytes});
-  if (found.victim_bytes < bytes) return Eviction::kStarted;
-  bool started = false;
-  for (const Slot victim : found.victims)
-    started |= evict(session, victim, Level::kMemory, EvictionReason::kDemand, urgency, true) == Eviction::kStarted;
-  return started ? Eviction::kDeferred : Eviction::kDropped;
-}
-
-// The same, where the bytes are free but lie apart: what stands between them moves, or goes, if it is used after the
-// copy.
-EngineImpl::Eviction EngineImpl::join_below(Session& session, Slot slot) {
+// Room in memory for a device's copy, of which `coming` bytes are free: by the policy's order; or, where there are
+// enough but they lie apart, what stands between them moves, or goes, if it is used after the copy. kDropped: there is
+// more of it. kStarted: there is none, and the copy goes straight home.
+EngineImpl::Eviction EngineImpl::make_room_below(Session& session, Slot slot, std::uint64_t coming, Urgency urgency) {
   const Tensor& tensor = session.at(slot);
-  if (join_free(session, memory_tier_, tensor.extent_bytes())) return Eviction::kDeferred;
+  const std::uint64_t bytes = tensor.extent_bytes();
+  if (coming < bytes) {
+    const Survey found = survey(session, memory_tier_, {.enough_bytes = bytes - coming});
+    if (found.victim_bytes < bytes - coming) return Eviction::kStarted;
+    bool started = false;
+    for (const Slot victim : found.victims)
+      started |= evict(session, victim, Level::kMemory, EvictionReason::kDemand, urgency, true) == Eviction::kStarted;
+    return started ? Eviction::kDeferred : Eviction::kDropped;
+  }
+  if (join_free(session, memory_tier_, bytes)) return Eviction::kDeferred;
   const std::int64_t next_ns = place_of(session, tensor, Level::kDevice).policy->expected(slot).next_ns;
   if (!session.foreseen.plan || next_ns == kUnforeseen) return Eviction::kStarted;
-  if (!clear_window(session, memory_tier_, tensor.extent_bytes(), {.used_after_ns = next_ns}))
-    return Eviction::kStarted;
+  if (!clear_window(session, memory_tier_, bytes, {.used_after_ns = next_ns})) return Eviction::kStarted;
   return session.places[memory_tier_]->leaving_bytes > 0 ? Eviction::kDeferred : Eviction::kDropped;
 }
 
@@ -285,8 +284,8 @@ void EngineImpl::give_up_clean(Session& session, Slot slot) {
 }
 
 // The copies that would be given up next are kept clean once the tier is nearly full. Under a plan, which writes down
-// itself, those in memory alone that it has go, once that is half full, and while nothing else is written; none where
-// it has them lie evenly over the step. (What is in memory that may be lost does not wait for that: write_back.cc.)
+// itself, those in memory alone that it has go, and while nothing else is written; none where it has them lie evenly
+// over the step. (What is in memory that may be lost does not wait for that: write_back.cc.)
 void EngineImpl::clean(Session& session) {
   if (former_at_work_ || !write_budget_.allows_early(now_)) return;
   const foresight::Plan* const plan = session.foreseen.plan.get();
@@ -295,7 +294,6 @@ void EngineImpl::clean(Session& session) {
 }
 
 void EngineImpl::clean_place(Session& session, std::size_t tier) {
-  constexpr double kPlannedMark = 0.5;        // under a plan a tier that is less full has time
   constexpr std::uint32_t kCleaningsMax = 4;  // at a time, per session
   constexpr std::uint32_t kLooksMax = 64;     // copies looked at in one walk
   constexpr std::uint32_t kLooksAnEvent = 4;  // on average, where walks find less than could be begun
@@ -307,7 +305,7 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   const Level level = tiers_[tier].level;
   const auto limit = static_cast<double>(limit_bytes(session, tier));
   const bool planned = session.foreseen.plan != nullptr;
-  const double mark = limit * (planned ? kPlannedMark : tiers_[tier].options.high_mark);
+  const double mark = planned ? 0 : limit * tiers_[tier].options.high_mark;
   if (session.cleanings >= kCleaningsMax || static_cast<double>(place.used_bytes()) <= mark) return;
   std::array<Slot, kCleaningsMax> cold{};
   const std::size_t cold_max = kCleaningsMax - session.cleanings;
@@ -315,8 +313,9 @@ void EngineImpl::clean_place(Session& session, std::size_t tier) {
   auto window = static_cast<std::int64_t>(std::ceil(limit - mark));
   std::uint32_t looks = 0;
   const auto look = [&](Slot slot) {
-    if (planned && !place.policy->expected(slot).give_up) return false;
     const Tensor& tensor = session.at(slot);
+    if (planned && !place.policy->expected(slot).give_up) return false;
+    if (planned && !session.foreseen.goes_on(slot)) return ++looks < kLooksMax;  // it is stale soon
     window -= static_cast<std::int64_t>(tensor.extent_bytes());
     const bool dirty = tensor.published == level && is_only_one(session, slot, tensor, level);  // as few are
     if (dirty && may_clean(session, slot, tensor, level) && !tensor.home_bad && tensor.pinned == Level::kNone)

@@ -116,16 +116,17 @@ void EngineImpl::pass(Session& session, std::uint32_t use) {
     session.places[tier]->policy->expect(planned.slot, {next, goes});
   }
   if (index(planned.slot) < session.foreseen.goes_below.size())
-    session.foreseen.goes_below[index(planned.slot)] = planned.give_up_below;
+    session.foreseen.goes_below[index(planned.slot)] =
+        planned.place == shm::kPlaceHost ? planned.give_up : planned.give_up_below;
 }
 
-// A device's copy was written down into memory: what the plan says of the copy there holds from now on.
-void EngineImpl::pass_below(Session& session, const Flight& flight) {
-  if (flight.from != Level::kDevice || flight.to != Level::kMemory) return;
-  const Expectation above = place_of(session, session.at(flight.slot), Level::kDevice).policy->expected(flight.slot);
-  const std::vector<bool>& goes_below = session.foreseen.goes_below;
-  if (above.next_ns == kUnforeseen || index(flight.slot) >= goes_below.size()) return;
-  session.places[memory_tier_]->policy->expect(flight.slot, {above.next_ns, goes_below[index(flight.slot)]});
+// A device's copy was written down into memory, or is gone and memory has the bytes: what the plan says of the copy
+// there holds from now on.
+void EngineImpl::pass_below(Session& session, Slot slot) {
+  if (!session.at(slot).has(Level::kMemory)) return;
+  const Expectation above = place_of(session, session.at(slot), Level::kDevice).policy->expected(slot);
+  if (above.next_ns == kUnforeseen) return;
+  session.places[memory_tier_]->policy->expect(slot, {above.next_ns, session.foreseen.goes_on(slot)});
 }
 
 // The nearest one that was not met yet.

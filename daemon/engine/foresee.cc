@@ -63,19 +63,14 @@ void EngineImpl::start_planned_cleans(Session& session) {
   }
 }
 
-// It is still in a device, which the plan has give it up.
-bool EngineImpl::is_to_come(Session& session, Slot slot, Level level) {
-  const Tensor& tensor = session.at(slot);
-  return level == Level::kMemory && tensor.live() && tensor.published == Level::kDevice &&
-         place_of(session, tensor, Level::kDevice).policy->expected(slot).give_up;
-}
-
 EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const foresight::PlannedClean& clean) {
   const auto tier = tier_of_place(clean.place, false);
   if (!tier || index(clean.slot) >= session.tensors.size()) return Planned::kDone;
   const Level level = tiers_[*tier].level;
   const Tensor& tensor = session.at(clean.slot);
-  if (is_to_come(session, clean.slot, level)) return Planned::kLater;
+  if (level == Level::kMemory && tensor.live() && tensor.published == Level::kDevice &&
+      place_of(session, tensor, Level::kDevice).policy->expected(clean.slot).give_up)
+    return Planned::kLater;  // it is to come from there
   if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
       tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier) || is_gone(session, tensor))
     return Planned::kDone;

@@ -32,7 +32,7 @@ struct Foreseen {
   std::uint32_t expected = 0;                   // uses whose slots were told to the policies when the plan came
   std::uint32_t cleared = 0;                    // slots that were looked at for what a former plan said of them
   bool fresh = false;                           // it came where there was none
-  std::vector<bool> goes_below;                 // by slot: once a device has written it down, it goes from memory, too
+  std::vector<bool> goes_below;                 // by slot: its copy in memory goes on, before its next use
   std::vector<bool> told;                       // by slot that there was when the plan came: this plan speaks of it
   std::size_t next_clean = 0;                   // of the plan
   std::size_t next_fetch = 0;                   // likewise
@@ -43,6 +43,8 @@ struct Foreseen {
   std::uint64_t planned_bytes = 0;              // as in ForesightStatus
   std::uint64_t demanded_bytes = 0;
 
+  // Of its copy in memory, as the plan has it.
+  bool goes_on(Slot slot) const { return index(slot) < goes_below.size() && goes_below[index(slot)]; }
   std::int64_t now_ns() const {
     if (!plan || plan->uses.empty()) return base_ns;
     return base_ns + (cursor == 0 ? 0 : plan->uses[cursor - 1].at_ns);

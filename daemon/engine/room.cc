@@ -13,9 +13,10 @@
 
 namespace terrace::engine {
 
+namespace {
+
 // All or none; the largest first, which packs best.
-bool EngineImpl::allocate_all(Place& place, const std::vector<std::uint64_t>& sizes,
-                              std::vector<std::uint64_t>& offsets) {
+bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets) {
   offsets.assign(sizes.size(), 0);
   if (sizes.size() == 1) {  // as most are
     const auto extent = place.space.allocate(sizes.front());
@@ -36,6 +37,8 @@ bool EngineImpl::allocate_all(Place& place, const std::vector<std::uint64_t>& si
   }
   return true;
 }
+
+}  // namespace
 
 Error EngineImpl::full(const Session& session, std::size_t tier, const std::string& what) const {
   const Place& place = *session.places[tier];

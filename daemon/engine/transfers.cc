@@ -130,7 +130,7 @@ void EngineImpl::completed(Session& session, const Flight& flight, const Result<
         tensor.home_bad = true;  // no more early ones until a write-back succeeds
       if (result && tensor.published == flight.from && finish_clean(session, flight.slot))
         tensor.valid |= bit(flight.to);
-      if (result) pass_below(session, flight);
+      if (result && flight.from == Level::kDevice) pass_below(session, flight.slot);
       if (result && flight.to == home_level_) tensor.home_bad = false;
       if (tensor.admission == 0) rest(session, flight.slot);
       if (flight.from == Level::kDevice) written_back(session, result.has_value());
@@ -200,7 +200,7 @@ void EngineImpl::evicted(Session& session, const Flight& flight, const Result<vo
     tensor.valid |= bit(flight.to);
     if (flight.to == Level::kBlock) tensor.home_bad = false;
     count_eviction(tensor, flight.from, flight.reason);
-    pass_below(session, flight);
+    if (flight.from == Level::kDevice) pass_below(session, flight.slot);
     drop_copy(session, flight.slot, flight.from);
   } else {
     Error error = result.error();
