@@ -3,6 +3,7 @@
 
 import copy
 import functools
+import warnings
 
 import pytest
 import terrace.torch
@@ -134,3 +135,111 @@ def test_scripted_and_traced_modules_are_refused(roomy):
     with pytest.raises(terrace.FailedPrecondition, match=r"scripted or traced.*after.*a copy\.deepcopy\(\)"):
         make_fx(model)(torch.ones(1, 8))
     torch.jit.script(copy.deepcopy(model))
+
+
+def trained(client, take):
+    """What a model that has something of its weights from before makes of them, and what that is afterwards."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    taken = take(model)
+    if client is not None:
+        with pytest.warns(UserWarning, match=r"parameters stay in memory.*0\.weight.*[Ll]et go of it before offload"):
+            terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
+        shown = [f"{number}.{one}" for number in (0, 2) for one in ("weight", "bias")]
+        assert terrace.torch.summary(model).left_alone == [
+            (name, "something else shows its memory") for name in (shown if isinstance(taken, dict) else shown[:1])]
+    found = []
+    shown = taken["0.weight"] if isinstance(taken, dict) else torch.as_tensor(taken)
+    for step in range(3):
+        hidden = model(torch.randn(4, 8, generator=torch.Generator().manual_seed(step)))
+        (hidden @ shown.reshape(8, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(shown.detach().clone())
+    return [*found, *(one.detach().clone() for one in model.parameters())]
+
+
+def assigned(model):
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    return state
+
+
+TAKEN = {"view": lambda model: model[0].weight.t(), "detached": lambda model: model[0].weight.detach(),
+         "data": lambda model: model[0].weight.data.view(-1), "array": lambda model: model[0].weight.detach().numpy(),
+         "state_dict": lambda model: model.state_dict(), "assigned": assigned}
+
+
+@pytest.mark.parametrize("how", TAKEN)
+def test_what_was_taken_of_a_weight_before_offload_shows_what_is_there(roomy, how):
+    for one, other in zip(trained(None, TAKEN[how]), trained(roomy, TAKEN[how]), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_graph_that_is_kept_shows_a_weight(roomy):
+    model = nn.Linear(8, 8)
+    loss = model(torch.ones(1, 8, requires_grad=True)).sum()
+    with pytest.warns(UserWarning, match="an output whose graph is kept"):
+        offloaded(roomy, model)
+    loss.backward()
+    assert type(model.weight) is nn.Parameter
+
+
+def test_other_parts_go_to_terrace_whatever_shows_a_weight(roomy):
+    model = nn.Linear(8, 8)
+    taken = model.weight.detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        offloaded(roomy, model, what={"gradients"})
+    model(torch.ones(1, 8)).sum().backward()
+    assert type(model.weight.grad) is terrace.torch._lazy.OffloadedTensor and taken is not None
+
+
+def stepped(model):
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        loss = model(torch.ones(2, 8, requires_grad=True)).sum()
+        loss.backward()
+        optimizer.step()
+    return optimizer, loss
+
+
+def in_a_cycle(model):
+    cycle = [model[0].weight.detach()]
+    cycle.append(cycle)
+
+
+def run_compiled(model):
+    model[0] = torch.compile(model[0], backend="eager")
+    return stepped(model)
+
+
+def parametrized(model):
+    utilities = nn.utils
+    utilities.parametrizations.weight_norm(model[0])
+    utilities.parametrizations.spectral_norm(model[2])
+    model.append(utilities.spectral_norm(nn.Linear(8, 8)))  # which leaves an attribute over its weight's memory
+    model.append(utilities.parametrizations.orthogonal(nn.Linear(8, 8)))
+
+
+WAYS = {"loaded": lambda model: [state := copy.deepcopy(model.state_dict()), model.load_state_dict(state)],
+        "optimizer": lambda model: torch.optim.AdamW(model.parameters(), foreach=True), "stepped": stepped,
+        "copied": copy.deepcopy, "averaged": torch.optim.swa_utils.AveragedModel, "compiled": run_compiled,
+        "garbage": in_a_cycle, "parametrized": parametrized,
+        "moved": lambda model: model.float().to("cpu"),
+        "vector": lambda model: nn.utils.parameters_to_vector(model.parameters()),
+        "lists": lambda model: [list(model.named_parameters()), dict(model.named_modules())]}  # of parameters themselves
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_scripts_do_before_offload_shows_no_weight(roomy, way):
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    kept = WAYS[way](model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        offloaded(roomy, model)
+    assert not terrace.torch.summary(model).left_alone
+    model(torch.ones(2, 8)).sum().backward()
+    del kept

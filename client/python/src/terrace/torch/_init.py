@@ -21,6 +21,7 @@ from ._heap import give_back_free_pages
 from ._lazy import OffloadedParameter, tell_of_copies
 from ._parameters import ManagedParameter
 from ._refusals import alone, check_place
+from ._storages import users_of
 from ._store import Store
 from ._streamed import stream_saves
 
@@ -28,10 +29,8 @@ WAITING_BYTES_MAX = 64 << 20
 _LEFT_BYTES_MIN = 8 << 20  # to look for free pages goes through the whole heap
 _CALL = "terrace.torch.init"
 _BYTES_MIN = 4096
-_ALONE = 2  # uses of a storage: its one tensor, and the object that is asked
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_uses_of = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 
 
 class Building:
@@ -91,7 +90,7 @@ class Building:
     def _move(self, parameter: nn.Parameter | None, name: str) -> None:
         if parameter is None or type(parameter) is not nn.Parameter or alone(parameter, self._bytes_min):
             return
-        if _uses_of(parameter.untyped_storage()._cdata) > _ALONE:
+        if users_of(parameter) > 1:
             if self.open:
                 self._aside.append((weakref.ref(parameter), name))
             return

@@ -28,7 +28,7 @@ from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
 from ._parts import ParameterInMemory, wanted_parts
 from ._ranks import Ranks
-from ._refusals import check_forwards, check_model, check_place, eligible
+from ._refusals import check_forwards, check_model, check_place, eligible, warn_of_shown
 from ._shards import Shards
 from ._shared import SharedStore
 from ._store import Store
@@ -117,7 +117,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     share_frozen: keeps parameters that require no gradient once for all ranks of torch.distributed that use this
         daemon, instead of once for each. All ranks call offload() with it, with the same values, or it raises on all of
         them. These parameters can be neither written to nor unfrozen from then on.
-    tensor_bytes_min: smaller tensors stay in the process's memory.
+    tensor_bytes_min: smaller tensors stay in the process's memory; and so does, with a warning, a parameter whose memory
+        something else shows.
     timeout: seconds that a lease may take.
 
     Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
@@ -163,7 +164,8 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     if ranks is not None and "parameters" not in parts:
         raise InvalidArgument(f"{call}: share_frozen=True shares parameters that are in Terrace: give what= 'parameters' "
                               "as well, or offload without it")
-    names, left = eligible(model, bytes_min)
+    names, left = eligible(model, bytes_min, "parameters" in parts)
+    warn_of_shown(left)
     adopted = built(list(names))
     client = client_of(call, client, adopted, model)
     check_place(call, client, place)

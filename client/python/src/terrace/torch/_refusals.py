@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cannot be offloaded, said by name, and which parameters are."""
 
+import gc
 import sys
-from collections.abc import Container
+import warnings
+from collections import Counter
+from collections.abc import Container, Iterable
 
 import torch
 from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from .. import _checks
 from .._client import Client
@@ -18,7 +22,10 @@ from ._locals import is_split, local_of
 from ._modules import is_called_by_us, is_compiled, used_by_each
 from ._parts import is_of_a_job
 from ._placeholder import elements_spanned
+from ._storages import number_of as number_of_storage
+from ._storages import users_of
 
+_SHOWN = "something else shows its memory"
 _RANKS = "with several ranks, use DistributedDataParallel(model) or fully_shard(model), and offload that on each"
 
 
@@ -114,8 +121,11 @@ def _check_device(name: str, parameter: nn.Parameter) -> None:
                               "the CPU can be offloaded")
 
 
-def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple[str, str]], list[tuple[str, str]]]:
-    """The parameters to offload, with their names and modules; and those left alone, each with the reason."""
+def eligible(model: nn.Module, bytes_min: int, moves: bool) -> tuple[dict[nn.Parameter, tuple[str, str]],
+                                                                     list[tuple[str, str]]]:
+    """The parameters to offload, with their names and modules; and those left alone, each with the reason.
+
+    moves: they are to be in Terrace themselves, and not only their gradients or states."""
     chosen: dict[nn.Parameter, tuple[str, str]] = {}
     left: list[tuple[str, str]] = []
     storages: dict[int, int] = {}
@@ -125,6 +135,7 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
         if not isinstance(parameter, OffloadedParameter):
             address = local_of(parameter).untyped_storage().data_ptr()
             storages[address] = storages.get(address, 0) + 1
+    shown = _shown_elsewhere(model, (parameter for _, parameter in parameters)) if moves else set()
     for name, parameter in parameters:
         reason = ""
         if not isinstance(parameter, OffloadedParameter):  # of init(): it is in Terrace already
@@ -134,6 +145,8 @@ def eligible(model: nn.Module, bytes_min: int) -> tuple[dict[nn.Parameter, tuple
                 reason = "shares its memory with another parameter"
             elif not reason and local.untyped_storage().data_ptr() in buffered:
                 reason = "shares its memory with a buffer"
+            elif not reason and parameter in shown:
+                reason = _SHOWN
         if reason:
             left.append((name, reason))
         else:
@@ -151,6 +164,40 @@ def alone(parameter: torch.Tensor, bytes_min: int) -> str:
     if parameter.is_shared():
         return "is in memory that processes share"
     return ""
+
+
+def _shown_elsewhere(model: nn.Module, names: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+    """Those whose memory something else shows, which would go on to show what was there as they were moved."""
+    expected = _shown_by_hooks(model)
+
+    def shown(parameter: nn.Parameter) -> bool:
+        return users_of(parameter) > 1 + expected[number_of_storage(parameter.untyped_storage())]
+
+    found = [one for one in names if not isinstance(one, OffloadedParameter) and not is_split(one) and shown(one)]
+    if found:
+        gc.collect()  # what is gone may be held by a cycle
+    return {one for one in found if shown(one)}
+
+
+def _shown_by_hooks(model: nn.Module) -> Counter[int]:
+    """How many attributes of modules show a storage until the first forward pass makes them anew."""
+    found: Counter[int] = Counter()
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm) and isinstance(made := module.__dict__.get(hook.name), torch.Tensor):
+                found[number_of_storage(made.untyped_storage())] += 1
+    return found
+
+
+def warn_of_shown(left: Iterable[tuple[str, str]]) -> None:
+    """Warns, at the line that called offload(), of parameters that stay in memory because something else shows theirs."""
+    names = [name for name, reason in left if reason == _SHOWN]
+    if names:
+        warnings.warn(
+            f"terrace.torch.offload: {len(names)} parameters stay in memory, since something else shows theirs, and would "
+            f"show old numbers if they were moved: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. Let go of it "
+            "before offload(), or clone() it: a state_dict() that is kept, or was given to load_state_dict(assign=True), a "
+            "view or an array of a weight (.data, .detach(), .numpy()), an output whose graph is kept", stacklevel=4)
 
 
 def _dense(parameter: torch.Tensor) -> bool:

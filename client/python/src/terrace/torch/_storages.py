@@ -16,6 +16,7 @@ _storages: Any = torch.UntypedStorage  # its stubs know nothing of these
 _expired: Callable[[int], bool] = _storages._expired
 _revived: Callable[[int], torch.UntypedStorage | None] = _storages._new_with_weak_ptr
 _weak: Callable[[torch.UntypedStorage], int] = _storages._weak_ref
+_uses: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 _free: Callable[[int], None] = _storages._free_weak_ref
 
 
@@ -44,6 +45,12 @@ def number_of(storage: torch.UntypedStorage) -> int:
     """What tells it from other storages, for as long as it or a reference to it is there."""
     number: int = storage._cdata
     return number
+
+
+def users_of(tensor: torch.Tensor) -> int:
+    """How many tensors show its memory, itself and what graphs keep among them."""
+    storage = tensor.untyped_storage()
+    return _uses(number_of(storage)) - 1  # without the object that was asked for
 
 
 def shown(lease: Lease) -> torch.Tensor:
