@@ -69,6 +69,23 @@ class SeenAs(nn.Module):
         return x @ (real[..., 0] * real[..., 1]) + x @ self.weight.real + x @ self.weight.imag
 
 
+class CastSeenAs(nn.Module):
+    """A cast of the weight, whose bytes are seen as of another type."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        self.weight = nn.Parameter((torch.randn(WIDTH, WIDTH, 2) * 0.1).bfloat16() if how == "complex" else
+                                   torch.randn(WIDTH, WIDTH, dtype=torch.complex64) * 0.1)
+
+    def forward(self, x):
+        if self.how == "complex":
+            return (x.to(torch.complex64) @ torch.view_as_complex(self.weight.float())).abs()
+        wide = self.weight.to(torch.complex128)
+        real = torch.view_as_real(wide)
+        return (x.double() @ (real[..., 0] * real[..., 1]) + x.double() @ wide.conj().imag).float()
+
+
 class Rounded(nn.Module):
     """A straight-through estimator: a cast of the weight, rounded in place."""
 
@@ -114,7 +131,8 @@ class Outside(nn.Module):
 MODELS = {"cell": lambda: Recurrent("lstm"), "gru": lambda: Recurrent("gru"), "lstm64": lambda: Recurrent("lstm64"),
           "projected": lambda: Recurrent("projected"), "chunked": Chunked, "complex": lambda: SeenAs("complex"),
           "real": lambda: SeenAs("real"), "conjugate": lambda: SeenAs("conjugate"),
-          "negative": lambda: SeenAs("negative"), "bfloat16": lambda: Rounded(torch.bfloat16),
+          "negative": lambda: SeenAs("negative"), "complex cast": lambda: CastSeenAs("complex"),
+          "real cast": lambda: CastSeenAs("real"), "bfloat16": lambda: Rounded(torch.bfloat16),
           "float64": lambda: Rounded(torch.float64), "outside": lambda: Outside(False), "inside": lambda: Outside(True)}
 
 
@@ -231,3 +249,20 @@ def test_what_is_kept_of_a_step_stands_for_what_is_there(served):
     assert torch.equal(momentum.clone(), optimizer.state[model.weight]["momentum_buffer"].clone())
     assert served.leased_bytes == 0
     kept.clear()
+
+
+class Overwrites(nn.Module):
+    """Writes to an activation that autograd has saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1)
+
+    def forward(self, x):
+        return torch.sigmoid(x @ self.weight).mul_(2)
+
+
+def test_a_write_to_what_autograd_saved_is_an_error_as_always(served):
+    for offloads in (False, True):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            trained(Overwrites, served, offloads, contextlib.nullcontext)

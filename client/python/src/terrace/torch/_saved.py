@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._errors import FailedPrecondition
 from . import _managed
+from ._kept import Here
 from ._lazy import OffloadedParameter, OffloadedTensor
 from ._modes import in_functorch
 from ._slot import Slot
@@ -60,15 +61,18 @@ class _Below(NamedTuple):
 
 
 def _pack(tensor: torch.Tensor) -> Any:
+    found = _ours(tensor)
+    return Here(tensor) if found is None else found
+
+
+def _ours(tensor: torch.Tensor) -> Note | torch.Tensor | None:
+    """What to keep in place of what is a parameter's, or in Terrace; None: it is neither."""
     managed = parameter_of(tensor)
     if managed is not None:
         return _note(managed, tensor, False)
     if tensor.grad_fn is not None and (managed := _cast_of(tensor)) is not None:
         return _note(managed, tensor, True)
-    if type(tensor) is not torch.Tensor and (found := of_hidden(tensor)) is not None:
-        return found
-    # An output that is kept with its node would keep itself.
-    return tensor if tensor.grad_fn is None else tensor.detach()
+    return None if type(tensor) is torch.Tensor else of_hidden(tensor)
 
 
 def _note(managed: ManagedParameter, tensor: torch.Tensor, cast: bool) -> Note:
@@ -100,8 +104,8 @@ def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
     """The parameter that a tensor is a cast of (autocast makes them), or a view of one."""
     whole = tensor._base if tensor._is_view() and tensor._base is not None else tensor
     made_by = whole.grad_fn
-    if made_by is None or made_by.name() != "ToCopyBackward0" or whole._version != 0:
-        return None  # or it was written to since, and cannot be made again
+    if made_by is None or made_by.name() != "ToCopyBackward0" or whole._version != 0 or tensor.dtype != whole.dtype:
+        return None  # or it was written to since, and cannot be made again, or its bytes are seen as of another type
     found = getattr(made_by.next_functions[0][0], "variable", None)
     managed = getattr(found, "__dict__", {}).get("terrace")
     if managed is None or whole.stride() != managed.slot.placeholder.stride():
@@ -117,7 +121,7 @@ def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
 
 
 def _unpack(packed: Any) -> Any:
-    return packed.unpack() if type(packed) is Note else packed
+    return packed if isinstance(packed, torch.Tensor) else packed.unpack()
 
 
 def _unpack_note(packed: Note) -> torch.Tensor:
@@ -156,7 +160,7 @@ def _over(below: Hooks) -> Hooks:
     pack_below, unpack_below = below
 
     def pack(tensor: torch.Tensor) -> Any:
-        packed = _pack(tensor)
+        packed = _ours(tensor)
         return packed if type(packed) is Note else _Below(pack_below(tensor))
 
     def unpack(packed: Any) -> Any:
