@@ -243,3 +243,25 @@ def test_what_scripts_do_before_offload_shows_no_weight(roomy, way):
     assert not terrace.torch.summary(model).left_alone
     model(torch.ones(2, 8)).sum().backward()
     del kept
+
+
+@pytest.mark.parametrize(("how", "said"), [("set_", "was to be given other memory"), ("unseen", "was given other memory")])
+def test_other_memory_while_a_module_runs(roomy, how, said):
+    class Replaces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(8, 8))
+
+        def forward(self, x):
+            with torch.no_grad():
+                if how == "set_":
+                    self.weight.set_(self.weight * 2)
+                else:
+                    torch._C.TensorBase.data.__set__(self.weight, self.weight * 2)
+            return x @ self.weight
+
+    model = Replaces()
+    terrace.torch.offload(model, client=roomy, tensor_bytes_min=1)
+    with pytest.raises(terrace.FailedPrecondition, match=rf"'weight' lives in Terrace, and {said}"):
+        model(torch.ones(1, 8))
+    assert torch.equal(model.weight, torch.ones(8, 8))

@@ -356,3 +356,17 @@ def test_a_session_that_is_closed():
         model, _ = offloaded(client)
     with pytest.raises(terrace.Error):
         loss_of(model, 0)
+
+
+def test_other_memory(roomy):
+    model, _ = offloaded(roomy)
+    loss_of(model, 0).backward()
+    weight = model.blocks[0].wide.weight
+    before, gradient = weights(model), weight.grad.clone()
+    for tensor in (weight, weight.data, weight.grad):
+        with torch.no_grad(), pytest.raises(terrace.FailedPrecondition,
+                                            match=r"'blocks.0.wide.weight.* lives in Terrace.*other memory.*copy_\(\)"):
+            tensor.set_(torch.zeros_like(weight))
+    assert_same(weights(model), before)
+    assert torch.equal(weight.grad, gradient)
+    assert torch.equal(torch.empty(0).set_(weight.detach()), weight), "of another tensor it does what it did"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import torch
 from torch import nn
@@ -163,10 +163,21 @@ class SpentTensor(torch.Tensor):
         raise FailedPrecondition(spent.terrace_why)
 
 
+def given_memory(name: str) -> FailedPrecondition:
+    """What to raise where a tensor was to be given other memory."""
+    return FailedPrecondition(f"'{name}' lives in Terrace, and was to be given other memory (set_()): write with copy_()")
+
+
+def _set_memory(parameter: OffloadedParameter | LeasedParameter, *_source: Any, **_geometry: Any) -> NoReturn:
+    """`parameter.set_()`, which PyTorch does not ask __torch_function__ about."""
+    raise given_memory(parameter.terrace.name)
+
+
 class OffloadedParameter(nn.Parameter):
     """A parameter whose bytes are in Terrace, outside the modules that own it."""
 
     terrace: ManagedParameter
+    set_ = _set_memory
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
@@ -185,6 +196,7 @@ class LeasedParameter(nn.Parameter):
     without PyTorch's notice, counts as written to."""
 
     terrace: ManagedParameter
+    set_ = _set_memory
 
     @property
     def data(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .._errors import FailedPrecondition
-from ._lazy import OffloadedParameter, OffloadedTensor, leaves, run_with
+from ._lazy import OffloadedParameter, OffloadedTensor, given_memory, leaves, run_with
 from ._lazy_storage import storage_of
 from ._metadata import METADATA
 from ._modes import check_not_compiled
@@ -64,6 +64,8 @@ def operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         return _detached(args[0])
     if func is _aten.is_pinned.default:
         return False
+    if func.overloadpacket is _aten.set_ and isinstance(args[0], OffloadedTensor):  # type: ignore[attr-defined]
+        raise given_memory(args[0].terrace_slot.name)
     if func is _aten._to_copy.default and _asked_by_module():
         slot = args[0].terrace_slot
         raise FailedPrecondition(

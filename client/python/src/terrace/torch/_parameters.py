@@ -36,6 +36,7 @@ class ManagedParameter:
         self.uses = 0  # that are under way
         self.version = parameter._version
         self.writes = 0  # that the version does not tell of, as of PyTorch's fused kernels
+        self.address = 0  # of the memory that is shown
         self.aliased = False  # something outlived the last use, and may have written
         self.saved_alias = False  # what outlives this use is autograd's, which does not write
         self.compiled = False  # used by compiled code, which knows ordinary parameters
@@ -103,12 +104,15 @@ class ManagedParameter:
             _set_data(found, shown)
         found.__class__ = nn.Parameter if self.compiled else LeasedParameter  # once it is right for who comes
         self.aliased = self.saved_alias = False
+        self.address = shown.data_ptr()
 
     def hide(self) -> None:
         """Shows the placeholder from now on; what was written meanwhile is kept."""
         found = self.parameter
         geometry = self.slot.placeholder
         changed = found.shape != geometry.shape or found.stride() != geometry.stride()
+        replaced = self.address != 0 and found.data_ptr() != self.address
+        self.address = 0
         wrote = found._version != self.version
         if wrote:
             self.store.may_be_written(self.slot)
@@ -125,6 +129,10 @@ class ManagedParameter:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' lives in Terrace as {tuple(geometry.shape)}, and was given another shape "
                 "or other strides: it keeps the ones it had. Resize before terrace.torch.offload(), not after it")
+        if replaced:
+            raise FailedPrecondition(
+                f"the parameter '{self.name}' lives in Terrace, and was given other memory while it was leased (set_(), "
+                ".data of a compiled module's), of which nothing is kept: write with copy_()")
 
     def written(self) -> None:
         """Whoever asked may write to what is shown, unseen."""
@@ -168,6 +176,7 @@ class ManagedParameter:
         with torch.no_grad(), _raw():
             shown.copy_(value)
             _set_data(found, shown)
+            self.address = shown.data_ptr()
 
     def _check_alone(self, value: torch.Tensor) -> None:
         """Raises where other tensors are of this memory, or would be: an ordinary assignment leaves those as they were,
