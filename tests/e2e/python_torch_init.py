@@ -136,6 +136,19 @@ def test_a_cast_after_it_is_refused(roomy):
     assert model.weight.dtype == torch.float64
 
 
+def test_a_memory_format_while_it_is_built(small):
+    def build():
+        torch.manual_seed(1)
+        return nn.Sequential(*(nn.Conv2d(128, 128, 3) for _ in range(4))).to(memory_format=torch.channels_last)
+
+    with terrace.torch.init(client=small, tensor_bytes_min=1):
+        model = build()
+    assert len(offloaded(model)) == 8
+    terrace.torch.offload(model)
+    assert [one.stride() for one in model.parameters()] == [one.stride() for one in build().parameters()]
+    assert_same(weights(model), weights(build()))
+
+
 def test_other_threads_and_what_follows_are_left_alone(roomy):
     made = []
     with terrace.torch.init(client=roomy):

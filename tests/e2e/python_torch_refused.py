@@ -370,3 +370,18 @@ def test_other_memory(roomy):
     assert_same(weights(model), before)
     assert torch.equal(weight.grad, gradient)
     assert torch.equal(torch.empty(0).set_(weight.detach()), weight), "of another tensor it does what it did"
+
+
+def test_another_memory_format(roomy):
+    """Kernels are chosen by it, and bits follow from that."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.Flatten(), nn.Linear(576, 4))
+    terrace.torch.offload(model, client=roomy, tensor_bytes_min=1)
+    before = weights(model)
+    with pytest.raises(terrace.FailedPrecondition, match=r"'0.weight' lives in Terrace with strides \(27, 9, 3, 1\).*before"):
+        model.to(memory_format=torch.channels_last)
+    assert_same(weights(model), before)
+    other = nn.Conv2d(3, 16, 3).to(memory_format=torch.channels_last)
+    terrace.torch.offload(other, client=roomy, tensor_bytes_min=1)
+    for again in (model.float(), model.cpu(), other.to(memory_format=torch.channels_last), other.to("cpu")):
+        again(torch.randn(1, 3, 8, 8))
+    assert other.weight.stride() == (27, 1, 9, 3)

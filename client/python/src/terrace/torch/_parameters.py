@@ -152,7 +152,7 @@ class ManagedParameter:
         found = self.parameter
         if value is found or value is self.taken.get(id(value)):
             return
-        if self.being_built and not self._like(value):
+        if self.being_built and not (self._like(value) and value.stride() == self.slot.placeholder.stride()):
             self.building.take_back(self, value)
             return
         self.check_like(value)
@@ -201,9 +201,13 @@ class ManagedParameter:
         return bool(value.shape == geometry.shape and value.dtype == geometry.dtype
                     and value.device == geometry.device)
 
-    def check_like(self, value: torch.Tensor) -> None:
-        """Raises for what the parameter cannot become."""
+    def check_like(self, value: torch.Tensor, strides: bool = False) -> None:
+        """Raises for what the parameter cannot become. strides: it is to have the value's."""
         geometry = self.slot.placeholder
+        if strides and self._like(value) and value.stride() != geometry.stride() and not self.being_built:
+            raise FailedPrecondition(
+                f"the parameter '{self.name}' lives in Terrace with strides {geometry.stride()}, and cannot become one with "
+                f"{value.stride()}: change the model's memory format before terrace.torch.offload(), not after it")
         if not self._like(value) and not self.being_built:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' lives in Terrace as {tuple(geometry.shape)} of {geometry.dtype} on "
