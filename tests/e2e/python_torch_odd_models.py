@@ -251,6 +251,34 @@ def test_what_is_kept_of_a_step_stands_for_what_is_there(served):
     kept.clear()
 
 
+@pytest.mark.parametrize("entered", ["each step", "once"])
+def test_a_detached_weight_that_a_fused_step_changed_while_the_graph_before_is_there(served, entered):
+    """PyTorch's fused kernels change no version."""
+    def run(once, each):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        kept = []
+        with once():
+            for step in range(STEPS):
+                inputs = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(step), requires_grad=True)
+                with each():
+                    kept.append(model[1](torch.tanh(nn.functional.linear(inputs, model[0].weight.detach()))
+                                         + model[0](inputs)).square().mean())
+                kept[-1].backward(retain_graph=True)
+                optimizer.step()
+                optimizer.zero_grad()
+                kept.append(inputs.grad)
+        return [one.detach() for one in kept]
+
+    def saving():
+        return terrace.torch.activations(served, min_bytes=1, keep_bytes=0)
+
+    ways = (saving, contextlib.nullcontext) if entered == "once" else (contextlib.nullcontext, saving)
+    for one, other in zip(run(contextlib.nullcontext, contextlib.nullcontext), run(*ways), strict=True):
+        assert torch.equal(one, other)
+
+
 class Overwrites(nn.Module):
     """Writes to an activation that autograd has saved."""
 

@@ -71,6 +71,7 @@ class _Keeper:
         self._sweep()
         for known in list(self._storages.values()):
             known.staying = False
+            known.source = None  # fused optimizers write to what was saved detached, and no version tells of it
             known.parts.clear()
         self.shelf.begin_step()
 
@@ -171,7 +172,7 @@ class Activations:
         if size < self._min_bytes or not _tells_of_storage(tensor, size):
             return Here(tensor)
         known = self._keeper.of(storage, tensor._version)
-        source = None if known.source is None else known.source()
+        source = None if known.source is None or self._keeper.order.used else known.source()
         if source is not None:
             self.duplicates += 1
             return self._noted(View(tensor, source), tensor)

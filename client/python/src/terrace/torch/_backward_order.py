@@ -141,6 +141,11 @@ class BackwardOrder:
         self._unlearned: list[Step] = []
         self._step = Step(None)
 
+    @property
+    def used(self) -> bool:
+        """Whether the backward pass of this step has begun: the next saving begins another one."""
+        return bool(self._step.order)
+
     def begin_step(self, keep_bytes: int | None) -> bool:
         """A step begins, unless the one that goes on has no savings yet. Whether it does."""
         with self._lock:
