@@ -431,3 +431,15 @@ def test_hooks_of_the_script_run_when_they_would(restless):
         return said
 
     same_for_both(restless, run)
+
+
+def test_kernels_of_lists_with_a_number_for_each_in_one_tensor(restless):
+    def run(model, optimizer):
+        steps(model, optimizer, 1)
+        ours = list(model.parameters())
+        with torch.no_grad():
+            torch._foreach_addcmul_(ours, ours, ours, torch.arange(float(len(ours))) / 100)
+            divided = torch._foreach_addcdiv(ours[:2], ours[:2], torch._foreach_exp(ours[:2]), scalars=torch.tensor([1.0, 2]))
+        return [float(one.sum()) for one in divided]
+
+    same_for_both(restless, run)

@@ -151,8 +151,11 @@ def _elements(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> Any:
     """Runs a function of lists of tensors element by element, so that a list may be larger than what can be leased.
-    A list may be empty: fused optimizers have one for what they keep only with some options."""
+    A list may be empty: fused optimizers have one for what they keep only with some options. Numbers for each element may
+    be a tensor of one dimension."""
     def at(value: Any, index: int) -> Any:
+        if isinstance(value, torch.Tensor) and value.shape == (count,):
+            return value[index:index + 1]
         return [value[index]] if isinstance(value, list | tuple) and value else value
 
     results = [func(*(at(value, index) for value in args), **{key: at(value, index) for key, value in kwargs.items()})
