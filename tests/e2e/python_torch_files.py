@@ -372,6 +372,27 @@ def test_pickling_of_other_kinds(roomy):
         torch.empty(0, dtype=torch.uint8).set_(storage, 0, (128,), (1,))
 
 
+def test_what_another_process_is_sent(roomy, tmp_path):
+    """By a queue, and as an argument of its own: ordinary tensors."""
+    model, optimizer = build(RECIPE)
+    terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    context = torch.multiprocessing.get_context("spawn")
+    wanted = weights(model)
+    queue = context.SimpleQueue()
+    queue.put([model.state_dict(), model.norm.weight])
+    copied, parameter = queue.get()
+    assert_same(copied, wanted)
+    assert type(parameter) is nn.Parameter and torch.equal(parameter, wanted["norm.weight"])
+    writer = context.Process(target=torch.save, args=([model.state_dict(), optimizer.state_dict()], tmp_path / "sent.pt"))
+    writer.start()
+    writer.join()
+    copied, states = torch.load(tmp_path / "sent.pt")
+    assert_same(copied, wanted)
+    assert torch.equal(states["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+
+
 def test_a_summary(roomy):
     model, optimizer = terrace.torch.offload(*build(RECIPE), client=roomy, tensor_bytes_min=256)
     train(model, optimizer, RECIPE)

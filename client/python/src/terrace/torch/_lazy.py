@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import reduce_tensor
 
 from .._errors import FailedPrecondition
 from ._lazy_storage import reduced
@@ -118,6 +121,18 @@ class OffloadedTensor(torch.Tensor):
             memo[id(self)] = self.clone(memory_format=torch.preserve_format)
         copied: torch.Tensor = memo[id(self)]
         return copied
+
+
+def _sent(tensor: OffloadedTensor) -> Any:
+    """What another process is sent, as by a queue or as an argument of its own: an ordinary tensor of the content."""
+    copied = tensor.clone(memory_format=torch.preserve_format)
+    child: Any = get_spawning_popen()
+    if child is not None:  # it is begun once all is written, and is to find the memory then
+        child.__dict__.setdefault("terrace_sent", []).append(copied)
+    return reduce_tensor(copied)  # type: ignore[no-untyped-call]
+
+
+ForkingPickler.register(OffloadedTensor, _sent)
 
 
 def _gone(slot: Slot, store: Store) -> None:
