@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that tensors which share a parameter's memory give what they give without Terrace, or are refused by name."""
+"""Shows that tensors which share a parameter's memory give what they give without Terrace, keep it in memory, or are
+refused by name."""
 
 import copy
+import ctypes
 import functools
 import warnings
 
@@ -265,3 +267,22 @@ def test_other_memory_while_a_module_runs(roomy, how, said):
     with pytest.raises(terrace.FailedPrecondition, match=rf"'weight' lives in Terrace, and {said}"):
         model(torch.ones(1, 8))
     assert torch.equal(model.weight, torch.ones(8, 8))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_to_write_where_nobody_is_asked(roomy):
+    @torch.jit.script
+    def doubled(weight: torch.Tensor):
+        return weight * 2
+
+    weight = offloaded(roomy)[0].weight
+    before = weight.detach().clone()
+    assert torch.equal(doubled(weight.detach()), 2 * before)
+    doubled(weight.clone()).sum().backward()
+    assert torch.equal(weight.grad.clone(), torch.full((8, 8), 2.0))
+    other = torch.empty(8, 8)
+    for taken in (weight.detach(), weight.grad):
+        other.data = taken.clone()
+        assert torch.equal(other, taken) and torch.equal(torch.from_dlpack(taken), other)
+        read = (ctypes.c_float * 64).from_address(taken.data_ptr())
+        assert torch.equal(torch.tensor(list(read)).view(8, 8), other)
