@@ -38,6 +38,14 @@ bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::ve
   return true;
 }
 
+// What a copy that slides has of its new extent, beside its old one.
+std::uint64_t slide_bytes(const Tensor& tensor, Level level) {
+  if (tensor.sliding != level) return 0;
+  const tier::Extent old = tensor.extent(level);
+  const std::uint64_t to = tensor.slide().offset;
+  return std::min(old.bytes, old.offset > to ? old.offset - to : old.bytes);
+}
+
 }  // namespace
 
 Error EngineImpl::full(const Session& session, std::size_t tier, const std::string& what) const {
@@ -215,7 +223,7 @@ Survey EngineImpl::survey(Session& session, std::size_t tier, const Choice& choi
   const auto look = [&](Slot slot) {
     if (choice.at_once && ++looks > kLooksMax) return false;
     const Tensor& tensor = session.at(slot);
-    const std::uint64_t bytes = tensor.extent_bytes();
+    const std::uint64_t bytes = tensor.extent_bytes() + slide_bytes(tensor, level);
     const bool here = tensor.published == level;
     if (tensor.pinned == level) {
       found.pinned_bytes += bytes;
@@ -339,10 +347,9 @@ bool EngineImpl::slide_one(Session& session, std::size_t tier) {
 void EngineImpl::start_slide(Session& session, Slot slot, Level level, std::uint64_t new_offset) {
   withdraw_clean(session, slot);
   Tensor& tensor = session.at(slot);
-  const tier::Extent old = tensor.extent(level);
   Place& place = place_of(session, tensor, level);
-  place.space.take({new_offset, std::min(old.bytes, old.offset > new_offset ? old.offset - new_offset : old.bytes)});
   tensor.begin_slide(level, {new_offset, 0});
+  place.space.take({new_offset, slide_bytes(tensor, level)});
   if (tensor.is_valid(level)) return slide_on(session, slot);
   slid(session, slot, {});  // nothing is written there: only the books change
 }

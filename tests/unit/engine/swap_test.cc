@@ -199,6 +199,25 @@ TEST(Swap, CopiesSlideTogetherBeforeOneIsWrittenBack) {
   EXPECT_EQ(harness.read(client, wide), 5000u);
 }
 
+TEST(Swap, WhoNeedsAllOfATierWaitsForACopyThatSlidesThere) {
+  Harness harness(three_tiers());
+  const auto& client = *harness.open();
+  const Handle wide = harness.create(client, "wide", 2 * kMiB);
+  const Handle whole = harness.create(client, "whole", 4 * kMiB);
+  harness.write(client, wide, 5000, kHost);
+  std::vector<Handle> tensors;
+  for (int i = 0; i < 4; ++i) tensors.push_back(harness.create(client, std::to_string(i), kMiB));
+  for (std::uint64_t i = 0; i < 4; ++i) harness.write(client, tensors[i], 100 * i);
+  harness.settle();
+  ASSERT_TRUE(harness.ask(client.id, DontNeed{{tensors[0], tensors[2]}}));
+  harness.send(client.id, Prefetch{kDevice, {wide}});
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  ASSERT_EQ(harness.transfers.front().link.kind, mover::LinkKind::kMemcpy) << "a copy slides, and has both places";
+  const RequestId asked = harness.send(client.id, Acquire{kDevice, shm::Mode::kOverwrite, {whole}});
+  harness.settle();
+  EXPECT_TRUE(harness.reply(asked));
+}
+
 TEST(Swap, ColdDirtyCopiesAreCleanedEarly) {
   Harness harness(three_tiers(2 * kMiB, 4 * kMiB));
   const auto& client = *harness.open();
