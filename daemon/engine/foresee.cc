@@ -70,7 +70,8 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
   const Tensor& tensor = session.at(clean.slot);
   if (level == Level::kMemory && tensor.live() && tensor.published == Level::kDevice &&
       place_of(session, tensor, Level::kDevice).policy->expected(clean.slot).give_up)
-    return Planned::kLater;  // it is to come from there
+    return Planned::kLater;                                           // it is to come from there
+  if (tensor.activity == Activity::kSliding) return Planned::kLater;  // and is published again afterwards
   if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
       tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier) || is_gone(session, tensor))
     return Planned::kDone;
