@@ -70,13 +70,13 @@ EngineImpl::Planned EngineImpl::start_planned_clean(Session& session, const fore
   const Tensor& tensor = session.at(clean.slot);
   if (level == Level::kMemory && tensor.live() && tensor.published == Level::kDevice &&
       place_of(session, tensor, Level::kDevice).policy->expected(clean.slot).give_up)
-    return Planned::kLater;                                           // it is to come from there
-  if (tensor.activity == Activity::kSliding) return Planned::kLater;  // and is published again afterwards
+    return Planned::kLater;                                     // it is to come from there
+  if (tensor.live() && !tensor.idle()) return Planned::kLater;  // it may be published nowhere meanwhile
   if (level == home_level_ || !tensor.live() || tensor.deleted || !tensor.written || tensor.lost || tensor.home_bad ||
       tensor.pinned != Level::kNone || tensor.published != level || !at_tier(tensor, *tier) || is_gone(session, tensor))
     return Planned::kDone;
   if (clean.overdue && !session.places[*tier]->policy->expected(clean.slot).give_up) return Planned::kDone;
-  if (!tensor.idle() || tensor.admission != 0) return Planned::kLater;
+  if (tensor.admission != 0) return Planned::kLater;
   if (droppable(session, clean.slot, level)) return Planned::kDone;
   if (session.word(clean.slot).writers != 0) return Planned::kLater;
   Level target = home_level_;

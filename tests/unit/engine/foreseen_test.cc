@@ -132,6 +132,44 @@ TEST(Foreseen, WhatShouldHaveBeenWrittenDownBeforeIsIfItStillGoes) {
   EXPECT_TRUE(harness.transfers.empty());
 }
 
+TEST(Foreseen, WhatMemoryWritesDownWaitsForADeviceThatIsLateWithIt) {
+  Planned planned;
+  Harness& harness = planned.harness;
+  planned.mark_step();
+  foresight::Plan plan = planned.plan_of({0, 1, 2});
+  plan.uses[0].give_up = true;
+  for (foresight::PlannedUse& use : plan.uses) use.next_ns = use.at_ns + 3 * kApartNs;
+  plan.cleans.push_back({.after = 2, .slot = planned.tensors[0].slot, .place = kHost});
+  planned.plan(std::move(plan));
+  for (const std::uint32_t tensor : {0, 1}) harness.write(planned.client, planned.tensors[tensor], 7);
+  harness.settle();
+  ASSERT_EQ(link_bytes(harness, mover::LinkKind::kBlockWrite), kTensors * kMiB) << "of before the plan alone";
+  for (const std::uint32_t tensor : {2, 3, 4, 5}) harness.write(planned.client, planned.tensors[tensor], 7);
+  harness.settle();
+  EXPECT_EQ(link_bytes(harness, mover::LinkKind::kBlockWrite), (kTensors + 1) * kMiB);
+}
+
+TEST(Foreseen, APlannedWriteBackWaitsForASlide) {
+  Planned planned;
+  Harness& harness = planned.harness;
+  planned.mark_step();
+  const Handle wide = harness.create(planned.client, "wide", 2 * kMiB);
+  harness.write(planned.client, wide, 5000, kHost);
+  for (const std::uint32_t tensor : {0, 1, 2, 3}) harness.write(planned.client, planned.tensors[tensor], 7);
+  harness.settle();
+  ASSERT_TRUE(harness.ask(planned.client.id, DontNeed{{planned.tensors[0], planned.tensors[2]}}));
+  harness.send(planned.client.id, Prefetch{kDevice, {wide}});
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  ASSERT_EQ(harness.transfers.front().link.kind, mover::LinkKind::kMemcpy) << "of tensor 1, or of tensor 3";
+  const std::uint64_t before = link_bytes(harness, mover::LinkKind::kDeviceToHost);
+  foresight::Plan plan = planned.plan_of({1, 3});
+  for (const std::uint32_t tensor : {1, 3})
+    plan.cleans.push_back({.slot = planned.tensors[tensor].slot, .place = kDevice});
+  planned.plan(std::move(plan));
+  harness.settle();
+  EXPECT_EQ(link_bytes(harness, mover::LinkKind::kDeviceToHost), before + 2 * kMiB);
+}
+
 // A step begins with a plan of many uses, of two tensors by turns, in which tensor 5 comes but once; tensor 4 is
 // fetched from the 30th use on.
 void begin_far_plan(Planned& planned) {

@@ -15,6 +15,13 @@ using sim::spec_of;
 using sim::tier_of;
 using Harness = sim::Node;
 
+// Bytes that a link has moved.
+inline std::uint64_t link_bytes(Harness& harness, mover::LinkKind kind) {
+  for (const LinkStatus& link : harness.status().links)
+    if (link.link.kind == kind) return link.bytes;
+  return 0;
+}
+
 inline Options three_tiers(std::uint64_t device = 4 * kMiB, std::uint64_t memory = 8 * kMiB,
                            std::uint64_t block = 64 * kMiB) {
   Options options;

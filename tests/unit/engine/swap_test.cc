@@ -8,12 +8,6 @@
 namespace terrace::engine {
 namespace {
 
-std::uint64_t link_bytes(Harness& harness, mover::LinkKind kind) {
-  for (const LinkStatus& link : harness.status().links)
-    if (link.link.kind == kind) return link.bytes;
-  return 0;
-}
-
 TEST(Swap, AWriteComesBackFromEveryPlace) {
   Harness harness(three_tiers());
   const auto& client = *harness.open();
