@@ -15,10 +15,12 @@ namespace {
 
 constexpr std::uint32_t kNoTensor = UINT32_MAX;
 constexpr int kRoundsMax = 3;
-constexpr std::uint64_t kUnforeseenOneIn = 8;  // of a device, at most
-constexpr std::uint64_t kSpareOneIn = 8;       // likewise
-constexpr std::int64_t kStretchOneIn = 50;     // waits of less than this part of the step do not make a new plan
-constexpr std::int64_t kSameOneIn = 20;        // nor do those that differ by less than this part from a former round's
+constexpr std::uint64_t kUnforeseenOneIn = 8;   // of a device, at most
+constexpr std::uint64_t kSpareOneIn = 8;        // likewise
+constexpr std::uint64_t kSmallOneIn = 100;      // of memory: no tensor takes more,
+constexpr std::uint64_t kSmallSpareOneIn = 50;  // and no more is left where extents do not pack
+constexpr std::int64_t kStretchOneIn = 50;      // waits of less than this part of the step do not make a new plan
+constexpr std::int64_t kSameOneIn = 20;         // nor do those that differ by less than this part from a former round's
 
 // A use within the horizon.
 struct HorizonUse {
@@ -318,11 +320,18 @@ class Planner {
     return coming;
   }
 
+  // Small extents pack better.
+  std::uint64_t memory_bytes() const {
+    const std::uint64_t all = machine_.memory.capacity_bytes;
+    const bool are_small = std::ranges::all_of(bytes_, [&](std::uint64_t bytes) { return bytes <= all / kSmallOneIn; });
+    return are_small ? all - all / kSmallSpareOneIn : usable_bytes(all);
+  }
+
   // The copies in memory are written when the device gives one up, and needed when it wants one back.
   void plan_memory() {
     put_events_in_order();
     const std::uint64_t ahead_bytes = ahead_in_memory();
-    SweepInput input{.capacity_bytes = machine_.memory.capacity_bytes - ahead_bytes,
+    SweepInput input{.capacity_bytes = memory_bytes() - ahead_bytes,
                      .ahead_bytes = ahead_bytes,
                      .group_begin_ns = timing_.begins,
                      .unwaited_ns = unwaited_.begins,

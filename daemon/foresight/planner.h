@@ -12,7 +12,7 @@
 namespace terrace::foresight {
 
 // A tier that is planned, with the way to the one below it. Bytes that may be planned with, less than there are where
-// extents do not pack.
+// extents do not pack; of memory all of them: how it is filled, the plan knows.
 struct PlannedTier {
   std::uint32_t place = 0;
   std::uint64_t capacity_bytes = 0;
@@ -21,7 +21,7 @@ struct PlannedTier {
   double toll = 0;  // BothWays's, of the two
 };
 
-// Of a tier's bytes, those that may be planned with.
+// Of a tier's bytes, those that may be planned with, whatever the extents are.
 constexpr std::uint64_t usable_bytes(std::uint64_t capacity_bytes) {
   return static_cast<std::uint64_t>(static_cast<double>(capacity_bytes) * 0.97);
 }

@@ -20,7 +20,7 @@ constexpr int kTriesMax = 64;  // candidates that are looked at for one victim
 // Bytes inward that one outward counts for. What is written where a link is short of time must leave there, if it is
 // not kept; what is read there can come before.
 constexpr double kOutward = 3;
-// Where a link bounds the step, what is used sooner than the farthest by such a part of the time stays.
+// Where a link bounds the step, what is read sooner than the farthest by such a part of the time stays.
 constexpr std::int64_t kSoonerOneIn = 4;
 // What goes again, of what is used about as late: times away are alike if they differ by less than such a part of one,
 // and as late is what is used within such a part.
@@ -225,7 +225,8 @@ class Sweep {
   bool is_near(const Candidate& candidate, const Candidate& farthest, std::uint32_t group) const {
     const std::int64_t end = begin_ns(groups_);
     const auto away = [&](const Candidate& which) { return std::min(which.next_ns, end) - begin_ns(group); };
-    return input_.link_bound && away(candidate) < away(farthest) - away(farthest) / kSoonerOneIn;
+    return input_.link_bound && returns(candidate.use) &&
+           away(candidate) < away(farthest) - away(farthest) / kSoonerOneIn;
   }
 
   // `anyway`: although the links have no time for it.

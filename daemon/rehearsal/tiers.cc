@@ -55,9 +55,8 @@ foresight::Machine machine_of(const workload::Node& node, const std::vector<engi
                              pace(below, Direction::kIn), pace(below, Direction::kOut), below.both_ways().toll()});
   machine.has_memory = node.host_bytes > 0 && node.block_bytes > 0;
   if (machine.has_memory)
-    machine.memory = {shm::kPlaceHost, foresight::usable_bytes(tiers[1].capacity_bytes),
-                      pace(node.block, Direction::kIn), pace(node.block, Direction::kOut),
-                      node.block.both_ways().toll()};
+    machine.memory = {shm::kPlaceHost, tiers[1].capacity_bytes, pace(node.block, Direction::kIn),
+                      pace(node.block, Direction::kOut), node.block.both_ways().toll()};
   return machine;
 }
 

@@ -83,13 +83,13 @@ TEST(Planner, WaitsThatHaveNothingToDoWithEachOtherAddUp) {
   known.period_ns = 2000 * kRunNs;
   const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
   EXPECT_GT(made.period_ns, 2130 * kRunNs);
-  EXPECT_LT(made.period_ns, 2300 * kRunNs);
+  EXPECT_LT(made.period_ns, 2250 * kRunNs);
 }
 
 TEST(Planner, MemoryAboveBlocksIsPlannedToo) {
   Machine machine;
   machine.has_memory = true;
-  machine.memory = {kHost, 50'000'000, {10e9, 0}, {10e9, 0}};
+  machine.memory = {kHost, 51'600'000, {10e9, 0}, {10e9, 0}};  // 50 MB, and what extents do not fill
   const Template known = loop(100, 1'000'000, kHost, shm::Mode::kWrite);
   const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
   EXPECT_GE(made.fetches.size(), 50u);
@@ -103,7 +103,7 @@ TEST(Planner, WhatGoesFromMemoryLiesEvenlyOverTheStepAndIsTheSameInEach) {
   // of the 100, and be written down in 40.
   Machine machine;
   machine.has_memory = true;
-  machine.memory = {kHost, 60'000'000, {1e9, 0}, {0.5e9, 0}};
+  machine.memory = {kHost, 61'900'000, {1e9, 0}, {0.5e9, 0}};  // and what extents do not fill
   const Template known = loop(100, 1'000'000, kHost, shm::Mode::kWrite);
   const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
   EXPECT_GE(given_up(made), 40u);
@@ -126,7 +126,7 @@ TEST(Planner, SaysOfWhatADeviceGivesUpWhetherMemoryKeepsIt) {
   Machine machine;
   machine.devices.push_back({kDevice, 10'000'000, {10e9, 0}, {10e9, 0}});
   machine.has_memory = true;
-  machine.memory = {kHost, 50'000'000, {2e9, 0}, {2e9, 0}};
+  machine.memory = {kHost, 51'600'000, {2e9, 0}, {2e9, 0}};  // likewise
   const Template known = loop(100, 1'000'000, kDevice, shm::Mode::kWrite);
   const Plan made = plan(machine, {&known, &known, &known, &known}, 2);
   const auto go_on = std::ranges::count_if(made.uses, &PlannedUse::give_up_below);
