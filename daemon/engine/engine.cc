@@ -172,7 +172,7 @@ void EngineImpl::try_admissions(Session& session, bool prefetches) {
     Admission& admission = *at++;  // it may end
     if (admission.phase != Admission::Phase::kWaiting) continue;
     if (admission.is(Admission::Kind::kPrefetch) != prefetches) continue;
-    if (admission.planned && waits_for_room(session, admission.tier, false)) continue;
+    if (admission.planned && session.awaited(false)[admission.tier]) continue;
     const std::size_t tier = admission.tier;
     const std::uint64_t id = admission.id;
     if (admission.seen_events != session.events && !room_is_coming(session, admission)) {

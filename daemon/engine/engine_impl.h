@@ -354,7 +354,6 @@ class EngineImpl final : public Engine {
   // Begun, or nothing to do; not now; nor any other that needs room there.
   enum class Planned : std::uint8_t { kDone, kLater, kNoRoom };
   Planned start_planned_clean(Session& session, const foresight::PlannedClean& clean);
-  static bool waits_for_room(const Session& session, std::size_t tier, bool planned_too);
   void start_planned_fetches(Session& session);
   void plan_return(Session& session, Slot slot, Level level);
   void revoke_late(Session& session);

@@ -2,6 +2,7 @@
 // A plan is carried out: what it says of early transfers is advice, and every step of it goes the way that a request's
 // would.
 #include <algorithm>
+#include <bitset>
 #include <utility>
 
 #include "engine/engine_impl.h"
@@ -120,20 +121,15 @@ void EngineImpl::plan_return(Session& session, Slot slot, Level level) {
 
 // Whoever waits for room goes first: what was given up for it must not take the room again, only to be given up once
 // more.
-bool EngineImpl::waits_for_room(const Session& session, std::size_t tier, bool planned_too) {
-  return std::ranges::any_of(session.admissions, [&](const Admission& admission) {
-    return admission.tier == tier && admission.phase == Admission::Phase::kWaiting &&
-           (planned_too || !admission.planned) &&
-           (admission.block == Admission::Block::kSpace || admission.block == Admission::Block::kLeases);
-  });
-}
-
 void EngineImpl::start_planned_fetches(Session& session) {
   auto& fetches = session.foreseen.fetches;
+  if (fetches.empty()) return;
+  const std::bitset<kTiersMax> by_demands = session.awaited(false);
+  const std::bitset<kTiersMax> by_any = session.awaited(true);
   std::uint32_t put_off = 0;
   for (std::size_t at = 0; at < fetches.size() && put_off < kPutOffMax;) {
     const auto tier = tier_of_place(fetches[at].place, false);
-    const bool waits = tier && waits_for_room(session, *tier, fetches[at].returns);
+    const bool waits = tier && (fetches[at].returns ? by_any : by_demands)[*tier];
     if (!waits && start_planned_fetch(session, fetches[at])) {
       fetches.erase(fetches.begin() + static_cast<std::ptrdiff_t>(at));
     } else {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cstdint>
 #include <deque>
 #include <list>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "engine/admission.h"
+#include "engine/catalog_records.h"
 #include "engine/foreseen.h"
 #include "engine/lease_table.h"
 #include "engine/name_index.h"
@@ -106,6 +108,15 @@ struct Session {
   Tensor& at(Slot slot) { return tensors[index(slot)]; }
   const Tensor& at(Slot slot) const { return tensors[index(slot)]; }
   bool is_share() const { return !share.empty(); }
+  // The tiers in which an admission waits for room. planned_too: a plan's own, too.
+  std::bitset<kTiersMax> awaited(bool planned_too) const {
+    std::bitset<kTiersMax> tiers;
+    for (const Admission& admission : admissions)
+      if (admission.phase == Admission::Phase::kWaiting && (planned_too || !admission.planned) &&
+          (admission.block == Admission::Block::kSpace || admission.block == Admission::Block::kLeases))
+        tiers.set(admission.tier);
+    return tiers;
+  }
   Member* find_member(SessionId member) {
     const auto found = std::ranges::find(members, member, &Member::id);
     return found == members.end() ? nullptr : &*found;

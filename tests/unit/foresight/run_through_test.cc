@@ -53,7 +53,7 @@ TEST(RunThrough, WhatIsReadAfterItWasWrittenDownLeavesItsRoomThen) {
 }
 
 TEST(RunThrough, WritesAreInTheOrderInWhichTheirRoomIsNeeded) {
-  // Both are released with group 0. Group 2 needs the second one's room, and group 3 the first one's.
+  // Both are released with group 0. Group 2 needs the first one's room, and group 3 the second one's.
   EXPECT_EQ(waits(4, 20, {born(0, 10), born(0, 10), born(2, 10), born(3, 10)},
                   {written_down(2, 0, 10, 100), written_down(3, 0, 10, 150)}),
             (Waits{0, 0, 0, 50}));

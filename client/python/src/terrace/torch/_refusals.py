@@ -166,14 +166,14 @@ def alone(parameter: torch.Tensor, bytes_min: int) -> str:
     return ""
 
 
-def _shown_elsewhere(model: nn.Module, names: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+def _shown_elsewhere(model: nn.Module, parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
     """Those whose memory something else shows, which would go on to show what was there as they were moved."""
     expected = _shown_by_hooks(model)
 
     def shown(parameter: nn.Parameter) -> bool:
         return users_of(parameter) > 1 + expected[number_of_storage(parameter.untyped_storage())]
 
-    found = [one for one in names if not isinstance(one, OffloadedParameter) and not is_split(one) and shown(one)]
+    found = [one for one in parameters if not isinstance(one, OffloadedParameter) and not is_split(one) and shown(one)]
     if found:
         gc.collect()  # what is gone may be held by a cycle
     return {one for one in found if shown(one)}
