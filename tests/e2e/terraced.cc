@@ -15,6 +15,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <thread>
 
 #include "base/check.h"
@@ -59,7 +60,9 @@ int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 2
 
 std::string contents(const std::filesystem::path& file) {
   std::ifstream stream(file);
-  return {std::istreambuf_iterator<char>(stream), {}};
+  std::ostringstream text;  // which takes the end of a process whose file it is, in /proc, for the file's
+  text << stream.rdbuf();
+  return text.str();
 }
 
 std::uint64_t mixed(std::uint64_t value) {
