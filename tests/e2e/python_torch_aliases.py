@@ -10,7 +10,7 @@ import warnings
 import pytest
 import terrace.torch
 import torch
-from python_torch_models import nothing_stays_leased, roomy  # noqa: F401 (fixtures)
+from python_torch_models import nothing_stays_leased, restless, roomy  # noqa: F401 (fixtures)
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
@@ -34,6 +34,93 @@ def test_data_is_not_replaced_under_what_was_taken_from_it(roomy, take):
     del old
     weight.data = torch.zeros(8, 8)
     assert not weight.any()
+
+
+def test_a_part_of_a_tensor_that_the_script_has_does_not_become_data(roomy):
+    weight = offloaded(roomy)[0].weight
+    before = weight.detach().clone()
+    flat = torch.arange(100.0)
+    with pytest.raises(terrace.FailedPrecondition, match=r"'0.weight' was given a view as its data.*clone\(\)"):
+        weight.data = flat[:64].view(8, 8)
+    assert torch.equal(weight, before)
+    weight.data = flat[:64].view(8, 8).clone()
+    assert torch.equal(weight.flatten(), flat[:64])
+    weight.data = torch.ones(100)[:64].view(8, 8)  # of which nothing else is left
+    assert weight.sum() == 64
+    nn.utils.vector_to_parameters(torch.zeros(64), [weight])
+    assert not weight.any()
+
+
+def test_a_write_to_data_between_forward_and_backward_is_not_seen(roomy):
+    gradients = []
+    for model in (nn.Linear(8, 8), offloaded(roomy, nn.Linear(8, 8))):
+        with torch.no_grad():
+            model.weight.fill_(3.0)
+        loss = model.weight.square().sum()
+        model.weight.data.mul_(0.5)
+        model.weight.data.detach().mul_(0.5)
+        loss.backward()
+        gradients.append(model.weight.grad.clone())
+        loss = model.weight.square().sum()
+        model.weight.detach().mul_(0.5)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    assert torch.equal(*gradients)
+
+
+def trials(client, take):
+    """Twice from the same weights and the same state dict, as take() has it of the optimizer."""
+    torch.manual_seed(1)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    inputs = torch.randn(4, 8)
+
+    def step():
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    step()
+    weights, states = copy.deepcopy(model.state_dict()), optimizer.state_dict()
+    if client is not None:
+        terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
+    states = take(states)
+    found = []
+    for _ in range(2):
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(states)
+        step()
+        step()
+        found.append(copy.deepcopy(model.state_dict())["weight"])
+    return found, states["state"][0]["step"].item()
+
+
+def test_a_state_dict_that_is_loaded_twice_is_of_one_step(roomy):
+    """Plain PyTorch goes on writing into what it was given. So it is here with the optimizer's own; what was not stays
+    what it was. It is never a part of each."""
+    (first, second), step = trials(roomy, copy.deepcopy)
+    assert step == 1
+    assert torch.equal(first, second)
+    (plain, written), step = trials(None, lambda states: states)
+    assert step == 5
+    assert torch.equal(first, plain)
+    (first, second), step = trials(roomy, lambda states: states)
+    assert step == 5
+    assert torch.equal(first, plain)
+    assert torch.equal(second, written)
+
+
+def test_what_is_written_to_a_storage_stays(restless):
+    model, other = offloaded(restless, nn.Linear(8, 8)), offloaded(restless, nn.Linear(8, 8))
+    model.weight.data.untyped_storage().fill_(0)
+    for _ in range(3):  # whereupon the other one is sent down
+        assert other.weight.any()
+    assert not model.weight.any()
+    shallow = copy.copy(model.weight.detach())
+    shallow.add_(1)
+    for _ in range(3):
+        assert other.weight.any()
+    assert model.weight.sum() == 64
 
 
 def test_data_is_not_replaced_under_what_a_forward_took(roomy):

@@ -108,8 +108,10 @@ def test_a_backward_pass_that_fails_leaves_nothing_to_be_stepped_later(roomy):
     before = weights(model)
     with pytest.raises(ZeroDivisionError, match="in backward"):
         model[2:](FailsInBackward.apply(model[:2](torch.ones(2, 64)))).sum().backward()
-    optimizer.step()
+    with pytest.raises(terrace.FailedPrecondition, match="'2.weight'.*its backward pass has failed.*zero_grad"):
+        optimizer.step()
     optimizer.zero_grad()
+    optimizer.step()
     assert_same(weights(model), before)
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()
@@ -236,6 +238,7 @@ def test_a_step_in_another_thread_leaves_a_pass_that_runs_alone(roomy):
     other.join(60)
     now = weights(model)
     assert [name for name in now if torch.equal(now[name], before[name])] == []
+    model[:2].zero_grad()  # which optimizer.step() was called for
     optimizer.step()
 
 
@@ -319,6 +322,8 @@ def test_a_step_that_is_left_out_is_refused(roomy):
     optimizer.zero_grad()
     with pytest.raises(terrace.FailedPrecondition, match=r"optimizer.step\(\) was left out"):
         loss_of(model, 1).backward()
+    with pytest.raises(terrace.FailedPrecondition, match="which was dropped"):
+        optimizer.step()
     optimizer.step()
 
 

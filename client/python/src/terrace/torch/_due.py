@@ -58,6 +58,11 @@ class DueParameters:
         if full is not None:
             _step_all(full, step)
 
+    def parameters(self) -> set[int]:
+        """What is due, by id."""
+        with self._lock:
+            return {id(parameter) for due in self._due.values() for parameter in due.parameters}
+
     def take(self, ended: int) -> _Due:
         """What is due of a pass that has ended; and no more from then on."""
         with self._lock:

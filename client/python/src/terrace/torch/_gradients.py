@@ -27,6 +27,12 @@ _SPENT = ("this gradient was used while it was at hand, and is not kept. What ne
 _SPENT_AGAIN = ("a second gradient of a parameter before optimizer.zero_grad(). Gradient accumulation, and reentrant "
                 "checkpointing of blocks that share weights, need all gradients before the step: offload without "
                 "step_in_backward")
+_CHANGED = ("the backward pass has stepped it with its gradient, which was dropped, replaced or set to zero before "
+            "optimizer.step(). What changes gradients before the step cannot be had with step_in_backward; this step's "
+            "weights are of no use")
+_NOT_KEPT = ("optimizer.step() would step it with a gradient that is not kept, as an earlier step has used it, or its backward "
+             "pass has failed: call optimizer.zero_grad() after each step and each failed pass, or offload without "
+             "step_in_backward")
 
 
 class Room:
@@ -87,6 +93,7 @@ class Gradient:
         self._watched = False
         self._handles: list[Any] = []
         self._zeroed = False  # it was used up, and then set to zero
+        self._zeros: SpentTensor | None = None  # in whose place there are zeros, while optimizer.step() is under way
         self.ahead_at: int | None = None  # the parameter's `writes` once stepped, until its optimizer.step() comes
         self.ahead_version = 0  # the parameter's then, which whoever writes to it changes
 
@@ -167,6 +174,38 @@ class Gradient:
         held = self._room.take(self._store, made)
         with _raw():
             parameter.grad = held
+
+    def left_to_step(self, stepped: bool) -> bool:
+        """Whether optimizer.step() itself is to step the parameter: with a gradient that the backward pass could not step
+        with, as it is sparse or the script's own, or with one that was set to zero.
+
+        stepped: a backward pass has stepped it, since the last optimizer.step(). FailedPrecondition where the step would
+        be another one without step_in_backward.
+        """
+        parameter = self._parameter
+        with _raw():
+            held = parameter.grad
+        spent = held if type(held) is SpentTensor else None
+        why = None
+        if stepped:
+            why = _CHANGED if spent is None or spent.terrace_zeroed else None
+        elif spent is not None and not spent.terrace_zeroed:
+            why = _NOT_KEPT
+        if why is not None:
+            raise FailedPrecondition(f"terrace.torch.offload(step_in_backward=True): the parameter "
+                                     f"'{parameter.terrace.name}': {why}")  # type: ignore[attr-defined]
+        if spent is not None and not stepped:
+            with _raw():
+                parameter.grad = torch.zeros_like(spent, memory_format=torch.contiguous_format)
+            self._zeros = spent
+        return held is not None and not stepped
+
+    def step_is_over(self) -> None:
+        """Gives up the zeros that the step was given."""
+        zeros, self._zeros = self._zeros, None
+        if zeros is not None:
+            with _raw():
+                self._parameter.grad = zeros
 
     def _detach(self) -> None:
         """Lets .grad be what it was, once what it was is accumulated into."""

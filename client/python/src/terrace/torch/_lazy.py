@@ -70,6 +70,7 @@ class OffloadedTensor(torch.Tensor):
     terrace_store: Store
     terrace_parameter: ManagedParameter | None  # whose bytes these are, where they are a parameter's
     terrace_kept: torch.Tensor  # the leased memory, where its address was asked for
+    terrace_unseen = False  # it was `.data`, writes to which autograd does not see
 
     @classmethod
     def of(cls, slot: Slot, store: Store, parameter: ManagedParameter | None = None) -> Self:
@@ -99,7 +100,9 @@ class OffloadedTensor(torch.Tensor):
 
     def terrace_alias(self) -> OffloadedTensor:
         """Another that stands for the same content."""
-        return OffloadedTensor.of(self.terrace_slot, self.terrace_store, self.terrace_parameter)
+        made = OffloadedTensor.of(self.terrace_slot, self.terrace_store, self.terrace_parameter)
+        made.terrace_unseen = self.terrace_unseen
+        return made
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
@@ -115,6 +118,9 @@ class OffloadedTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return reduced(self.terrace_slot, self.terrace_store)
+
+    def __copy__(self) -> OffloadedTensor:
+        return self.terrace_alias()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:

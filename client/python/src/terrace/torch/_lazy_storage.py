@@ -51,9 +51,7 @@ class LazyStorage(torch.UntypedStorage):
 
 def _leasing(name: str) -> Callable[..., Any]:
     def call(self: LazyStorage, *arguments: Any, **options: Any) -> Any:
-        if name in _WRITING:
-            self.terrace_store.written(self.terrace_slot)
-        (shown,) = self.terrace_store.lease([self.terrace_slot])
+        (shown,) = self.terrace_store.lease([self.terrace_slot], "write" if name in _WRITING else "read")
         return getattr(shown.untyped_storage(), name)(*arguments, **options)
 
     call.__name__ = name

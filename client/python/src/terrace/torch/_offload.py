@@ -252,8 +252,7 @@ def _take_optimizer(job: Job, optimizer: optim.Optimizer, parts: frozenset[str],
             if one.gradient is not None and one.parameter.requires_grad:
                 one.gradient.reserve()
         stepped.reserve()
-        for group in optimizer.param_groups:
-            stepped.adopt(group["params"])
+        stepped.adopt_all()
         if ranks is not None:
             ranks.finish()
     except BaseException as failed:
@@ -360,8 +359,7 @@ def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], s
             other.watch()
         shards.move_in()
         if stepped is not None:
-            for group in stepped.optimizer.param_groups:
-                stepped.adopt(group["params"])
+            stepped.adopt_all()
         if ranks is not None:
             ranks.finish()
         give_back_free_pages()

@@ -127,7 +127,9 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
                     lazy.terrace_store.may_be_written(lazy.terrace_slot)
                     if changed:
                         lazy.terrace_store.refuse_writes(lazy.terrace_slot, done=True)
-                    if lazy.terrace_parameter is not None:
+                    if lazy.terrace_parameter is not None and lazy.terrace_unseen:
+                        lazy.terrace_parameter.written()
+                    elif lazy.terrace_parameter is not None:
                         lazy.terrace_parameter.noticed_write()
         result = _replaced(result, {id(shown): lazy for lazy in tensors for shown in (by[id(lazy)],)})
         by.clear()
@@ -175,13 +177,21 @@ def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
 
 
 def _detached(self: torch.Tensor) -> Any:
-    """`tensor.detach()` and `tensor.data`: the same bytes, without a lease."""
+    """`tensor.detach()`: the same bytes, without a lease."""
     if is_managed_parameter(self):
         managed: ManagedParameter = self.terrace  # type: ignore[attr-defined]
         return OffloadedTensor.of(managed.slot, managed.store, managed)
     if isinstance(self, OffloadedTensor):
         return self.terrace_alias()
     return NotImplemented
+
+
+def _data(self: torch.Tensor) -> Any:
+    """`tensor.data`: likewise, but for writes, of which a graph that saved the tensor knows nothing."""
+    made = _detached(self)
+    if made is not NotImplemented:
+        made.terrace_unseen = True
+    return made
 
 
 def _requires(self: torch.Tensor, requires_grad: bool = True) -> Any:
@@ -263,7 +273,7 @@ def _all_zeroed(self: list[torch.Tensor]) -> None:
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
     _set_data: _assigned,
-    _get_data: _detached,
+    _get_data: _data,
     torch.Tensor.detach: _detached,
     torch.detach: _detached,
     torch.Tensor.detach_: _detached_in_place,

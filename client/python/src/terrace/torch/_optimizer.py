@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn, optim
 
-from .._errors import Error, FailedPrecondition
+from .._errors import FailedPrecondition
 from . import _optimizers, _scaling
+from ._batch import Batch
 from ._due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
-from ._lazy import LeasedParameter, OffloadedTensor
-from ._locals import is_split
-from ._managed import owner_of
+from ._lazy import OffloadedTensor
 from ._modes import check_not_compiled
-from ._parameters import ManagedParameter, enter, leave
-from ._places import AsGradient, InDTensor, InState, Place, place_of
+from ._parameters import ManagedParameter
+from ._places import InState, place_of
 from ._slot import Slot
 
 if TYPE_CHECKING:
@@ -60,106 +59,6 @@ def managed_optimizer(optimizer: optim.Optimizer) -> ManagedOptimizer | None:
     return _managed.get(unwrapped(optimizer))
 
 
-class _Batch:
-    """Parameters with their gradients and states, leased for one round of the step."""
-
-    def __init__(self, owner: ManagedOptimizer, parameters: Sequence[nn.Parameter]):
-        self._owner = owner
-        self._store = owner.store
-        self.parameters = parameters
-        self._managed = [managed for parameter in parameters if (managed := owner.managed_of(parameter)) is not None]
-        self._written: list[tuple[Place, OffloadedTensor, torch.Tensor]] = []  # states, and shards of parameters
-        self._gradients: list[tuple[Place, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = []
-        self._addresses: list[int] = []  # of the parameters in Terrace, while they are shown
-        self._entered = False
-
-    def enter(self) -> None:
-        """Leases all of it, and shows it where the step looks."""
-        found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
-        shown = enter(self._store, self._managed, [held.terrace_slot for _, held in found], "write")
-        self._entered = True
-        for (place, held), tensor in zip(found, shown, strict=True):
-            place.put(tensor)
-            self._written.append((place, held, tensor))
-        with _raw():
-            for managed in self._managed:
-                managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
-            self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
-            self._enter_gradients()
-
-    def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Place, OffloadedTensor]]:
-        """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""
-        if is_split(parameter) and isinstance(parameter._local_tensor, OffloadedTensor):
-            yield InDTensor(parameter), parameter._local_tensor
-        state = self._owner.state_of(parameter)
-        for key, value in state.items():
-            if isinstance(value, OffloadedTensor):
-                yield InState(state, key), value
-            elif is_split(value) and isinstance(value._local_tensor, OffloadedTensor):
-                yield InDTensor(value), value._local_tensor
-
-    def _enter_gradients(self) -> None:
-        places = [place_of(parameter.grad, AsGradient(parameter)) for parameter in self.parameters]
-        offloaded = [(place, held) for place in places if isinstance(held := place.get(), OffloadedTensor)]
-        shown = self._store.lease([held.terrace_slot for _, held in offloaded])
-        for (place, held), tensor in zip(offloaded, shown, strict=True):
-            place.put(tensor)
-            seen = place.whole if isinstance(place, InDTensor) else tensor  # whose version tells of writes
-            self._gradients.append((place, held, tensor, seen, seen._version))
-
-    def leave(self) -> None:
-        """Puts everything back, and moves to Terrace what the step has made."""
-        if not self._entered:
-            return
-        writes = _optimizers.writes_gradients_unseen(self._owner.optimizer)
-        with _raw():
-            for place, held, tensor, seen, version in self._gradients:
-                if writes or seen._version != version:
-                    self._store.written(held.terrace_slot)
-                if place.get() is tensor:
-                    place.put(held)
-                self._end_lease(held, tensor)
-        self._gradients.clear()
-        for place, held, tensor in self._written:
-            value = place.get()
-            if value is None or value is tensor or not _optimizers.state_like(tensor, value, 0):
-                pass
-            elif value.stride() == tensor.stride():
-                tensor.copy_(value)
-                value = tensor
-            if value is tensor:
-                place.put(held)
-            self._end_lease(held, tensor)
-        self._written.clear()
-        refused = self._keep_replaced()
-        for managed in self._managed:
-            managed.writes += 1
-            self._owner.note_ahead(managed)
-            if managed.uses > 1 and not managed.compiled:
-                managed.parameter.__class__ = LeasedParameter
-        leave(self._managed)
-        self._owner.adopt(self.parameters)
-        if refused is not None:
-            raise refused
-
-    @staticmethod
-    def _end_lease(held: OffloadedTensor, shown: torch.Tensor) -> None:
-        """A step has what it was shown in lists until it comes to the next batch, which is leased before that."""
-        owner = owner_of(shown)
-        if owner is not None and owner() is held.terrace_slot:
-            OffloadedTensor.take_place_of(shown, held.terrace_slot, held.terrace_store)
-
-    def _keep_replaced(self) -> Error | None:
-        """Takes over what a step has put in the place of parameters (`p.data = ...`); what could not be."""
-        refused = None
-        for managed, address in zip(self._managed, self._addresses, strict=False):
-            try:
-                managed.keep_replaced(address)
-            except Error as error:  # the others are to be put back in any case
-                refused = refused or error
-        return refused
-
-
 class ManagedOptimizer:
     """An optimizer whose states live in Terrace."""
 
@@ -175,6 +74,7 @@ class ManagedOptimizer:
         self._of_itself = ("parameters" in parts) + ("gradients" in parts)  # tensors in Terrace, beside the states
         self._bytes_min = bytes_min
         self._stepped: Callable[[], None] = lambda: None
+        self._left: list[Gradient] = []  # of parameters that step() itself is to step
         self._ahead: list[Gradient] = []  # of parameters that were stepped before the step() that they are part of
         self._stepped_now: set[int] = set()  # parameters, by id, that were stepped in backward since the last step()
         self._group_of: dict[int, int] = {}  # that each parameter, by id, is in, since the first of those was stepped
@@ -268,8 +168,9 @@ class ManagedOptimizer:
         if self.in_backward:
             _scaling.refuse_for(self)
 
-    def adopt(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Moves to Terrace the states of parameters that are in memory."""
+    def adopt(self, parameters: Sequence[nn.Parameter]) -> bool:
+        """Moves to Terrace the states of parameters that are in memory; whether there were any."""
+        moved = False
         for parameter in parameters if "states" in self._parts else ():
             of = self.like_of(parameter)
             if of is None:
@@ -282,6 +183,13 @@ class ManagedOptimizer:
                     held = held.clone()  # of another job: from now on this one's own
                 if _optimizers.state_like(of.placeholder, held, self._bytes_min):
                     place.put(self._moved(of, self._reserved.get((id(parameter), key)), key, held))
+                    moved = True
+        return moved
+
+    def adopt_all(self) -> None:
+        """Moves to Terrace the states that are in memory. If there are any, none is the script's too from then on."""
+        if any([self.adopt(group["params"]) for group in self.optimizer.param_groups]):
+            _optimizers.make_states_own(self.optimizer)
 
     def give_back(self) -> None:
         """Brings the states back that were moved to Terrace."""
@@ -351,7 +259,7 @@ class ManagedOptimizer:
         self.store.drop_unneeded()
         for group, members in self._members(only):
             for parameters in self._batches(members, group):
-                batch = _Batch(self, parameters)
+                batch = Batch(self, parameters)
                 part = {**group, "params": parameters}
                 try:
                     batch.enter()
@@ -382,7 +290,21 @@ class ManagedOptimizer:
         if only is not None:
             wanted = {id(one) for one in only}
             return [one for one in group["params"] if id(one) in wanted]
-        return [one for one in group["params"] if not self.in_backward or self.managed_of(one) is None]
+        return [one for one in group["params"] if not self.in_backward or self._is_left(one)]
+
+    def _is_left(self, parameter: nn.Parameter) -> bool:
+        """Whether optimizer.step() is to step a parameter, though parameters in Terrace are stepped in backward."""
+        managed = self.managed_of(parameter)
+        if managed is None or managed.gradient is None:
+            return True
+        try:
+            left: bool = managed.gradient.left_to_step(id(parameter) in self._stepped_now)
+        except FailedPrecondition:
+            self._forget_step()  # who goes on all the same can
+            raise
+        if left:
+            self._left.append(managed.gradient)
+        return left
 
     def _batches(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
         if len(parameters) == 1:  # as a large one is that is stepped in backward
@@ -427,18 +349,23 @@ class ManagedOptimizer:
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if hasattr(type(optimizer), "terrace_proxy"):
             return
-        self._stepped_now.clear()
-        while self._ahead:
-            self._ahead.pop().ahead_at = None
-        self._options_used.clear()  # of a backward pass within the step, in its closure
+        self._forget_step()
         self.store.steps.stepped()
         self._stepped()
+
+    def _forget_step(self) -> None:
+        """Forgets what backward passes have stepped before a step, but for those that are under way in other threads."""
+        self._stepped_now &= self._due.parameters()
+        while self._ahead:
+            self._ahead.pop().ahead_at = None
+        while self._left:
+            self._left.pop().step_is_over()
+        self._options_used.clear()  # of a backward pass within the step, in its closure
 
     def _after_load(self, optimizer: Any) -> None:
         self._stepped_now.clear()  # what was stepped is of a training that goes on no more
         self._options_used.clear()
-        for group in optimizer.param_groups:
-            self.adopt(group["params"])
+        self.adopt_all()
 
 
 def _proxy_class(kind: type[optim.Optimizer], owner: weakref.ref[ManagedOptimizer]) -> type[optim.Optimizer]:

@@ -8,6 +8,7 @@ import torch
 from torch import optim
 
 from .._errors import InvalidArgument
+from ._locals import is_split
 
 Group = Mapping[str, Any]
 Kind = TypeVar("Kind", bound=type[optim.Optimizer])
@@ -131,6 +132,20 @@ def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:
     """Whether a step writes to gradients without a change of their versions: PyTorch's fused kernels do where they undo
     a GradScaler's scale."""
     return getattr(optimizer, "grad_scale", None) is not None
+
+
+def make_states_own(optimizer: optim.Optimizer) -> None:
+    """Copies what of an optimizer's states is in memory. Where others were moved to Terrace just now, a state dict that
+    was loaded would go on sharing these alone, and become one of two different steps. Of states that are DTensors it
+    goes on sharing all."""
+    states: list[dict[Any, Any]] = list(optimizer.state.values())
+    if any(is_split(value) for state in states for value in state.values()):
+        return
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by id: what several parameters may have, and its copy
+    for state in states:
+        for key, value in state.items():
+            if type(value) is torch.Tensor:
+                _, state[key] = made.setdefault(id(value), (value, value.clone()))
 
 
 def _name(optimizer: Any) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,11 @@ class ManagedParameter:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' was given the memory of '{source.name}' as its data, and would share it: "
                 "clone() the value, or tie the parameters instead, before terrace.torch.offload()")
+        if _is_kept_part(value):
+            raise FailedPrecondition(
+                f"the parameter '{self.name}' was given a view as its data, and would share the memory of the tensor that "
+                "it is a view of, which the script still has: clone() the value; the parameter is then changed by what is "
+                "written to the parameter alone")
         if self.taken or (not self.uses and self.slot.shown):
             raise FailedPrecondition(
                 f"the parameter '{self.name}' was given new data while a tensor that was taken from it before "
@@ -220,6 +226,20 @@ class ManagedParameter:
             wanted = self.parameter.requires_grad
         if wanted and self.gradient is not None:
             self.gradient.watch()
+
+
+def _references(view: torch.Tensor) -> int:
+    """To the tensor that it is a view of."""
+    base = view._base
+    return 0 if base is None else sys.getrefcount(base)
+
+
+_OF_A_VIEW = _references(torch.zeros(2, device="cpu")[:1])  # where nobody else has that tensor
+
+
+def _is_kept_part(value: torch.Tensor) -> bool:
+    """Whether it is a view of a tensor that somebody has."""
+    return _references(value) > _OF_A_VIEW
 
 
 def is_managed_parameter(tensor: torch.Tensor) -> bool:

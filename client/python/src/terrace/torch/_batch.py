@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one round of an optimizer's step is at: some parameters with their gradients and states, leased meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .._errors import Error
+from . import _optimizers
+from ._lazy import LeasedParameter, OffloadedTensor
+from ._locals import is_split
+from ._managed import owner_of
+from ._parameters import enter, leave
+from ._places import AsGradient, InDTensor, InState, Place, place_of
+
+if TYPE_CHECKING:
+    from ._optimizer import ManagedOptimizer
+
+_raw = torch._C.DisableTorchFunctionSubclass
+
+
+class Batch:
+    """Parameters with their gradients and states, leased for one round of the step."""
+
+    def __init__(self, owner: ManagedOptimizer, parameters: Sequence[nn.Parameter]):
+        self._owner = owner
+        self._store = owner.store
+        self.parameters = parameters
+        self._managed = [managed for parameter in parameters if (managed := owner.managed_of(parameter)) is not None]
+        self._written: list[tuple[Place, OffloadedTensor, torch.Tensor]] = []  # states, and shards of parameters
+        self._gradients: list[tuple[Place, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = []
+        self._addresses: list[int] = []  # of the parameters in Terrace, while they are shown
+        self._entered = False
+
+    def enter(self) -> None:
+        """Leases all of it, and shows it where the step looks."""
+        found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
+        shown = enter(self._store, self._managed, [held.terrace_slot for _, held in found], "write")
+        self._entered = True
+        for (place, held), tensor in zip(found, shown, strict=True):
+            place.put(tensor)
+            self._written.append((place, held, tensor))
+        with _raw():
+            for managed in self._managed:
+                managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
+            self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
+            self._enter_gradients()
+
+    def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Place, OffloadedTensor]]:
+        """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""
+        if is_split(parameter) and isinstance(parameter._local_tensor, OffloadedTensor):
+            yield InDTensor(parameter), parameter._local_tensor
+        state = self._owner.state_of(parameter)
+        for key, value in state.items():
+            if isinstance(value, OffloadedTensor):
+                yield InState(state, key), value
+            elif is_split(value) and isinstance(value._local_tensor, OffloadedTensor):
+                yield InDTensor(value), value._local_tensor
+
+    def _enter_gradients(self) -> None:
+        places = [place_of(parameter.grad, AsGradient(parameter)) for parameter in self.parameters]
+        offloaded = [(place, held) for place in places if isinstance(held := place.get(), OffloadedTensor)]
+        shown = self._store.lease([held.terrace_slot for _, held in offloaded])
+        for (place, held), tensor in zip(offloaded, shown, strict=True):
+            place.put(tensor)
+            seen = place.whole if isinstance(place, InDTensor) else tensor  # whose version tells of writes
+            self._gradients.append((place, held, tensor, seen, seen._version))
+
+    def leave(self) -> None:
+        """Puts everything back, and moves to Terrace what the step has made."""
+        if not self._entered:
+            return
+        writes = _optimizers.writes_gradients_unseen(self._owner.optimizer)
+        with _raw():
+            for place, held, tensor, seen, version in self._gradients:
+                if writes or seen._version != version:
+                    self._store.written(held.terrace_slot)
+                if place.get() is tensor:
+                    place.put(held)
+                self._end_lease(held, tensor)
+        self._gradients.clear()
+        for place, held, tensor in self._written:
+            value = place.get()
+            if value is None or value is tensor or not _optimizers.state_like(tensor, value, 0):
+                pass
+            elif value.stride() == tensor.stride():
+                tensor.copy_(value)
+                value = tensor
+            if value is tensor:
+                place.put(held)
+            self._end_lease(held, tensor)
+        self._written.clear()
+        refused = self._keep_replaced()
+        for managed in self._managed:
+            managed.writes += 1
+            self._owner.note_ahead(managed)
+            if managed.uses > 1 and not managed.compiled:
+                managed.parameter.__class__ = LeasedParameter
+        leave(self._managed)
+        self._owner.adopt(self.parameters)
+        if refused is not None:
+            raise refused
+
+    @staticmethod
+    def _end_lease(held: OffloadedTensor, shown: torch.Tensor) -> None:
+        """A step has what it was shown in lists until it comes to the next batch, which is leased before that."""
+        owner = owner_of(shown)
+        if owner is not None and owner() is held.terrace_slot:
+            OffloadedTensor.take_place_of(shown, held.terrace_slot, held.terrace_store)
+
+    def _keep_replaced(self) -> Error | None:
+        """Takes over what a step has put in the place of parameters (`p.data = ...`); what could not be."""
+        refused = None
+        for managed, address in zip(self._managed, self._addresses, strict=False):
+            try:
+                managed.keep_replaced(address)
+            except Error as error:  # the others are to be put back in any case
+                refused = refused or error
+        return refused
