@@ -86,7 +86,6 @@ def train(arguments: argparse.Namespace) -> None:
             finish(arguments.checkpoint, step + 1)
             print(f"step {step + 1:3}  loss {mean.item() / ranks!r}", flush=True)
         distributed.barrier()
-    distributed.destroy_process_group()
 
 
 def split(model: nn.Sequential) -> nn.Module:
@@ -151,6 +150,7 @@ def main() -> int:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return launch(arguments)
     train(arguments)
+    distributed.destroy_process_group()  # once the model is gone, which would wait for the group's threads at its own end
     return 0
 
 
