@@ -24,6 +24,7 @@ from ._refusals import alone, check_place
 from ._storages import users_of
 from ._store import Store
 from ._streamed import stream_saves
+from ._transforms import ask_transforms
 
 WAITING_BYTES_MAX = 64 << 20
 _LEFT_BYTES_MIN = 8 << 20  # to look for free pages goes through the whole heap
@@ -189,6 +190,7 @@ def init(*, client: Client | None = None, place: str = "host", tensor_bytes_min:
     client = client_for(_CALL, client)
     check_place(_CALL, client, place)
     stream_saves()
+    ask_transforms()
     building = Building(Store(client, place, seconds, 1), bytes_min)
     with _noticed():
         _thread.buildings.append(building)

@@ -63,6 +63,11 @@ def leaves(value: Any) -> Iterable[torch.Tensor]:
             yield from leaves(part)
 
 
+def _as_subclass(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
+    """`tensor.as_subclass()`, which PyTorch does not ask __torch_function__ about."""
+    return tensor.view_as(tensor).as_subclass(kind)
+
+
 class OffloadedTensor(torch.Tensor):
     """A tensor in Terrace: every operation on it leases it for as long as the operation takes."""
 
@@ -71,6 +76,7 @@ class OffloadedTensor(torch.Tensor):
     terrace_parameter: ManagedParameter | None  # whose bytes these are, where they are a parameter's
     terrace_kept: torch.Tensor  # the leased memory, where its address was asked for
     terrace_unseen = False  # it was `.data`, writes to which autograd does not see
+    as_subclass = _as_subclass
 
     @classmethod
     def of(cls, slot: Slot, store: Store, parameter: ManagedParameter | None = None) -> Self:
@@ -199,6 +205,7 @@ class OffloadedParameter(nn.Parameter):
 
     terrace: ManagedParameter
     set_ = _set_memory
+    as_subclass = _as_subclass
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),

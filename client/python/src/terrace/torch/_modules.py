@@ -20,6 +20,7 @@ from ._modes import check_not_compiled, is_traced
 from ._parameters import ManagedParameter, by_store, enter_each, leave
 from ._saved import pop, push, push_over_others
 from ._store import Store
+from ._transforms import as_views, saves_unasked
 
 
 class _Uses:
@@ -103,6 +104,9 @@ class _Caller:
         leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
         pushed = _enter(uses) if leases else push_over_others()
         try:
+            if leases and saves_unasked() and not is_compiled(module):
+                with as_views(module, [one.parameter for one in uses.parameters]):
+                    return module._call_impl(*inputs, **options)
             return module._call_impl(*inputs, **options)
         finally:
             try:

@@ -33,6 +33,7 @@ from ._shards import Shards
 from ._shared import SharedStore
 from ._store import Store
 from ._streamed import stream_saves
+from ._transforms import ask_transforms
 
 TENSOR_BYTES_MIN = 4096
 Module = TypeVar("Module", bound=nn.Module)
@@ -140,6 +141,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     """ranks: that all do this now, and have what is frozen in common."""
     call = "terrace.torch.offload"
     stream_saves()
+    ask_transforms()
     job = _jobs.get(model) if isinstance(model, nn.Module) else None
     if job is None:
         check_model(model, step_in_backward)

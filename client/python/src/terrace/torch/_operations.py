@@ -19,6 +19,7 @@ from ._lazy_storage import storage_of
 from ._metadata import METADATA
 from ._modes import check_not_compiled
 from ._parameters import ManagedParameter, entered, is_managed_parameter
+from ._transforms import saves_unasked, view_of
 from ._writes import may_write_unseen, read_only_target, resolved, slot_of, store_of, write_the_same
 
 _aten = torch.ops.aten
@@ -111,6 +112,8 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
             by.update(zip(slots, leased, strict=True))
             leased.clear()
         before = {key: shown._version for key, shown in by.items()}
+        if parameters and saves_unasked() and func not in _OF_GRAPHS:
+            by.update((id(one.parameter), view_of(one.parameter)) for one in parameters)
         try:
             result = func(*_replaced(args, by), **_replaced(kwargs, by))
             for lazy in tensors:
@@ -287,6 +290,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch._foreach_zero_: _all_zeroed,
 }
 
+_OF_GRAPHS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)  # they look for the parameter itself
 _CASTS = frozenset(getattr(torch.Tensor, name)
                    for name in ("to", "cpu", "cuda", "xpu", "float", "double", "half", "bfloat16", "type"))
 _OF_LISTS = ("_foreach_", "_amp_foreach_", "_fused_ada", "_fused_sgd_")
