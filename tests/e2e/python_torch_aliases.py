@@ -49,6 +49,10 @@ def test_a_part_of_a_tensor_that_the_script_has_does_not_become_data(roomy):
     assert weight.sum() == 64
     nn.utils.vector_to_parameters(torch.zeros(64), [weight])
     assert not weight.any()
+    with terrace.torch.init(client=roomy, tensor_bytes_min=1):
+        made = nn.Linear(8, 8)
+        made.weight.data = flat[:64].view(8, 8)  # as who converts checkpoints does
+    assert torch.equal(made.weight.flatten(), flat[:64])
 
 
 def test_a_write_to_data_between_forward_and_backward_is_not_seen(roomy):

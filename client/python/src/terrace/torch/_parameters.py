@@ -187,7 +187,7 @@ class ManagedParameter:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' was given the memory of '{source.name}' as its data, and would share it: "
                 "clone() the value, or tie the parameters instead, before terrace.torch.offload()")
-        if _is_kept_part(value):
+        if not self.being_built and _is_kept_part(value):
             raise FailedPrecondition(
                 f"the parameter '{self.name}' was given a view as its data, and would share the memory of the tensor that "
                 "it is a view of, which the script still has: clone() the value; the parameter is then changed by what is "
