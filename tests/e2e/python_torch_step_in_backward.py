@@ -108,10 +108,8 @@ def test_a_backward_pass_that_fails_leaves_nothing_to_be_stepped_later(roomy):
     before = weights(model)
     with pytest.raises(ZeroDivisionError, match="in backward"):
         model[2:](FailsInBackward.apply(model[:2](torch.ones(2, 64)))).sum().backward()
-    with pytest.raises(terrace.FailedPrecondition, match="'2.weight'.*its backward pass has failed.*zero_grad"):
-        optimizer.step()
-    optimizer.zero_grad()
     optimizer.step()
+    optimizer.zero_grad()
     assert_same(weights(model), before)
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()

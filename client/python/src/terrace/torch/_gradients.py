@@ -30,9 +30,8 @@ _SPENT_AGAIN = ("a second gradient of a parameter before optimizer.zero_grad(). 
 _CHANGED = ("the backward pass has stepped it with its gradient, which was dropped, replaced or set to zero before "
             "optimizer.step(). What changes gradients before the step cannot be had with step_in_backward; this step's "
             "weights are of no use")
-_NOT_KEPT = ("optimizer.step() would step it with a gradient that is not kept, as an earlier step has used it, or its backward "
-             "pass has failed: call optimizer.zero_grad() after each step and each failed pass, or offload without "
-             "step_in_backward")
+_NOT_KEPT = ("optimizer.step() would step it once more with a gradient that an earlier step has used, and that is not "
+             "kept: call optimizer.zero_grad() after each step, or offload without step_in_backward")
 
 
 class Room:
@@ -186,19 +185,16 @@ class Gradient:
         with _raw():
             held = parameter.grad
         spent = held if type(held) is SpentTensor else None
-        why = None
-        if stepped:
-            why = _CHANGED if spent is None or spent.terrace_zeroed else None
-        elif spent is not None and not spent.terrace_zeroed:
-            why = _NOT_KEPT
-        if why is not None:
-            raise FailedPrecondition(f"terrace.torch.offload(step_in_backward=True): the parameter "
-                                     f"'{parameter.terrace.name}': {why}")  # type: ignore[attr-defined]
-        if spent is not None and not stepped:
+        used = spent is not None and not spent.terrace_zeroed
+        if stepped != used:
+            raise FailedPrecondition(
+                f"terrace.torch.offload(step_in_backward=True): the parameter '{parameter.terrace.name}': "  # type: ignore[attr-defined]
+                f"{_CHANGED if stepped else _NOT_KEPT}")
+        if spent is not None and not used:
             with _raw():
                 parameter.grad = torch.zeros_like(spent, memory_format=torch.contiguous_format)
             self._zeros = spent
-        return held is not None and not stepped
+        return held is not None and not used
 
     def step_is_over(self) -> None:
         """Gives up the zeros that the step was given."""

@@ -244,6 +244,9 @@ class ManagedOptimizer:
 
     def _leave_out(self, parameters: Sequence[nn.Parameter]) -> None:
         self._stepped_now.difference_update(map(id, parameters))
+        with _raw():
+            for parameter in parameters:
+                parameter.grad = None  # of a pass that has failed, nothing is kept
 
     def _step_due(self, parameters: Sequence[nn.Parameter]) -> None:
         for index in {self._group_of[id(one)] for one in parameters}:
