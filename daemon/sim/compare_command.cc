@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 
 #include "forecast/outlook.h"
@@ -104,6 +105,9 @@ CompareCommand::CompareCommand(CLI::App& program)
 bool CompareCommand::chosen() const { return command_->parsed(); }
 
 int CompareCommand::run() const {
+  for (auto at = policies_.begin(); at != policies_.end(); ++at)
+    if (std::find(policies_.begin(), at, *at) != at)
+      return refuse(fmt::format("--policies: {} is named twice", *at), 2);
   if (!picture_.empty())
     if (const std::string lack = picture::cannot_draw(python_); !lack.empty()) return refuse(lack, 2);
   const auto node = workload::load_node(node_);
