@@ -75,8 +75,6 @@ class EngineImpl final : public Engine {
     OpenSession open;
     std::vector<std::uint64_t> floors;  // bytes, by tier
   };
-  // What is used so soon does not go, although it would cost no transfer now.
-  static constexpr std::int64_t kSoonNs = 10'000'000;
   enum class Room : std::uint8_t { kReady, kWait, kLeases, kOthers, kRefused };
   enum class Eviction : std::uint8_t { kDropped, kStarted, kDeferred, kRefused };
   struct Urgency {

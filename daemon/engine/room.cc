@@ -15,6 +15,9 @@ namespace terrace::engine {
 
 namespace {
 
+// What is used so soon does not go, although it would cost no transfer now.
+constexpr std::int64_t kSoonNs = 10'000'000;
+
 // All or none; the largest first, which packs best.
 bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets) {
   offsets.assign(sizes.size(), 0);

@@ -20,6 +20,7 @@ constexpr std::uint64_t kMovesMax = 8;  // bytes within a tier, for the time of 
 constexpr double kGivenUp = 0.01;  // of what the copy would be missed otherwise: the plan brings it back, or nobody
 constexpr double kOutAndIn = 4;    // likewise, of a copy that must be written back first
 constexpr double kSoonestS = 1e-3;
+constexpr std::int64_t kInUseNs = 100'000'000;  // what is used so soon does not go for what lies around it
 
 // A copy among its neighbours.
 struct Lying {
@@ -166,7 +167,7 @@ bool EngineImpl::make_room_at_once(Session& session, const Admission& admission,
   const bool apart = place.space.largest_free_bytes() >= largest;
   Choice choice = choice_for(session, admission, 0);
   choice.at_once = true;
-  if (!admission.is(Admission::Kind::kPrefetch)) choice.used_after_ns = session.foreseen.now_ns() + kSoonNs;
+  if (!admission.is(Admission::Kind::kPrefetch)) choice.used_after_ns = session.foreseen.now_ns() + kInUseNs;
   return clear_window(session, admission.tier, apart ? admission.missing_bytes : largest, choice);
 }
 

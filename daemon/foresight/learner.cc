@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::uint32_t kNever = UINT32_MAX;
 constexpr std::size_t kLongUses = 200'000;  // of a step: then the horizon is shorter
-constexpr std::size_t kHorizonMax = 16;     // steps
+constexpr std::size_t kHorizonMax = 16;     // steps, either way
+constexpr std::size_t kBefore = 2;          // steps, at least
 constexpr std::uint32_t kSlotsMax = 1u << 24;
 
 // Before the first step there was none: it is taken for one of several.
@@ -189,12 +190,24 @@ std::optional<Plan> Learner::step(const Observation& seen) {
   return made;
 }
 
-// Some steps before, so that what is planned begins in the middle of things, and what comes after.
+// Of a horizon, before the step that is planned: some, so that it begins in the middle of things; from the last such
+// step on, if that is not too far, so that what it uses first is known to have gone.
+std::size_t Learner::steps_before() const {
+  const std::size_t last = history_.size() - 1;
+  std::size_t uses = 0;
+  for (std::size_t back = 1; back <= std::min(last, kHorizonMax) && uses < kLongUses; ++back) {
+    if (context_of(history_, last - back) == context_of(history_, last)) return std::max(back, kBefore);
+    const Template* const between = template_of(history_, last - back);
+    uses += between == nullptr ? 0 : between->uses.size();
+  }
+  return kBefore;
+}
+
+// Some steps before, and what comes after.
 std::vector<const Template*> Learner::horizon_of(const Template& known, std::size_t& window) const {
   const auto or_known = [&](const Template* other) { return other == nullptr ? &known : other; };
-  const std::size_t around = known.uses.size() > kLongUses ? 1 : 2;
   std::vector<const Template*> horizon;
-  for (std::size_t back = around; back > 0; --back)
+  for (std::size_t back = known.uses.size() > kLongUses ? 1 : steps_before(); back > 0; --back)
     horizon.push_back(back < history_.size() ? or_known(template_of(history_, history_.size() - 1 - back)) : &known);
   window = horizon.size();
   horizon.push_back(&known);
@@ -205,7 +218,7 @@ std::vector<const Template*> Learner::horizon_of(const Template& known, std::siz
     horizon.push_back(or_known(template_of(kinds, kinds.size() - 1)));
     uses += horizon.back()->uses.size();
   } while (context_of(kinds, kinds.size() - 1) != context_of(history_, history_.size() - 1) && uses < kLongUses &&
-           horizon.size() < kHorizonMax);
+           horizon.size() - window < kHorizonMax);
   return horizon;
 }
 

@@ -70,6 +70,7 @@ class Learner {
   std::uint32_t kind_after(const std::vector<std::uint32_t>& kinds) const;
   const Template* template_of(const std::vector<std::uint32_t>& kinds, std::size_t at) const;
   Template& template_to_learn();
+  std::size_t steps_before() const;
   std::vector<const Template*> horizon_of(const Template& window, std::size_t& at) const;
 
   void adapt_lead();

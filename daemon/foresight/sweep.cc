@@ -90,12 +90,17 @@ class Sweep {
       for (; at < end; ++at) end_use(static_cast<std::uint32_t>(at));
     }
     begin_early();
-    if (late_ || input_.toll > 0) result_.waits_ns = run_through(transfers_);
+    if (late_ || input_.toll > 0 || waits_are_planned()) result_.waits_ns = run_through(transfers_);
     return std::move(result_);
   }
 
  private:
   std::int64_t begin_ns(std::uint32_t group) const { return input_.group_begin_ns[group]; }
+  // With those nothing may be late any more, and there are waits still.
+  bool waits_are_planned() const {
+    const auto lasts_ns = [](std::span<const std::int64_t> begins) { return begins.back() - begins.front(); };
+    return lasts_ns(input_.group_begin_ns) > lasts_ns(input_.unwaited_ns);
+  }
   std::int64_t begin_of(std::uint32_t use) const { return use == kNoUse ? kFar : begin_ns(input_.uses[use].group); }
   std::uint32_t group_at(std::int64_t time, std::uint32_t near) const {
     return foresight::group_at(input_.group_begin_ns, time, near);

@@ -163,6 +163,31 @@ TEST(Learner, AfterAWaitThatWasNotForeseenFetchesMayBeginEarlierForAWhile) {
   EXPECT_EQ(runs_ahead({}), 6u) << "half of it";
 }
 
+TEST(Learner, FetchesWhatWentSinceTheLastStepOfItsKindInTime) {
+  // Three steps of kind 1 and one of kind 0, which alone uses tensors 11 to 13, at its end. They go for tensor 2, and
+  // take as long as ten runs each to come back.
+  constexpr auto kRun = std::chrono::milliseconds(50);
+  constexpr std::uint32_t kRuns = 40;
+  Watched watched(200);
+  watched.machine.devices[0].in = watched.machine.devices[0].out = {60 / 0.5, 0};
+  watched.learner.emplace(watched.machine);
+  std::optional<Plan> last;
+  for (int step = 0; step < 12; ++step) {
+    const std::uint32_t kind = step % 4 == 3 ? 0 : 1;
+    if (const auto plan = watched.step(kind); kind == 0) last = plan;
+    watched.use(2, kRun, {}, 180, shm::Mode::kOverwrite);
+    watched.forget(2);
+    for (std::uint32_t run = 0; run < kRuns; ++run) watched.use(3, kRun, {}, 1);
+    for (std::uint32_t slot = 11; slot < 14 && kind == 0; ++slot) watched.use(slot, kRun);
+  }
+  ASSERT_TRUE(last);
+  const auto first = std::ranges::min_element(
+      last->fetches, {}, [](const PlannedFetch& fetch) { return fetch.slot >= Slot{11} ? fetch.from : UINT32_MAX; });
+  ASSERT_NE(first, last->fetches.end());
+  EXPECT_LE(first->from, kRuns - 25) << "the three take 30 runs, and 2 of them end while the first two are used";
+  EXPECT_GT(first->from, 0u) << "not before their room is free";
+}
+
 // Whether the plan of two tensors, of which both fit the whole device and one a part of it, has one of them go.
 bool gives_up(double weight, double other) {
   Watched watched(400);

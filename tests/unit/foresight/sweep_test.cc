@@ -149,6 +149,16 @@ TEST(Sweep, SaysWhatWillBeLate) {
       << "its way out begins when it is written";
 }
 
+TEST(Sweep, AWaitThatIsPlannedWithIsAWaitStill) {
+  // What goes takes 150 ns, of which group 1 hides 100. With the rest planned, nothing is late.
+  Input input = input_of(150, 3, {written(0, 0), written(1, 2)}, {150, 150});
+  const std::map<std::size_t, std::int64_t> waits = {{2, 51}};
+  EXPECT_EQ(waits_of(sweep(input)), waits);
+  const std::vector<std::int64_t> waited = {0, 100, 251, 351};
+  input.group_begin_ns = waited;
+  EXPECT_EQ(waits_of(sweep(input)), waits);
+}
+
 TEST(Sweep, NobodyIsLateForWhatIsDueLater) {
   // Both go for tensor 2. The one that is used later goes first, and has the link until group 7; of the time that the
   // other one needs before group 6, 1 ns is taken.
