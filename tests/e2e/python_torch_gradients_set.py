@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that with step_in_backward a gradient that the backward pass cannot step with is stepped with in optimizer.step(),
-as without it, and that a script which would have had another step is told so."""
+as without it, and that a script which would have had another step is told so. And that passes in threads, with it and
+without, add up."""
+
+import contextlib
+import threading
 
 import pytest
 import terrace.torch
@@ -18,6 +22,12 @@ def begin(model, kind=torch.optim.SGD, **options):
 def linear(**options):
     torch.manual_seed(1)
     return begin(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), lr=0.5, momentum=0.9, **options)
+
+
+def deep():
+    torch.manual_seed(1)
+    layers = [nn.Linear(16, 64), *[nn.Linear(64, 64) for _ in range(6)]]
+    return begin(nn.Sequential(*layers), lr=0.5)
 
 
 def loss_of(model, seed=0):
@@ -49,11 +59,11 @@ def of_one_layer(model):
     model[0](torch.ones(1, 16)).square().mean().backward()
 
 
-def both(restless, make, script, **options):
+def both(restless, make, script, *, step_in_backward=True, **options):
     """The same script without Terrace, and with it."""
     plain = make()
     script(*plain)
-    ours = terrace.torch.offload(*make(), client=restless, tensor_bytes_min=1, step_in_backward=True, **options)
+    ours = terrace.torch.offload(*make(), client=restless, tensor_bytes_min=1, step_in_backward=step_in_backward, **options)
     script(*ours)
     for one, other in zip(plain[0].parameters(), ours[0].parameters(), strict=True):
         assert torch.equal(one, other)
@@ -142,3 +152,73 @@ def test_a_second_step_with_the_same_gradients_is_refused(restless):
     optimizer.step()  # which does nothing
     loss_of(model).backward()
     optimizer.step()
+
+
+LIMIT_SECONDS = 60
+
+
+def test_passes_in_threads_add_up(restless):
+    """Four at a time, as often as it takes for them to come to a weight at the same moment."""
+    def script(model, optimizer):
+        for _ in range(24):
+            threads = [threading.Thread(target=loss.backward) for loss in [loss_of(model) for _ in range(4)]]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(LIMIT_SECONDS)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(restless, deep, script, step_in_backward=False)
+
+
+@contextlib.contextmanager
+def within_an_accumulation(model, weight):
+    """Another thread's pass waits meanwhile, about to accumulate to `weight`."""
+    began, over = threading.Event(), threading.Event()
+
+    def wait(_):
+        if not began.is_set():
+            began.set()
+            over.wait(LIMIT_SECONDS)
+
+    hook = weight.register_hook(wait)
+    other = threading.Thread(target=loss_of(model).backward)
+    other.start()
+    began.wait(LIMIT_SECONDS)
+    try:
+        yield
+    finally:
+        over.set()
+        other.join(LIMIT_SECONDS)
+        hook.remove()
+
+
+def test_a_pass_that_fails_beside_another_takes_nothing_from_it(restless):
+    def fail(_):
+        raise ZeroDivisionError
+
+    def script(model, optimizer):
+        for _ in range(2):
+            with within_an_accumulation(model, model[1].weight):
+                hook = model[1].weight.register_hook(fail)
+                with pytest.raises(ZeroDivisionError):
+                    loss_of(model).backward()
+            hook.remove()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both(restless, linear, script, step_in_backward=False)
+
+
+def test_two_passes_at_once_are_refused(restless):
+    """The one that came second; the first goes on."""
+    def script(model, optimizer):
+        with within_an_accumulation(model, model[1].weight):
+            if hasattr(model[1].weight, "terrace"):
+                with pytest.raises(terrace.FailedPrecondition, match="at once"):
+                    loss_of(model).backward(inputs=[model[1].weight])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    both(restless, linear, script)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ _SPENT = ("this gradient was used while it was at hand, and is not kept. What ne
 _SPENT_AGAIN = ("a second gradient of a parameter before optimizer.zero_grad(). Gradient accumulation, and reentrant "
                 "checkpointing of blocks that share weights, need all gradients before the step: offload without "
                 "step_in_backward")
+_AT_ONCE = ("two threads' backward passes have come to this parameter at once: when one steps it, the other would go on "
+            "with another weight. Run one after the other, or offload without step_in_backward")
 _CHANGED = ("the backward pass has stepped it with its gradient, which was dropped, replaced or set to zero before "
             "optimizer.step(). What changes gradients before the step cannot be had with step_in_backward; this step's "
             "weights are of no use")
@@ -86,9 +89,11 @@ class Gradient:
         self._store = store
         self._room = room
         self._step = step
-        self._fresh = False  # there was none before this accumulation
+        self._lock = threading.RLock()  # of what follows: passes in other threads accumulate, too
+        self._begun: list[tuple[int, int]] = []  # passes that are about to accumulate: which, and in which thread
+        self._passes = 0  # counts them
+        self._fresh = False  # there was none before they accumulate
         self._attached: tuple[OffloadedTensor, torch.Tensor] | None = None  # what .grad was, and what it is meanwhile
-        self._attachment = 0  # counts them
         self._watched = False
         self._handles: list[Any] = []
         self._zeroed = False  # it was used up, and then set to zero
@@ -135,6 +140,18 @@ class Gradient:
 
     def _before(self, _incoming: torch.Tensor) -> None:
         """Autograd is about to accumulate, or to hand the gradient to whoever asked for it."""
+        with self._lock:
+            thread = threading.get_ident()
+            if self._step is not None and any(where != thread for _, where in self._begun):
+                raise FailedPrecondition(f"terrace.torch.offload(step_in_backward=True): {_AT_ONCE}")
+            self._passes += 1
+            self._begun.append((self._passes, thread))
+            _queue(_End(self, self._passes))
+            if len(self._begun) == 1:
+                self._prepare()
+
+    def _prepare(self) -> None:
+        """Has .grad be what autograd can accumulate into."""
         parameter = self._parameter
         with _raw():
             held: Any = parameter.grad
@@ -146,18 +163,29 @@ class Gradient:
             elif type(held) is SpentTensor:
                 raise FailedPrecondition(f"terrace.torch.offload(step_in_backward=True): {_SPENT_AGAIN}")
             if type(held) is OffloadedTensor and self._attached is None:
-                self._attachment += 1
-                _queue(_End(self, self._attachment))
                 (shown,) = held.terrace_store.lease([held.terrace_slot], "write")
                 self._attached = (held, shown)
                 parameter.grad = shown
 
-    def _after(self, parameter: torch.Tensor) -> None:
+    def _after(self, _parameter: torch.Tensor) -> None:
         """Autograd has accumulated."""
         self._store.steps.gradient()
+        thread = threading.get_ident()
+        with self._lock:
+            which = next((which for which, where in reversed(self._begun) if where == thread), 0)
+            self._leave(which)
+
+    def _leave(self, which: int) -> None:
+        """A pass has accumulated. The last of those that are about to has .grad be what it is to be."""
+        self._begun = [begun for begun in self._begun if begun[0] != which]
+        if self._begun:
+            return
         if self._attached is not None:
             self._detach()
-            return
+        else:
+            self._keep(self._parameter)
+
+    def _keep(self, parameter: nn.Parameter) -> None:
         with _raw():
             made = parameter.grad
         if not self._fresh or made is None or self._room is None or not self._room.fits(made):
@@ -166,7 +194,7 @@ class Gradient:
         if self._zeroed:
             with torch.no_grad():
                 made.add_(0.0)  # as to a gradient of zeros: a negative zero becomes a positive one
-        if self._step is not None and self._step(self._parameter, made):
+        if self._step is not None and self._step(parameter, made):
             with _raw():
                 parameter.grad = SpentTensor.of(made, f"terrace.torch.offload(step_in_backward=True): {_SPENT}")
             return
@@ -214,22 +242,29 @@ class Gradient:
             if parameter.grad is shown:
                 parameter.grad = held
 
-    def end(self, attachment: int) -> None:
-        """The pass has ended, well or not, that this attachment was for."""
-        if self._attachment == attachment:
-            self._detach()
+    def end(self, which: int, *, failed: bool) -> None:
+        """A pass has ended that was about to accumulate, and may not have."""
+        with self._lock:
+            if not any(begun[0] == which for begun in self._begun):
+                return
+            if not failed and self._reference() is not None:
+                self._leave(which)
+                return
+            self._begun = [begun for begun in self._begun if begun[0] != which]
+            if not self._begun:
+                self._detach()
 
 
 class _End:
     """What autograd calls at the end of a pass, and drops where there is none: a pass that fails must not leave the
     gradient leased that it was about to accumulate into."""
 
-    def __init__(self, gradient: Gradient, attachment: int):
+    def __init__(self, gradient: Gradient, which: int):
         self._gradient = gradient
-        self._attachment = attachment
+        self._which = which
 
     def __call__(self) -> None:
-        self._gradient.end(self._attachment)
+        self._gradient.end(self._which, failed=False)
 
     def __del__(self) -> None:
-        self._gradient.end(self._attachment)
+        self._gradient.end(self._which, failed=True)
