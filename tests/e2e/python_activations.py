@@ -54,6 +54,22 @@ def test_memory_falls_by_more_than_seventy_percent(roomy):
     assert most["terrace"] < 0.3 * most["plain"]
 
 
+def test_tangents_of_zero_which_have_no_memory(roomy):
+    """Forward-mode differentiation saves them."""
+    def gradients(context):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
+        x = torch.ones(64, 64)
+        with context:
+            y, tangent = torch.func.jvp(model, (x,), (torch.ones_like(x),))
+            (y + tangent).square().mean().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    wanted = gradients(contextlib.nullcontext())
+    for one, other in zip(gradients(activations(roomy, min_bytes=1, keep_bytes=0)), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_checkpoints_themselves_go_to_terrace(roomy):
     for kind in ("plain", "reentrant"):
         most = {}

@@ -18,6 +18,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     train,
     weights,
 )
+from torch import nn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
@@ -95,6 +96,37 @@ def test_several_optimizers_of_one_model(restless, accumulation):
         return said
 
     same_with_and_without(restless, run)
+
+
+@pytest.mark.parametrize("options", [{}, {"what": {"states"}}, {"step_in_backward": True}], ids=str)
+def test_a_new_head_with_a_new_optimizer(restless, options):
+    """What was learned goes on, and the old head is gone before anybody asks for it."""
+    def run(offload):
+        body = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+        optimizer = adamw(body)
+        offload(body, optimizer)
+        said = []
+        for width in (16, 4, 8):
+            for _ in range(3):
+                loss = body(torch.ones(2, 16)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                said.append(loss.item())
+            body[2] = nn.Linear(16, width)
+            del optimizer
+            optimizer = adamw(body)
+            offload(body, optimizer)
+        return said, [parameter.detach().clone() for parameter in body.parameters()]
+
+    found = []
+    for offloads in (lambda *_: None,
+                     lambda *of: terrace.torch.offload(*of, client=restless, tensor_bytes_min=1, **options)):
+        torch.manual_seed(7)
+        found.append(run(offloads))
+    (losses, wanted), (said, got) = found
+    assert said == losses
+    assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
 
 
 def test_the_states_of_what_is_gone_go(roomy):

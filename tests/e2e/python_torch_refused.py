@@ -182,6 +182,30 @@ def test_moving_or_casting_afterwards(roomy, cast):
     optimizer.step()
 
 
+def test_an_optimizer_of_another_model(roomy):
+    model, other = nn.Linear(16, 16), nn.Linear(16, 16)
+    with pytest.warns(UserWarning, match="none of this model's parameters"):
+        terrace.torch.offload(model, torch.optim.SGD(other.parameters()), client=roomy, tensor_bytes_min=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        terrace.torch.offload(other, torch.optim.SGD([other.bias]), client=roomy, tensor_bytes_min=1)
+
+
+def test_a_reentrant_checkpoint_that_is_given_another_modules_weight(roomy):
+    model, optimizer = offloaded(roomy)
+    weight = next(model.parameters())
+
+    def run(x, given):
+        return (x * given.sum()).sum()
+
+    x = torch.ones(4, requires_grad=True)
+    with pytest.raises(terrace.FailedPrecondition, match="use_reentrant=False"):
+        torch.utils.checkpoint.checkpoint(run, x, weight, use_reentrant=True).backward()
+    optimizer.zero_grad()
+    torch.utils.checkpoint.checkpoint(run, x, weight, use_reentrant=False).backward()
+    assert torch.equal(weight.grad, torch.full_like(weight, 4.0))
+
+
 def test_resizing_behind_our_back(roomy):
     model, optimizer = offloaded(roomy)
     before = weights(model)

@@ -253,7 +253,7 @@ def _tells_of_storage(tensor: torch.Tensor, size: int) -> bool:
 def _stays_whole(tensor: torch.Tensor) -> bool:
     """What is never moved: parameters and other leaves of the script's, views of them, what shows leased memory, and
     what is not plain bytes with strides on a CPU or a GPU."""
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor._is_zerotensor():
         return True
     if tensor.requires_grad and tensor.is_leaf:
         return True

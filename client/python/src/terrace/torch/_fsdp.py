@@ -56,7 +56,8 @@ def _check(name: str, group: FSDPParamGroup, one: FSDPParam) -> None:
         raise InvalidArgument(f"{what} after it was a DTensor already (tensor parallelism), which cannot be offloaded; "
                               "fully_shard() alone works")
     if isinstance(one._sharded_local_tensor, OffloadedTensor):
-        raise FailedPrecondition(f"{_CALL}: the parameter '{name}' is offloaded already, with another model")
+        raise FailedPrecondition(f"{_CALL}: the parameter '{name}' is offloaded already, with another model: offload models "
+                                 "that share one together, as a torch.nn.ModuleList of them")
     if type(one._sharded_local_tensor) is not torch.Tensor:
         raise InvalidArgument(f"{what} and is a {type(one._sharded_local_tensor).__name__}; ordinary parameters can be "
                               "offloaded")

@@ -28,7 +28,7 @@ from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
 from ._parts import ParameterInMemory, wanted_parts
 from ._ranks import Ranks
-from ._refusals import check_forwards, check_model, check_place, eligible, warn_of_shown
+from ._refusals import check_forwards, check_model, check_place, eligible, warn_of_another, warn_of_shown
 from ._shards import Shards
 from ._shared import SharedStore
 from ._store import Store
@@ -69,9 +69,11 @@ class Job:
         self.store.plan()
 
     def drop_gone(self) -> None:
-        """Deletes the states of optimizers that are there no more."""
+        """Forgets parameters that are there no more, and deletes the states of optimizers that are not."""
         gc.collect()  # what is gone may be held by a cycle, as one of a Trainer is
         self.optimizers = [one for one in self.optimizers if not one.gone or one.let_go()]
+        self.parameters = [one for one in self.parameters if not one.gone]
+        self.in_memory = [one for one in self.in_memory if not one.gone]
 
 
 _jobs: weakref.WeakKeyDictionary[nn.Module, Job] = weakref.WeakKeyDictionary()
@@ -154,6 +156,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         if managed_optimizer(steps) is not None:
             raise FailedPrecondition(f"{call}: this optimizer is offloaded already; offload models that share one "
                                      "together, as a torch.nn.ModuleList of them")
+        warn_of_another(model, steps)
     bytes_min = max(1, _checks.count(call, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(call, "timeout", timeout)
     if job is not None:

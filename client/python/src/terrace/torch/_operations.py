@@ -202,8 +202,9 @@ def _requires(self: torch.Tensor, requires_grad: bool = True) -> Any:
     if requires_grad and isinstance(self, OffloadedTensor) and self.terrace_parameter is not None:
         raise FailedPrecondition(
             f"a tensor that was taken from the parameter '{self.terrace_parameter.name}' (.data, .detach()) was to "
-            "require a gradient, and would get none: clone() it first; parametrize a "
-            "module (torch.nn.utils.parametrize) before terrace.torch.offload()")
+            "require a gradient, and would get none: clone() it first; checkpoint with use_reentrant=False what another "
+            "module's weight is given to; parametrize a module (torch.nn.utils.parametrize) before "
+            "terrace.torch.offload()")
     if requires_grad and is_managed_parameter(self) and not store_of(self).writable:
         raise FailedPrecondition(
             f"the parameter '{slot_of(self).name}' is frozen, and shared with the node's other ranks "

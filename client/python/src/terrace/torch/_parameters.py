@@ -60,6 +60,11 @@ class ManagedParameter:
             raise FailedPrecondition(f"the parameter '{self.name}' was destroyed")
         return found
 
+    @property
+    def gone(self) -> bool:
+        """Whether the model has lost it, as one whose module was replaced."""
+        return self.reference() is None
+
     def check(self) -> None:
         """Raises for bytes that changed where Terrace could not see it."""
         found = self.parameter

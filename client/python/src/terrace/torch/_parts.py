@@ -95,6 +95,11 @@ class ParameterInMemory:
             raise FailedPrecondition(f"the parameter '{self.name}' was destroyed")
         return found
 
+    @property
+    def gone(self) -> bool:
+        """Whether the model has lost it."""
+        return self._reference() is None
+
     def stands_for(self, parameter: nn.Parameter) -> bool:
         """Whether it is this parameter's."""
         return self._reference() is parameter

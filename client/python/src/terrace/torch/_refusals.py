@@ -104,7 +104,8 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         if parameter.terrace.building is not None:
             return
     if isinstance(parameter, OffloadedParameter) or is_of_a_job(parameter):
-        raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model")
+        raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model: offload models "
+                                 "that share one together, as a torch.nn.ModuleList of them")
     if is_split(parameter):
         raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, and no fully_shard() of this model has "
                               "made it (but distribute_tensor, or tensor parallelism), so that it cannot be "
@@ -198,6 +199,15 @@ def warn_of_shown(left: Iterable[tuple[str, str]]) -> None:
             f"show old numbers if they were moved: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. Let go of it "
             "before offload(), or clone() it: a state_dict() that is kept, or was given to load_state_dict(assign=True), a "
             "view or an array of a weight (.data, .detach(), .numpy()), an output whose graph is kept", stacklevel=4)
+
+
+def warn_of_another(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Warns, at the line that called offload(), of an optimizer that steps nothing of the model."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if stepped.isdisjoint(map(id, model.parameters())):
+        warnings.warn(
+            "terrace.torch.offload: the optimizer has none of this model's parameters, and will step none of them: was it "
+            "built for another model, or before this one was built anew?", stacklevel=4)
 
 
 def _dense(parameter: torch.Tensor) -> bool:
