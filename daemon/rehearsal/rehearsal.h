@@ -64,6 +64,7 @@ class Rehearsal {
   Result<bool> advance(Job& job);
   Result<void> advance_all();
   Result<void> wait();
+  Result<void> pass_deadlines();
 
   Result<engine::ReplyBody> ask(const Job& job, engine::Body body);
   RequestId send(const Job& job, engine::Body body);

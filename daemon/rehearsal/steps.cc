@@ -14,6 +14,7 @@ namespace {
 
 constexpr Duration kLogPeriod = std::chrono::milliseconds(1);  // how often the reactor looks into access logs
 constexpr int kTriesMax = 3;                                   // of a run whose sets did not fit beside one another
+constexpr Duration kPatience = std::chrono::seconds(60);       // a client's deadline, where it is given none
 
 }  // namespace
 
@@ -103,7 +104,8 @@ void Rehearsal::begin_run(Job& job) {
 void Rehearsal::lease(Job& job) {
   ++job.tries;
   job.phase = Job::Phase::kLeasing;
-  const auto asks = job.trainer.lease(now_, job.runs.front());
+  auto asks = job.tries == 1 ? job.trainer.lease(now_, job.runs.front()) : job.trainer.asks_of(job.runs.front());
+  if (job.tries % 2 == 0) std::ranges::reverse(asks);  // what is read moves for what is written, where it lies badly
   job.asked = !asks.empty();
   if (job.trainer.has_log()) log_due_ = std::min(log_due_, now_ + kLogPeriod);
   if (asks.empty()) return;
@@ -194,12 +196,26 @@ Result<void> Rehearsal::advance_all() {
 }
 
 Result<void> Rehearsal::wait() {
-  if (next_event() == kNever)
-    return fail(ErrorCode::kResourceExhausted,
-                fmt::format("run '{}': what it uses does not fit at once: part of it is leased, and the rest waits for "
-                            "room; use a node with more memory at its place",
-                            std::ranges::find(jobs_, Job::Phase::kLeasing, &Job::phase)->runs.front().name));
+  if (next_event() == kNever) return pass_deadlines();
   turn();
+  return {};
+}
+
+// Nothing is under way: what a run has leased lies so that the rest of it has no room side by side. Its trainer waits
+// until its deadline, and is refused.
+Result<void> Rehearsal::pass_deadlines() {
+  now_ = now_ + kPatience;
+  for (Job& job : jobs_) {
+    if (job.phase != Job::Phase::kLeasing) continue;
+    if (job.tries == kTriesMax)
+      return fail(
+          ErrorCode::kResourceExhausted,
+          fmt::format("run '{}': what it uses does not fit at once: part of it is leased, and the rest waits for "
+                      "room; use a node with more memory at its place",
+                      job.runs.front().name));
+    for (const auto& [request, ask] : job.open) engine_->cancel(now_, request);
+  }
+  pump();
   return {};
 }
 

@@ -83,15 +83,33 @@ Result<void> LiveTrainer::run(const workload::Run& run, LiveStep& step) {
 // What it got of sets that did not fit beside one another goes back before it tries again.
 Result<std::vector<Lease>> LiveTrainer::lease(const workload::Run& run) {
   for (int tries = 1;; ++tries) {
-    auto leases = try_lease(run);
+    auto leases = tries == 1 ? try_lease(run) : lease_one_by_one(run);
     if (leases || leases.error().code != ErrorCode::kResourceExhausted || tries == kTriesMax) return leases;
   }
 }
 
-Result<std::vector<Lease>> LiveTrainer::try_lease(const workload::Run& run) {
-  std::array<std::vector<Tensor>, 3> sets;  // by mode
+LiveTrainer::Sets LiveTrainer::sets_of(const workload::Run& run) const {
+  Sets sets;
   for (const workload::TensorId tensor : workload::leased(run))
     sets[static_cast<std::size_t>(mode_of(run, tensor))].push_back(tensors_[tensor]);
+  return sets;
+}
+
+// What it only reads is not leased yet then, and moves for what it writes, where it lies badly.
+Result<std::vector<Lease>> LiveTrainer::lease_one_by_one(const workload::Run& run) {
+  const Sets sets = sets_of(run);
+  std::vector<Lease> leases;
+  for (std::size_t mode = sets.size(); mode-- > 0;) {
+    if (sets[mode].empty()) continue;
+    auto granted = client_->acquire(sets[mode], {.place = place_of(run), .mode = static_cast<Mode>(mode)});
+    if (!granted) return std::unexpected(granted.error());
+    std::ranges::move(*granted, std::back_inserter(leases));
+  }
+  return leases;
+}
+
+Result<std::vector<Lease>> LiveTrainer::try_lease(const workload::Run& run) {
+  const Sets sets = sets_of(run);
   std::vector<Pending<std::vector<Lease>>> asked;
   for (std::size_t mode = 0; mode < sets.size(); ++mode)
     if (!sets[mode].empty())

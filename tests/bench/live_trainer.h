@@ -2,6 +2,7 @@
 // A workload's steps on a live daemon, with real bytes: what rehearsal::Rehearsal does in virtual time.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <span>
@@ -39,9 +40,13 @@ class LiveTrainer {
   LiveTrainer(Client& client, const workload::Workload& workload, Touch touch)
       : client_(&client), workload_(&workload), touch_(touch) {}
 
+  using Sets = std::array<std::vector<Tensor>, 3>;  // by mode
+
   Result<void> run(const workload::Run& run, LiveStep& step);
+  Sets sets_of(const workload::Run& run) const;
   Result<std::vector<Lease>> lease(const workload::Run& run);
   Result<std::vector<Lease>> try_lease(const workload::Run& run);
+  Result<std::vector<Lease>> lease_one_by_one(const workload::Run& run);
   Result<void> work_on(Lease& lease, workload::TensorId tensor, LiveStep& step);
   Result<void> free(std::span<const workload::TensorId> ids);
 

@@ -276,6 +276,31 @@ TEST(Rehearsal, RunsAtBothPlacesMoveBetweenThem) {
   EXPECT_EQ(reports[3].traffic.block_bytes[0], 0u);
 }
 
+// A run's sets are one request for each mode. What it reads is leased, and lies so that what it writes has no room side
+// by side.
+TEST(Rehearsal, ARunThatStandsInItsOwnWayIsRefusedAtItsDeadlineAndTriesAgain) {
+  workload::Workload own;
+  own.name = "own";
+  for (const std::uint64_t mib : {12, 12, 14, 14}) own.tensors.push_back({.bytes = mib * kMiB});
+  const auto run = [&](std::vector<workload::TensorId> read, std::vector<workload::TensorId> write,
+                       std::vector<workload::TensorId> free) {
+    own.runs.emplace_back();
+    own.runs.back().read = std::move(read);
+    own.runs.back().write = std::move(write);
+    own.runs.back().free = std::move(free);
+  };
+  run({}, {0}, {});
+  run({}, {1}, {});
+  run({0}, {}, {0});
+  run({1}, {2, 3}, {1, 2, 3});
+  own.steps.push_back({.end = own.runs.size()});
+  const auto reports = steps(
+      {.workload = own, .node = node_of(40 * kMiB, workload::kUnlimited, 0, kSpeed), .policy = PolicyKind::kLru}, 2);
+  ASSERT_EQ(reports.size(), 2u);
+  EXPECT_GE(reports[0].makespan, std::chrono::seconds(60));
+  EXPECT_LT(reports[0].makespan, std::chrono::seconds(61)) << "once";
+}
+
 // Not part of the project: where TERRACE_WORKLOADS names their folder (docs/workloads.md).
 struct Bar {
   const char* workload;
