@@ -22,6 +22,9 @@ with terrace.serve("16MiB", block=sys.argv[1] + ":64MiB") as client:
     print(client.daemon_pid, client.log.parent, flush=True)
 """
 
+# A child, which has all that the program has open, lives until stdin ends, which is the test's.
+FORK = SERVE.replace("    print", "    if os.fork() == 0: os._exit(len(os.read(0, 1)))\n    print").replace("sys", "os, sys", 1)
+
 
 def runs(pid: int) -> bool:
     """Whether the process is there and no zombie."""
@@ -69,6 +72,23 @@ def test_nor_when_the_program_is_killed(disk, number):
     program.communicate(timeout=LIMIT_SECONDS)
     wait_until(lambda: not runs(int(pid)), "the daemon goes")
     wait_until(lambda: not os.path.exists(folder) and list(disk.iterdir()) == [], "its files go")
+
+
+@pytest.mark.parametrize("end", ["well", "killed"])
+def test_a_forked_child_that_lives_on_holds_nothing_up(disk, end):
+    """As a DataLoader's persistent workers, which a loader that is still referenced keeps."""
+    program = subprocess.Popen([sys.executable, "-c", FORK + ("" if end == "well" else "    time.sleep(1000)"), str(disk)],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        pid, folder = program.stdout.readline().split()
+        if end == "killed":
+            program.kill()
+        assert program.wait(LIMIT_SECONDS) == (0 if end == "well" else -signal.SIGKILL)
+        wait_until(lambda: not runs(int(pid)), "the daemon goes")
+        wait_until(lambda: not os.path.exists(folder) and list(disk.iterdir()) == [], "its files go")
+    finally:
+        program.kill()
+        program.communicate(timeout=LIMIT_SECONDS)  # ends the child
 
 
 def test_what_cannot_be_configured_names_the_argument(disk, monkeypatch):

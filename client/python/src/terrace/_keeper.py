@@ -2,10 +2,10 @@
 """Keeps one terraced for terrace.serve(): a process of its own, so that the daemon and what it made go when the trainer
 does, however that ends.
 
-Run as: _keeper.py FOLDERS -- COMMAND..., with FOLDERS a JSON list. It starts COMMAND with its output in daemon.log of
-the first folder, writes "started PID" and, should the daemon end by itself, "ended STATUS" to stdout, and waits for the
-end of stdin, which the trainer holds open and the kernel closes when the trainer dies. Then it stops the daemon and
-removes the folders.
+Run as: _keeper.py TRAINER FOLDERS -- COMMAND..., with TRAINER the number of a pidfd of the trainer, and FOLDERS a JSON
+list. It starts COMMAND with its output in daemon.log of the first folder, writes "started PID" and, should the daemon end
+by itself, "ended STATUS" to stdout, and waits until the trainer writes to stdin, or is gone. Then it stops the daemon and
+removes the folders. The end of stdin may not come with the trainer's: what it has forked holds that open, too.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ STOP_SECONDS = 10
 PR_SET_PDEATHSIG = 1
 
 
-IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)  # here: the end of stdin is the one way to stop
+IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)  # here: what the trainer does is the one way to stop
 
 
 def before_exec() -> None:
@@ -49,7 +49,7 @@ def stop(daemon: subprocess.Popen[bytes]) -> None:
             daemon.wait()
 
 
-def keep(folders: list[str], command: list[str]) -> None:
+def keep(trainer: int, folders: list[str], command: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
     with open(os.path.join(folders[0], "daemon.log"), "wb") as log:
         daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
@@ -57,14 +57,12 @@ def keep(folders: list[str], command: list[str]) -> None:
     try:
         say(f"started {daemon.pid}")
         ended = os.pidfd_open(daemon.pid)
-        waiting = [0, ended]
-        while 0 in waiting:
-            readable, _, _ = select.select(waiting, [], [])
-            if ended in readable:
-                say(f"ended {daemon.wait()}")
-                waiting.remove(ended)
-            if 0 in readable and not os.read(0, 4096):
-                waiting.remove(0)
+        stops = {0, trainer}
+        readable, _, _ = select.select([*stops, ended], [], [])
+        if ended in readable:
+            say(f"ended {daemon.wait()}")
+        if stops.isdisjoint(readable):
+            select.select(stops, [], [])
     finally:
         stop(daemon)
 
@@ -72,12 +70,11 @@ def keep(folders: list[str], command: list[str]) -> None:
 def main() -> None:
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    folders = json.loads(sys.argv[1])
+    folders = json.loads(sys.argv[2])
     try:
-        keep(folders, sys.argv[3:])
+        keep(int(sys.argv[1]), folders, sys.argv[4:])
     except OSError as error:
         say(f"failed {error}")
-        os.read(0, 4096)
     finally:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)

@@ -63,10 +63,14 @@ class _Daemon:
         self._configuration = configuration
         self.log = folders[0] / "daemon.log"
         keeper = pathlib.Path(__file__).with_name("_keeper.py")
-        keeping = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(keeper), json.dumps([str(folder) for folder in folders]), "--",
-             *command],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
+        trainer = os.pidfd_open(os.getpid())
+        try:
+            keeping = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(keeper), str(trainer), json.dumps([str(folder) for folder in folders]),
+                 "--", *command],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True, pass_fds=[trainer])
+        finally:
+            os.close(trainer)
         assert keeping.stdin is not None and keeping.stdout is not None
         self._keeper, self._hold, self._said = keeping, keeping.stdin, keeping.stdout
         first = self._line()
@@ -93,6 +97,8 @@ class _Daemon:
 
     def stop(self) -> None:
         """Stops the daemon, removes what it made, and returns when both are done."""
+        with contextlib.suppress(BrokenPipeError):  # the keeper was killed
+            self._hold.write(b"\n")  # a child that was forked meanwhile holds it open, too
         self._hold.close()
         self._keeper.wait()
         self._said.close()
