@@ -9,10 +9,11 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
-from python_fixtures import LIMIT_SECONDS, MIB, ROOT, disk, wait_until  # noqa: F401 (a fixture)
+from python_fixtures import LIMIT_SECONDS, MIB, ROOT, disk, run_program, wait_until  # noqa: F401 (a fixture)
 from python_training_fixtures import metric, roomy  # noqa: F401 (a fixture)
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -157,6 +158,71 @@ def test_batches_that_find_no_room_stay_as_they_are():
         assert len(caught) == 1 and all(map(torch.equal, got, batches))
         assert any(ours is plain for ours, plain in zip(got, batches, strict=True)) and client.leased_bytes > 0
         del got
+        assert leaves_nothing(client)
+
+
+KEPT = """
+import sys, torch, warnings
+import terrace, terrace.torch
+stage = terrace.torch.stage
+with terrace.serve("16MiB", block=sys.argv[1] + ":512MiB", metrics=False) as client:
+    def batches(count, size):
+        return [torch.full((size << 18,), float(number)) for number in range(count)]
+    def in_terrace(got, plain):
+        assert all(map(torch.equal, got, plain))
+        return sum(ours is not one for ours, one in zip(got, plain))
+    plain = batches(40, 1)
+    got = list(stage(plain, client=client))
+    again = list(stage(plain, client=client))  # while the others are held
+    print(in_terrace(got, plain), in_terrace(again, plain))
+    del got, again
+    print(in_terrace(list(stage(plain[:8], client=client)), plain[:8]))
+    plain = batches(8, 12)
+    for number, batch in enumerate(stage(plain, client=client)):  # which has one while it waits for the next
+        assert torch.equal(batch, plain[number])
+    del batch
+    print(client.leased_bytes)
+"""
+
+
+def test_a_script_that_keeps_its_batches_waits_for_none(disk):
+    """It alone could end the leases that a wait would be for. Within the limit, of which each wait would take all."""
+    ended = run_program(KEPT, str(disk))
+    assert ended.returncode == 0 and ended.stdout == "16 0\n8\n0\n", ended.stderr
+    assert ended.stderr.count("RuntimeWarning: terrace.torch.stage: Terrace did not take a batch of 1048576 bytes") >= 1
+
+
+def test_room_that_the_script_may_still_give_back_is_waited_for(disk, monkeypatch):
+    looks, read = [], []
+    awaited = terrace.torch._stage._Line.awaited
+    monkeypatch.setattr(terrace.torch._stage._Line, "awaited", lambda line: looks.append(len(read)) or awaited(line))
+
+    def batches():
+        for number in range(6):
+            read.append(number)
+            yield torch.full((5 << 18,), float(number))
+
+    with terrace.serve("16MiB", block=f"{disk}:128MiB", metrics=False) as client, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        passes = iter(stage(batches(), depth=4, client=client))
+        batch = next(passes)
+        wait_until(lambda: looks.count(4) >= 3, "the fourth batch finds no room")
+        for number in range(6):
+            assert (batch == number).all() and client.leased_bytes >= batch.nbytes
+            del batch
+            batch = next(passes, None)
+        assert batch is None and leaves_nothing(client)
+
+
+def test_leaving_early_ends_a_wait_for_room(disk):
+    with terrace.serve("16MiB", block=f"{disk}:128MiB", metrics=False) as client, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        buffer = scratch(15 * MIB, torch.uint8, client=client)
+        passes = iter(stage([torch.ones(1), *(torch.ones(MIB) for _ in range(3))], client=client))
+        next(passes)
+        passes.close()
+        assert not any(thread.name == "terrace.torch.stage" for thread in threading.enumerate())
+        del buffer
         assert leaves_nothing(client)
 
 

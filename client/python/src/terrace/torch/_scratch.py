@@ -4,14 +4,14 @@
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
 import torch
 
 from .._client import Client
 from .._errors import AlreadyExists, InvalidArgument, ResourceExhausted
-from .._terrace import Tensor
+from .._terrace import Lease, Tensor
 from ._default_client import client_for
 from ._storages import over, shown
 
@@ -39,7 +39,7 @@ def scratch(shape: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dtype =
     if size == 0:
         return torch.empty(extents, dtype=dtype)
     try:
-        storage = leased_storage(owner, _CALL, size, place)
+        storage = leased_storage(owner, _CALL, size, lambda tensor: tensor.overwrite(place=place))
     except ResourceExhausted as error:
         raise ResourceExhausted(
             f"{_CALL}: no {size} bytes that stay leased: {error}; this session holds {owner.leased_bytes} bytes leased "
@@ -58,11 +58,14 @@ def _strides(extents: list[int]) -> list[int]:
     return [math.prod(extents[at + 1:]) for at in range(len(extents))]
 
 
-def leased_storage(client: Client, name: str, size: int, place: str = "host") -> torch.UntypedStorage:
-    """A storage of `size` bytes of undefined content that stay leased as long as it is there, and go with it."""
+def leased_storage(client: Client, name: str, size: int, take: Callable[[Tensor], Lease]) -> torch.UntypedStorage:
+    """A storage of `size` bytes of undefined content that stay leased as long as it is there, and go with it.
+
+    take: leases a tensor of that size to overwrite it.
+    """
     tensor = _create(client, name, size)
     try:
-        with tensor.overwrite(place=place) as lease:
+        with take(tensor) as lease:
             return shown(lease).untyped_storage()
     finally:
         client.delete([tensor])  # the name goes now, the bytes with the lease

@@ -4,6 +4,7 @@ has let go of them."""
 
 import copy
 import threading
+import time
 import warnings
 import weakref
 from collections import deque
@@ -13,15 +14,17 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from .. import _checks
-from .._client import Client
-from .._errors import Error, InvalidArgument
+from .._client import TIMEOUT_SECONDS, Client
+from .._errors import DeadlineExceeded, Error, InvalidArgument, ResourceExhausted
+from .._terrace import Lease, Tensor
 from ._default_client import client_for
 from ._scratch import leased_storage
-from ._storages import over
+from ._storages import StorageReference, over
 
 ALIGNMENT_BYTES = 64
 DEPTH_MAX = 1024
 JOIN_SECONDS = 10.0
+LOOK_SECONDS = 0.1  # how often it is looked whether room may come yet
 _CALL = "terrace.torch.stage"
 _END = object()
 _TAKEN = object()  # the first batch, once it was handed out
@@ -35,29 +38,39 @@ class _Line:
         self._depth = depth
         self._waiting: deque[Any] = deque()
         self._changed = threading.Condition()
-        self._closed = False
+        self._takers = 0
+        self.closed = False
 
     def put(self, batch: Any) -> bool:
         """Adds a batch when there is room. False: nobody wants it any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._waiting) < self._depth)
-            if not self._closed:
+            self._changed.wait_for(lambda: self.closed or len(self._waiting) < self._depth)
+            if not self.closed:
                 self._waiting.append(batch)
                 self._changed.notify_all()
-            return not self._closed
+            return not self.closed
 
     def take(self) -> Any:
         """The next batch; _END once it is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._waiting)
+            self._takers += 1
+            try:
+                self._changed.wait_for(lambda: self.closed or self._waiting)
+            finally:
+                self._takers -= 1
             batch = self._waiting.popleft() if self._waiting else _END
             self._changed.notify_all()
             return batch
 
+    def awaited(self) -> bool:
+        """Whether the script waits for the batch that is read now, and so drops none meanwhile; or wants none any more."""
+        with self._changed:
+            return self.closed or (self._takers > 0 and not self._waiting)
+
     def close(self) -> None:
         """No batch is wanted any more; those that wait are dropped."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._waiting.clear()
             self._changed.notify_all()
 
@@ -72,12 +85,15 @@ class _Failed:
 class _Stager:
     """Lays the tensors of batches into leased buffers."""
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Client, line: _Line):
         self._client = client
+        self._line = line
         self._warned = False
+        self._leased: list[StorageReference] = []  # what batches are in that the script has, or that wait for it
+        self._patient = True  # else no room was to be had, and nothing was given back since
 
-    def staged(self, batch: Any) -> Any:
-        """The batch with its tensors in Terrace; as it was, where Terrace does not take it."""
+    def staged(self, batch: Any, first: bool = False) -> Any:
+        """The batch with its tensors in Terrace; as it was, where Terrace does not take it. first: the script waits."""
         found: dict[int, torch.Tensor] = {}
         _mapped(batch, lambda tensor: found.setdefault(id(tensor), tensor))
         offsets, size = {}, 0
@@ -86,15 +102,40 @@ class _Stager:
             size += -(-tensor.numel() * tensor.element_size() // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         if size == 0:
             return batch
+        self._note_given_back()
         try:
-            storage = leased_storage(self._client, _CALL, size)
+            storage = leased_storage(self._client, _CALL, size, lambda tensor: self._lease(tensor, first))
         except Error as error:
+            self._patient = False
             return self._refused(batch, size, error)
+        self._leased.append(StorageReference(storage))
         copies = {key: _copy(tensor, storage, offsets[key]) for key, tensor in found.items()}
         return _mapped(batch, lambda tensor: copies[id(tensor)])
 
+    def _note_given_back(self) -> None:
+        there = [storage for storage in self._leased if not storage.expired()]
+        self._patient = self._patient or len(there) < len(self._leased)
+        self._leased = there
+
+    def _lease(self, tensor: Tensor, first: bool) -> Lease:
+        """Waits for room that is being made, and for other leases to end as long as the script may end some: not where it
+        waits for this batch, nor where no room came before and the script has kept every batch since."""
+        end = time.monotonic() + TIMEOUT_SECONDS
+        wait = LOOK_SECONDS if self._patient else 0.0
+        while True:
+            began = time.monotonic()
+            hopeless = not self._patient or first or self._line.awaited()
+            try:
+                return tensor.overwrite(timeout=wait)
+            except (DeadlineExceeded, ResourceExhausted) as error:
+                now = time.monotonic()
+                at_once = now - began < wait / 2  # it was not worth waiting for
+                if now > end or at_once or (hopeless and isinstance(error, ResourceExhausted)):
+                    raise
+            wait = LOOK_SECONDS
+
     def _refused(self, batch: Any, size: int, error: Error) -> Any:
-        if not self._warned:
+        if not self._warned and not self._line.closed:
             self._warned = True
             warnings.warn(
                 f"{_CALL}: Terrace did not take a batch of {size} bytes ({error.code}: {error}); it stays in this "
@@ -125,12 +166,12 @@ class StagedBatches(Iterator[T]):
     """One pass over the loader. close(), its end, or that of the last reference stops the thread that reads ahead."""
 
     def __init__(self, batches: Iterator[T], client: Client, depth: int):
-        stager = _Stager(client)
         self._line = _Line(depth)
+        stager = _Stager(client, self._line)
         self._first: Any = next(batches, _END)
         # The first batch is read here, so that a sampler draws its seed where it would without us.
         if self._first is not _END:
-            self._first = stager.staged(self._first)
+            self._first = stager.staged(self._first, first=True)
         thread = threading.Thread(target=_read, args=(batches, stager, self._line), name=_CALL, daemon=True)
         self.close: Callable[[], None] = weakref.finalize(self, _shut, self._line, thread)
         """Stops reading ahead; later, the pass is at its end."""
@@ -184,9 +225,10 @@ def stage(loader: Iterable[T], depth: int = 2, *, client: Client | None = None) 
     depth: how many batches wait, besides the one at hand.
     client: None: one of the process, opened when first needed.
 
-    Values, types, strides and structure are equal. An exception of the loader is raised where its batch would have
-    come. Leaving an iteration early stops the thread. A dataset that draws from PyTorch's global generator in this
-    process (num_workers=0) does so ahead of time; samplers do not.
+    Values, types, strides and structure are equal. A batch for which there is no room stays in the process's memory, with a
+    warning once; room is waited for only while the script may give some back, so that it may keep its batches. An exception
+    of the loader is raised where its batch would have come. Leaving an iteration early stops the thread. A dataset that
+    draws from PyTorch's global generator in this process (num_workers=0) does so ahead of time; samplers do not.
     """
     count = _checks.count(_CALL, "depth", depth, DEPTH_MAX)
     if count == 0:
