@@ -79,15 +79,17 @@ def test_structures_types_and_strides(roomy):
     batch = {"pair": Pair(image, [torch.arange(5), "text", 7]), "ordered": collections.OrderedDict(a=image, b=None),
              "tuple": (torch.tensor(3.0, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bool), torch.empty(0, 4)),
              "expanded": torch.ones(3, 1).expand(3, 4), "sparse": sparse, "wanted": wanted,
-             "complex": torch.randn(3, dtype=torch.complex64), "turned": torch.randn(3, 4).t()}
+             "complex": torch.randn(3, dtype=torch.complex64), "turned": torch.randn(3, 4).t(),
+             "gaps": torch.randn(6, 4)[::2], "turned_gaps": torch.randn(4, 6)[:, ::2].t()}
     (got,) = stage([batch], client=roomy)
     assert list(got) == list(batch) and type(got["pair"]) is Pair and type(got["ordered"]) is collections.OrderedDict
     assert got["pair"].second[1:] == ["text", 7] and got["sparse"] is sparse and got["ordered"]["b"] is None
     assert torch.equal(got["pair"].first, image) and got["pair"].first.stride() == image.stride()
     assert got["pair"].first is got["ordered"]["a"] and got["pair"].first.data_ptr() != image.data_ptr()
     for ours, plain in ((got["pair"].second[0], torch.arange(5)), *zip(got["tuple"], batch["tuple"], strict=True),
-                        *((got[key], batch[key]) for key in ("expanded", "wanted", "complex", "turned"))):
-        assert torch.equal(ours, plain) and ours.dtype == plain.dtype
+                        *((got[key], batch[key])
+                          for key in ("expanded", "wanted", "complex", "turned", "gaps", "turned_gaps"))):
+        assert torch.equal(ours, plain) and ours.dtype == plain.dtype and ours.stride() == plain.clone().stride()
         assert ours.requires_grad == plain.requires_grad
     assert got["turned"].stride() == (1, 4) and batch["pair"].first is image
     del got, ours

@@ -225,7 +225,8 @@ def stage(loader: Iterable[T], depth: int = 2, *, client: Client | None = None) 
     depth: how many batches wait, besides the one at hand.
     client: None: one of the process, opened when first needed.
 
-    Values, types, strides and structure are equal. A batch for which there is no room stays in the process's memory, with a
+    Values, types and structure are equal, and strides as clone() has them: the same, but where a tensor has gaps (`a[::2]`)
+    or was expanded, which are laid out densely. A batch for which there is no room stays in the process's memory, with a
     warning once; room is waited for only while the script may give some back, so that it may keep its batches. An exception
     of the loader is raised where its batch would have come. Leaving an iteration early stops the thread. A dataset that
     draws from PyTorch's global generator in this process (num_workers=0) does so ahead of time; samplers do not.
