@@ -343,6 +343,23 @@ def test_an_optimizer_that_files_cannot_hold_changes_none(tmp_path):
     assert {one.name for one in tmp_path.iterdir()} == set(before)
 
 
+def test_a_name_that_files_have_other_use_of(roomy, tmp_path):
+    """No file is touched, whichever way it would be written."""
+    model = nn.Linear(8, 8)
+    model.register_buffer("__metadata__", torch.ones(4))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"before")
+    terrace.torch.offload(model, client=roomy, tensor_bytes_min=1)
+    for save in (lambda: terrace.torch.save(path, model),
+                 lambda: safetensors.torch.save_file(dict(model.state_dict()), path)):
+        with pytest.raises(terrace.InvalidArgument, match="a tensor is named '__metadata__'.*give the tensor another one"):
+            save()
+        assert [one.read_bytes() for one in tmp_path.iterdir()] == [b"before"]
+    del model.__metadata__
+    terrace.torch.save(path, model)
+    assert set(safetensors.torch.load_file(path)) == {"weight", "bias"}
+
+
 def test_pickling_of_other_kinds(roomy):
     """Python's own, the old format of torch.save(), deep copies, and storages that somebody looks into."""
     class Mixed(nn.Module):

@@ -34,7 +34,8 @@ def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
 
     One tensor is leased at a time. Any reader of safetensors reads the files. Works for models that are not offloaded,
     too. A tied weight is written under each of its names. The file appears when it is whole. InvalidArgument, before
-    anything is written, for an optimizer's option that JSON cannot hold, and for an element type that safetensors lacks.
+    anything is written, for an optimizer's option that JSON cannot hold, and for an element type or a name that safetensors
+    lacks.
     """
     of_optimizer = None if optimizer is None else _of_optimizer(optimizer)  # before a file is touched
     _safetensors.write(path, [item_of(name, tensor) for name, tensor in _tensors(model).items()], {"format": "pt"})
@@ -72,7 +73,10 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def item_of(name: str, tensor: torch.Tensor) -> Item:
     """A tensor to be written, which is leased when it is its turn. InvalidArgument for an element type that the format
-    has no name for."""
+    has no name for, and for the name that it has other use of."""
+    if name == _safetensors.METADATA:
+        raise InvalidArgument(f"a tensor is named '{name}', and a safetensors file has its metadata under that name: give "
+                              "the tensor another one")
     if not _safetensors.can_name(tensor.dtype):
         raise InvalidArgument(f"'{name}' is of {tensor.dtype}, which safetensors has no name for")
     if isinstance(tensor, ConvertedTensor):

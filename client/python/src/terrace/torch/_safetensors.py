@@ -27,6 +27,7 @@ _DTYPES = {
 }
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES)}
 _NAMES = {name: dtype for dtype, name in _DTYPES.items()}
+METADATA = "__metadata__"  # where the header has the strings: no tensor's name
 _HEADER_BYTES_MAX = 100 << 20
 _ALIGNMENT = 8
 
@@ -77,7 +78,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def write(path: str | os.PathLike[str], items: Iterable[Item], metadata: Mapping[str, str] | None) -> None:
     """Writes a file; it appears under its name once it is whole and on the disk."""
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    header: dict[str, Any] = {} if metadata is None else {METADATA: dict(metadata)}
     listed = list(items)
     offset = 0
     for item in listed:
@@ -123,7 +124,7 @@ def read_header(file: Any, path: str | os.PathLike[str]) -> tuple[dict[str, Entr
         raise wrong("its header does not fit it")
     try:
         header = json.loads(file.read(length))
-        metadata = dict(header.pop("__metadata__", {}))
+        metadata = dict(header.pop(METADATA, {}))
         entries = {}
         for name, said in header.items():
             begin, end = said["data_offsets"]
