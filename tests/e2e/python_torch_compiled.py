@@ -2,6 +2,8 @@
 """Shows that blocks which torch.compile made of modules are leased as a whole, whatever is in them, and give what they
 give without Terrace; and that compiling afterwards is refused by name."""
 
+import copy
+
 import pytest
 import terrace.torch
 import torch
@@ -104,6 +106,15 @@ def test_what_is_compiled_afterwards_is_refused(restless):
         loss_of(model, 0)
     model.blocks[0] = model.blocks[0]._orig_mod
     loss_of(model, 0).backward()
+
+
+def test_what_is_exported_is_a_copy(restless):
+    model, _ = terrace.torch.offload(nn.Sequential(nn.Linear(64, 64), nn.GELU()), client=restless)
+    batch = torch.ones(2, 64)
+    with pytest.raises(terrace.FailedPrecondition, match=r"export a copy.*torch\.export\.export\(copy\.deepcopy\(model\)"):
+        torch.export.export(model, (batch,))
+    exported = torch.export.export(copy.deepcopy(model), (batch,))
+    assert torch.equal(exported.module()(batch), model(batch))
 
 
 def test_a_compiled_step_is_refused(restless):

@@ -24,6 +24,8 @@ def in_functorch() -> bool:
 _MODULE = ("an offloaded module would lease in compiled code: what is compiled is a function that runs it, or was compiled "
            "after terrace.torch.offload(). Use torch.compile(module) in the place of the module, before "
            "terrace.torch.offload()")
+_EXPORTED = ("an offloaded module would lease in what is exported: export a copy of it, which is not offloaded, by "
+             "torch.export.export(copy.deepcopy(model), ...)")
 
 
 def is_traced() -> bool:
@@ -32,7 +34,9 @@ def is_traced() -> bool:
 
 
 def check_not_compiled(refusal: str = _MODULE) -> None:
-    """Raises FailedPrecondition in compiled code, and where such code is being made."""
+    """Raises FailedPrecondition in compiled and exported code, and where such code is being made."""
+    if torch.compiler.is_exporting():
+        raise FailedPrecondition(_EXPORTED)
     if torch.compiler.is_compiling() or _compiler_of_thread() is not None:
         raise FailedPrecondition(refusal)
 
