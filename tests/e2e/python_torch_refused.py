@@ -409,3 +409,29 @@ def test_another_memory_format(roomy):
     for again in (model.float(), model.cpu(), other.to(memory_format=torch.channels_last), other.to("cpu")):
         again(torch.randn(1, 3, 8, 8))
     assert other.weight.stride() == (27, 1, 9, 3)
+
+
+def test_arguments_of_another_kind_are_named(roomy, tmp_path):
+    """Each call, before it does anything."""
+    calls, path = terrace.torch, tmp_path / "file"
+    model, optimizer = offloaded(roomy)
+    for said, call in (("offload: model is None; it is a torch.nn.Module", lambda: calls.offload(None, client=roomy)),
+                       ("summary: model is 5; it is a torch.nn.Module, or None", lambda: calls.summary(5)),
+                       ("progress: model is None; it is a torch.nn.Module", lambda: calls.progress(None)),
+                       ("progress: show is 5; it is a function", lambda: calls.progress(model, show=5)),
+                       ("save: model is None; it is a torch.nn.Module", lambda: calls.save(path, None)),
+                       ("save: model is OrderedDict; it is", lambda: calls.save(path, model.state_dict())),
+                       ("save: optimizer is 5; it is a torch.optim", lambda: calls.save(path, model, 5)),
+                       ("save: path is None; it is a str or an os.PathLike", lambda: calls.save(None, model)),
+                       ("load: path is b'file'; it is a str", lambda: calls.load(b"file", model)),
+                       ("load: model is AdamW; it is", lambda: calls.load(path, optimizer))):
+        with pytest.raises(TypeError, match=f"^terrace.torch.{said}"):
+            call()
+    for said, call in (("save: path is ''; it is a file's path", lambda: calls.save("", model)),
+                       ("load: path is '/'; it is a file's path", lambda: calls.load("/", model)),
+                       (r"save: path is 'a\\x00b'; .* null", lambda: calls.save("a\0b", model))):
+        with pytest.raises(terrace.InvalidArgument, match=f"^terrace.torch.{said}"):
+            call()
+    assert not list(tmp_path.iterdir())
+    loss_of(model, 0).backward()
+    optimizer.step()

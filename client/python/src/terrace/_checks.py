@@ -2,11 +2,33 @@
 """Arguments looked at before the extension module has them, so that an error names the public call and the argument."""
 
 import numbers
+import os
+import pathlib
 from collections.abc import Iterable
 from typing import Any
 
 from ._errors import InvalidArgument
 from ._terrace import Tensor
+
+
+def _given(value: Any) -> str:
+    """A value as an error shows it: of what may be large its type."""
+    return repr(value) if isinstance(value, bool | int | float | str | bytes | None) else type(value).__name__
+
+
+def is_a(call: str, name: str, value: Any, kind: Any, right: str) -> None:
+    """Raises TypeError for what is not of a class, or of one of several. right: what the argument is, for the error."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{call}: {name} is {_given(value)}; it is {right}")
+
+
+def file_path(call: str, name: str, value: Any) -> pathlib.Path:
+    """A path that ends in a file's name. TypeError for what is no path, InvalidArgument for one without a name."""
+    is_a(call, name, value, str | os.PathLike, "a str or an os.PathLike")
+    path = pathlib.Path(value)
+    if not path.name or "\0" in str(path):
+        raise InvalidArgument(f"{call}: {name} is {os.fspath(value)!r}; it is a file's path, and without null characters")
+    return path
 
 
 def seconds(call: str, name: str, value: Any) -> float:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn, optim
 
+from .. import _checks
 from .._errors import InvalidArgument
 from . import _optimizers, _safetensors
 from ._converted import ConvertedTensor
@@ -37,11 +38,21 @@ def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
     anything is written, for an optimizer's option that JSON cannot hold, and for an element type or a name that safetensors
     lacks.
     """
+    target = _check_arguments("terrace.torch.save", path, model, optimizer)
     of_optimizer = None if optimizer is None else _of_optimizer(optimizer)  # before a file is touched
-    _safetensors.write(path, [item_of(name, tensor) for name, tensor in _tensors(model).items()], {"format": "pt"})
+    _safetensors.write(target, [item_of(name, tensor) for name, tensor in _tensors(model).items()], {"format": "pt"})
     if of_optimizer is not None:
         items, rest = of_optimizer
-        _safetensors.write(optimizer_path(path), items, {"format": "pt", _OPTIMIZER: rest})
+        _safetensors.write(optimizer_path(target), items, {"format": "pt", _OPTIMIZER: rest})
+
+
+def _check_arguments(call: str, path: Path, model: nn.Module, optimizer: optim.Optimizer | None) -> pathlib.Path:
+    """The path, once each of them is what it should be."""
+    target = _checks.file_path(call, "path", path)
+    _checks.is_a(call, "model", model, nn.Module, "a torch.nn.Module")
+    if optimizer is not None:
+        _checks.is_a(call, "optimizer", unwrapped(optimizer), optim.Optimizer, "a torch.optim.Optimizer, or None")
+    return target
 
 
 def _of_optimizer(optimizer: optim.Optimizer) -> tuple[list[Item], str]:
@@ -108,6 +119,7 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
     files that cannot be opened; InvalidArgument for names that are missing or too many, for other shapes, and for what
     is not of this optimizer.
     """
+    path = _check_arguments("terrace.torch.load", path, model, optimizer)
     with contextlib.ExitStack() as opened:
         entries = _entries(path, opened)
         tensors = _tensors(model)

@@ -64,6 +64,8 @@ def progress(model: nn.Module, *, every: int = 1, show: Callable[[str], None] = 
 
     FailedPrecondition for a model that was not offloaded.
     """
+    _checks.is_a(_CALL, "model", model, nn.Module, "a torch.nn.Module")
+    _checks.is_a(_CALL, "show", show, Callable, "a function of a line")
     store = job_of(model).store
     every = _checks.count(_CALL, "every", every, 1 << 40)
     meter, step = Meter(store), Meter(store)

@@ -49,11 +49,10 @@ def check_place(call: str, client: Client, place: str) -> None:
             "'host'. Lease GPU memory tensor by tensor, with terrace.Client.acquire()")
 
 
-def check_model(model: object, in_backward: bool) -> None:
+def check_model(model: nn.Module, in_backward: bool) -> None:
     """Raises InvalidArgument for a model that cannot be offloaded. in_backward: and be stepped in the backward pass."""
     call = "terrace.torch.offload"
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{call}: model is {type(model).__name__}; it is a torch.nn.Module")
+    _checks.is_a(call, "model", model, nn.Module, "a torch.nn.Module")
     for name, part in model.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise InvalidArgument(

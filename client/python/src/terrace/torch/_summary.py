@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, overload
 
 from torch import nn
 
+from .. import _checks
 from . import _heap
 from ._activations import shelves
 from ._offload import Job, job_of, jobs
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ._slot import Slot
     from ._store import Store
 
+_CALL = "terrace.torch.summary"
 _MIB = 1 << 20
 _NAME = 34
 
@@ -154,6 +156,7 @@ def summary(model: nn.Module | None = None) -> Summary | Overview:
     FailedPrecondition for a model that was not offloaded.
     """
     if model is not None:
+        _checks.is_a(_CALL, "model", model, nn.Module, "a torch.nn.Module, or None for all jobs")
         return _of_job(model, job_of(model))
     return Overview([_of_job(one, job) for one, job in jobs()], [_of_shelf(shelf) for shelf in shelves()],
                     _heap.price())
