@@ -261,14 +261,20 @@ def test_scratch_is_like_empty(roomy, dtype):
 def test_errors_say_what_to_do(roomy):
     with pytest.raises(TypeError, match="terrace.torch.scratch: dtype is 'float32'"):
         scratch(3, "float32", client=roomy)
+    for shape in ("ab", "", None, (2.5,), ((1, 2),)):
+        with pytest.raises(TypeError, match=re.escape(f"terrace.torch.scratch: shape is {shape!r}; it is an integer, or")):
+            scratch(shape, client=roomy)
+    with pytest.raises(TypeError, match="create: shape is None; it is an integer, or several"):
+        roomy.create("shapeless", None)
     with pytest.raises(terrace.InvalidArgument, match="terrace.torch.scratch: shape is"):
         scratch((3, -1), client=roomy)
     with pytest.raises(terrace.ResourceExhausted, match=r"scratch: no \d+ bytes that stay leased.*guarantees="):
         scratch(1 << 30, client=roomy)
     with pytest.raises(TypeError, match="terrace.torch.stage: loader is 7"):
         stage(7, client=roomy)
-    with pytest.raises(terrace.InvalidArgument, match="terrace.torch.stage: depth is 0"):
-        stage([], 0, client=roomy)
+    for depth in (0, -1, 1025):
+        with pytest.raises(terrace.InvalidArgument, match=f"terrace.torch.stage: depth is {depth}; it is from 1 to 1024"):
+            stage([], depth, client=roomy)
     assert list(stage([], client=roomy)) == [] and leaves_nothing(roomy)
     staged = stage([torch.ones(3)], client=roomy)
     roomy.close()

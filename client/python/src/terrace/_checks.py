@@ -2,6 +2,7 @@
 """Arguments looked at before the extension module has them, so that an error names the public call and the argument."""
 
 import numbers
+import operator
 import os
 import pathlib
 from collections.abc import Iterable
@@ -40,14 +41,24 @@ def seconds(call: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def count(call: str, name: str, value: Any, most: int) -> int:
-    """A number from 0 to `most`. TypeError for what is no integer, InvalidArgument beyond the bounds."""
+def count(call: str, name: str, value: Any, most: int, least: int = 0) -> int:
+    """A number from `least` to `most`. TypeError for what is no integer, InvalidArgument beyond the bounds."""
     if not hasattr(value, "__index__") or isinstance(value, bool):
         raise TypeError(f"{call}: {name} is {value!r}; it is an integer")
     number: int = value.__index__()
-    if not 0 <= number <= most:
-        raise InvalidArgument(f"{call}: {name} is {number}; it is from 0 to {most}")
+    if not least <= number <= most:
+        raise InvalidArgument(f"{call}: {name} is {number}; it is from {least} to {most}")
     return number
+
+
+def extents(call: str, value: Any) -> list[int]:
+    """A shape as numpy takes it: one integer, or several. TypeError for what is none."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return [operator.index(value)] if hasattr(value, "__index__") else [operator.index(extent) for extent in value]
+    except TypeError:
+        raise TypeError(f"{call}: shape is {value!r}; it is an integer, or several") from None
 
 
 def text(call: str, name: str, value: Any) -> str:

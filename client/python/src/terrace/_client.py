@@ -2,7 +2,6 @@
 """The client: one session with the daemon, and the tensors in it."""
 
 import contextlib
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, SupportsIndex, overload
@@ -17,11 +16,6 @@ TIMEOUT_SECONDS = 60.0
 RECONNECT_TIMEOUT_SECONDS = 60.0
 LOCAL_WORLD_SIZE_MAX = (1 << 32) - 1
 BYTES_MAX = (1 << 64) - 1
-
-
-def _extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
-    """A shape as numpy takes it: one integer, or several."""
-    return [operator.index(shape)] if hasattr(shape, "__index__") else [operator.index(extent) for extent in shape]
 
 
 class Place(NamedTuple):
@@ -159,7 +153,7 @@ class Client(Session):
     def create_many(self, specs: Iterable[tuple[str, SupportsIndex | Sequence[SupportsIndex], Any]], *,
                     timeout: float = TIMEOUT_SECONDS) -> list[Tensor]:
         """Creates many, given as (name, shape, dtype): all of them, or none."""
-        numbered = [(_checks.text("create", "name", name), _extents(shape), _dtypes.number_of(dtype))
+        numbered = [(_checks.text("create", "name", name), _checks.extents("create", shape), _dtypes.number_of(dtype))
                     for name, shape, dtype in specs]
         made = self._create(numbered, _checks.seconds("create", "timeout", timeout))
         self._tensors.update((tensor.name, tensor) for tensor in made)

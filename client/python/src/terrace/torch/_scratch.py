@@ -3,12 +3,12 @@
 
 import itertools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
 import torch
 
+from .. import _checks
 from .._client import Client
 from .._errors import AlreadyExists, InvalidArgument, ResourceExhausted
 from .._terrace import Lease, Tensor
@@ -48,7 +48,7 @@ def scratch(shape: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dtype =
 
 
 def _extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
-    extents = [operator.index(shape)] if hasattr(shape, "__index__") else [operator.index(extent) for extent in shape]
+    extents = _checks.extents(_CALL, shape)
     if any(extent < 0 for extent in extents):
         raise InvalidArgument(f"{_CALL}: shape is {extents}; extents are 0 or more")
     return extents

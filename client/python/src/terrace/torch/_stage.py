@@ -15,7 +15,7 @@ import torch
 
 from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
-from .._errors import DeadlineExceeded, Error, InvalidArgument, ResourceExhausted
+from .._errors import DeadlineExceeded, Error, ResourceExhausted
 from .._terrace import Lease, Tensor
 from ._default_client import client_for
 from ._scratch import leased_storage
@@ -231,9 +231,7 @@ def stage(loader: Iterable[T], depth: int = 2, *, client: Client | None = None) 
     of the loader is raised where its batch would have come. Leaving an iteration early stops the thread. A dataset that
     draws from PyTorch's global generator in this process (num_workers=0) does so ahead of time; samplers do not.
     """
-    count = _checks.count(_CALL, "depth", depth, DEPTH_MAX)
-    if count == 0:
-        raise InvalidArgument(f"{_CALL}: depth is 0; it is from 1 to {DEPTH_MAX}")
+    count = _checks.count(_CALL, "depth", depth, DEPTH_MAX, least=1)
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise TypeError(f"{_CALL}: loader is {loader!r}; it is a DataLoader, or another iterable of batches")
     return Stage(loader, count, client_for(_CALL, client))
