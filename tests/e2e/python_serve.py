@@ -101,11 +101,26 @@ def test_what_cannot_be_configured_names_the_argument(disk, monkeypatch):
                             ("gpu: .*nothing", {"memory": "16MiB", "device": "8MiB", "gpu": "nothing"}),
                             ('block: "wide" is not a size', {"memory": "16MiB", "block": f"{disk}:wide"}),
                             ("policy: .*next-use", {"memory": "16MiB", "policy": "clairvoyance"}),
-                            ("metrics: ", {"memory": "16MiB", "metrics": 99999})):
+                            ("metrics is 99999; it is from 0 to 65535", {"memory": "16MiB", "metrics": 99999}),
+                            ("memory is -1; it is from 0", {"memory": -1}),
+                            ("block is .*FOLDER:SIZE", {"block": "wide"}),
+                            ("timeout is -1; it is in seconds", {"timeout": -1}),
+                            (r"guarantees\['host'\] is -1; it is from 0", {"guarantees": {"host": -1}})):
         with pytest.raises(terrace.InvalidArgument, match=f"terrace.serve: {said}") as refused:
             with terrace.serve(**arguments):
                 pass
         assert ".toml" not in str(refused.value)  # nobody's to look into, and gone
+    for said, arguments in (('memory is None; it is a size such as "4GiB"', {"memory": None}),
+                            ("device is 1.5; it is a size", {"device": 1.5}), ("block is 5; it is a str", {"block": 5}),
+                            ("metrics is 'x'; it is an integer", {"metrics": "x"}),
+                            ("terraced is 5; it is a path", {"terraced": 5}), ("policy is 5; it", {"policy": 5}),
+                            ("gpu is None; it is a str", {"device": "8MiB", "gpu": None}),
+                            ("guarantees is 5; it is bytes by place", {"guarantees": 5}),
+                            ("timeout is 'x'; it is a number of seconds", {"timeout": "x"})):
+        with pytest.raises(TypeError, match=f"terrace.serve: {said}"), terrace.serve(**arguments):
+            pass
+    with pytest.raises(TypeError, match="terrace.Client: guarantees is 5; it is bytes by place"):
+        terrace.Client(guarantees=5)
     assert list(disk.iterdir()) == [sockets] and list(sockets.iterdir()) == []
 
 

@@ -5,11 +5,14 @@ import numbers
 import operator
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ._errors import InvalidArgument
 from ._terrace import Tensor
+
+BYTES_MAX = (1 << 64) - 1
+TOML_INTEGER_MAX = (1 << 63) - 1
 
 
 def _given(value: Any) -> str:
@@ -59,6 +62,24 @@ def extents(call: str, value: Any) -> list[int]:
         return [operator.index(value)] if hasattr(value, "__index__") else [operator.index(extent) for extent in value]
     except TypeError:
         raise TypeError(f"{call}: shape is {value!r}; it is an integer, or several") from None
+
+
+def capacity(call: str, name: str, value: Any) -> str | int:
+    """A tier's size: bytes, or text that the daemon reads. TypeError for what is neither, InvalidArgument below 0."""
+    if isinstance(value, str):
+        return text(call, name, value)
+    if not hasattr(value, "__index__") or isinstance(value, bool):
+        raise TypeError(f'{call}: {name} is {_given(value)}; it is a size such as "4GiB" or "25%", or a number of bytes')
+    return count(call, name, value, TOML_INTEGER_MAX)
+
+
+def guarantees(call: str, value: Any) -> list[tuple[str, int]]:
+    """Bytes by place; None: none. TypeError for what is no such mapping, InvalidArgument for sizes beyond the bounds."""
+    if value is None:
+        return []
+    is_a(call, "guarantees", value, Mapping, 'bytes by place, such as {"host": 1 << 30}')
+    return [(text(call, "a place of guarantees", place), count(call, f"guarantees[{place!r}]", size, BYTES_MAX))
+            for place, size in value.items()]
 
 
 def text(call: str, name: str, value: Any) -> str:

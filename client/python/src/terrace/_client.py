@@ -15,7 +15,7 @@ from ._terrace import Lease, Session, Tensor
 TIMEOUT_SECONDS = 60.0
 RECONNECT_TIMEOUT_SECONDS = 60.0
 LOCAL_WORLD_SIZE_MAX = (1 << 32) - 1
-BYTES_MAX = (1 << 64) - 1
+BYTES_MAX = _checks.BYTES_MAX
 
 
 class Place(NamedTuple):
@@ -90,9 +90,7 @@ class Client(Session):
                  reconnect_timeout: float = RECONNECT_TIMEOUT_SECONDS, share: str | None = None,
                  share_use: str = "read"):
         call = "terrace.Client"
-        floors = [(_checks.text(call, "a place of guarantees", place),
-                   _checks.count(call, f"guarantees[{place!r}]", size, BYTES_MAX))
-                  for place, size in (guarantees or {}).items()]
+        floors = _checks.guarantees(call, guarantees)
         ranks = _checks.count(call, "local_world_size", local_world_size or 0, LOCAL_WORLD_SIZE_MAX)
         super().__init__(_checks.text(call, "socket", socket or ""), floors, ranks,
                          _checks.seconds(call, "timeout", timeout), _checks.text(call, "label", label),

@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from . import _terrace
+from . import _checks, _terrace
 from ._client import Client
 from ._errors import Error, InvalidArgument, Unavailable
 
 SOCKET_PATH_BYTES_MAX = 107
+PORT_MAX = 65535
 LOG_LINES_SHOWN = 15
+_CALL = "terrace.serve"
 T = TypeVar("T")
 
 
@@ -89,7 +91,7 @@ class _Daemon:
             return None
         said = self.log.read_text(errors="replace")
         if (refusal := self._configuration.refusal(said)) is not None:
-            return InvalidArgument(f"terrace.serve: {refusal}")
+            return InvalidArgument(f"{_CALL}: {refusal}")
         lines = said.splitlines()[-LOG_LINES_SHOWN:]
         status = self._line().removeprefix("ended ") or "unknown"
         return Unavailable(f"terraced ended with status {status}; it said last:\n" +
@@ -128,12 +130,12 @@ def _block_file(block: str) -> tuple[pathlib.Path, str]:
     """Makes a private folder for a block file in the folder of "FOLDER:SIZE"; gives it, and the size."""
     folder, _, size = block.rpartition(":")
     if not folder or not size or not os.path.isdir(folder):
-        raise InvalidArgument(f'block is "{block}"; it must be FOLDER:SIZE with a folder that exists, as in '
+        raise InvalidArgument(f'{_CALL}: block is "{block}"; it must be FOLDER:SIZE with a folder that exists, as in '
                               '"/scratch:50GiB"')
     try:
         return pathlib.Path(tempfile.mkdtemp(prefix="terrace-block-", dir=os.path.abspath(folder))), size
     except OSError as error:
-        raise InvalidArgument(f"no block file can be made in {folder}: {error.strerror}") from error
+        raise InvalidArgument(f"{_CALL}: no block file can be made in {folder}: {error.strerror}") from error
 
 
 def _free_port() -> int:
@@ -210,9 +212,20 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, gpu: s
         None: the daemon's default, which is the first.
     guarantees, label: as for terrace.Client. timeout: seconds until it must serve.
 
-    InvalidArgument, naming the argument, for what the daemon cannot be configured with here. Unavailable if there is no
-    terraced, or it ends for another reason, with its last words.
+    InvalidArgument, naming the argument, for what the daemon cannot be configured with here; TypeError for arguments of
+    another kind. Unavailable if there is no terraced, or it ends for another reason, with its last words.
     """
+    memory = _checks.capacity(_CALL, "memory", memory)
+    device = None if device is None else _checks.capacity(_CALL, "device", device)
+    for name, value in (("gpu", gpu), ("label", label), ("block", "" if block is None else block),
+                        ("policy", "" if policy is None else policy)):
+        _checks.text(_CALL, name, value)
+    if not isinstance(metrics, bool):
+        _checks.count(_CALL, "metrics", metrics, PORT_MAX)
+    if terraced is not None:
+        _checks.is_a(_CALL, "terraced", terraced, str | os.PathLike, "a path, or None")
+    _checks.guarantees(_CALL, guarantees)
+    timeout = _checks.seconds(_CALL, "timeout", timeout)
     binary = find_terraced(terraced)
     with _OwnStack() as made:
         folders = [_private_folder()]
