@@ -57,12 +57,15 @@ def keep(trainer: int, folders: list[str], command: list[str]) -> None:
     try:
         say(f"started {daemon.pid}")
         ended = os.pidfd_open(daemon.pid)
-        stops = {0, trainer}
-        readable, _, _ = select.select([*stops, ended], [], [])
-        if ended in readable:
+        waiting = select.poll()  # the trainer's number may be one that select() does not take
+        for number in (0, trainer, ended):
+            waiting.register(number, select.POLLIN)
+        ready = [number for number, _ in waiting.poll()]
+        if ended in ready:
             say(f"ended {daemon.wait()}")
-        if stops.isdisjoint(readable):
-            select.select(stops, [], [])
+            waiting.unregister(ended)
+        if ready == [ended]:
+            waiting.poll()
     finally:
         stop(daemon)
 
