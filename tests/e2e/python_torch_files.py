@@ -80,7 +80,7 @@ def test_a_file_is_written_a_tensor_at_a_time(disk):
     recipe = Recipe(width=96, blocks=10)
     with terrace.serve("4MiB", block=f"{disk}:128MiB", metrics=False) as client:
         plain, plain_optimizer = build(recipe)
-        model, optimizer = terrace.torch.offload(*build(recipe), client=client, timeout=1)
+        model, optimizer = terrace.torch.offload(*build(recipe), client=client, timeout=5)
         assert train(model, optimizer, recipe) == train(plain, plain_optimizer, recipe)
         largest = max(parameter.nbytes for parameter in model.parameters())
         with client.create("in the way", 4 * MIB - 3 * largest, "uint8").overwrite():
