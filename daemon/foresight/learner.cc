@@ -10,14 +10,13 @@ namespace {
 
 constexpr std::uint32_t kNever = UINT32_MAX;
 constexpr std::size_t kLongUses = 200'000;  // of a step: then the horizon is shorter
-constexpr std::size_t kHorizonMax = 16;     // steps, either way
+constexpr std::size_t kHorizonMax = 64;     // steps, either way
 constexpr std::size_t kBefore = 2;          // steps, at least
 constexpr std::uint32_t kSlotsMax = 1u << 24;
 
-// Before the first step there was none: it is taken for one of several.
-std::pair<std::uint32_t, std::uint32_t> context_of(const std::vector<std::uint32_t>& kinds, std::size_t at) {
-  return {kinds[at], kinds[at == 0 ? 0 : at - 1]};
-}
+// Shares of the uses of two steps: from here on they do the same, and below they do not.
+constexpr double kAlike = 0.8;
+constexpr double kUnlike = 0.6;
 
 }  // namespace
 
@@ -58,6 +57,7 @@ std::size_t Learner::known_uses() const {
 void Learner::forget() {
   templates_.clear();
   latest_.clear();
+  turns_.clear();
   missed();
 }
 
@@ -97,27 +97,69 @@ void Learner::believe(std::uint32_t kind) {
   put_sets_in_order(found->second.uses);
   const Template* const before = template_of(history_, history_.size() - 1);
   const std::uint64_t version = before == nullptr ? 0 : before->version;
-  std::erase_if(templates_, [kind](const auto& each) { return each.first.first == kind; });
-  latest_[kind] = context_of(history_, history_.size() - 1);
-  Template& known = templates_[latest_[kind]];
+  std::erase_if(templates_, [kind](const auto& each) { return each.first.first.kind == kind; });
+  const Context context = context_of(history_, history_.size() - 1);
+  latest_[context.first] = context;
+  Template& known = templates_[context];
   known.version = version;
   known.learn(std::move(found->second.uses), found->second.period_ns);
   declared_.erase(found);
 }
 
-// The kind that came after the longest of the latest runs of kinds that came before.
-std::uint32_t Learner::kind_after(const std::vector<std::uint32_t>& kinds) const {
+// How many turns its steps take, if not as many as were known: twice in a row a step did what the one so many before
+// did, and not what the one before did. One: they do not even do that any more.
+std::optional<std::size_t> Learner::Turns::changed() const {
+  const auto likeness = [&](std::size_t step, std::size_t before) {
+    return step + before < latest.size() ? latest[step].likeness(latest[step + before]) : 0;
+  };
+  if (count > 1) return likeness(0, count) < kUnlike ? std::optional<std::size_t>(1) : std::nullopt;
+  if (latest.size() < 2 || likeness(0, 1) >= kUnlike) return std::nullopt;
+  for (std::size_t turns = 2; turns <= kTurnsMax; ++turns)
+    if (likeness(0, turns) >= kAlike && likeness(1, turns) >= kAlike) return turns;
+  return std::nullopt;
+}
+
+// Of the step that is over, whose uses are known. Where there are other turns, what was learned was of several mixed
+// up.
+void Learner::take_turns() {
+  const auto kinds_of = [](const Context& context) { return std::pair(context.first.kind, context.second.kind); };
+  const auto kinds = kinds_of(context_of(history_, history_.size() - 1));
+  Turns& turns = turns_[kinds];
+  turns.latest.emplace_front();
+  for (const TemplateUse& use : uses_) turns.latest.front().add(use);
+  if (turns.latest.size() > kTurnsMax + 2) turns.latest.pop_back();
+  const auto changed = turns.changed();
+  if (!changed) return;
+  turns.count = *changed;
+  turns.next = 0;
+  std::erase_if(templates_, [&](const auto& each) { return kinds_of(each.first) == kinds; });
+  std::erase_if(latest_, [&](const auto& each) { return kinds_of(each.second) == kinds; });
+  auto turn = static_cast<std::uint32_t>(turns.count);
+  for (std::size_t at = history_.size(); at-- > 0;) {
+    if (kinds_of(context_of(history_, at)) != kinds) continue;
+    turn = (turn == 0 ? static_cast<std::uint32_t>(turns.count) : turn) - 1;
+    history_[at].turn = turn;
+  }
+}
+
+// Before the first step there was none: it is taken for one of several.
+Learner::Context Learner::context_of(const std::vector<Sort>& sorts, std::size_t at) {
+  return {sorts[at], sorts[at == 0 ? 0 : at - 1]};
+}
+
+// What came after the longest of the latest runs of what came before.
+Learner::Sort Learner::sort_after(const std::vector<Sort>& sorts) {
   std::size_t longest = 0;
-  std::uint32_t kind = kinds.back();
-  for (std::size_t at = kinds.size() - 1; at-- > 0;) {
+  Sort sort = sorts.back();
+  for (std::size_t at = sorts.size() - 1; at-- > 0;) {
     std::size_t length = 0;
-    while (length <= at && kinds[at - length] == kinds[kinds.size() - 1 - length]) ++length;
+    while (length <= at && sorts[at - length] == sorts[sorts.size() - 1 - length]) ++length;
     if (length > longest) {
       longest = length;
-      kind = kinds[at + 1];
+      sort = sorts[at + 1];
     }
   }
-  return kind;
+  return sort;
 }
 
 // What of a set was there and what was waited for differs from step to step, and so does the order in which it is seen.
@@ -132,18 +174,18 @@ void Learner::put_sets_in_order(std::vector<TemplateUse>& uses) {
   }
 }
 
-// What is known of a step: from such a step after such a one, else from one of its kind. None: nothing.
-const Template* Learner::template_of(const std::vector<std::uint32_t>& kinds, std::size_t at) const {
-  auto found = templates_.find(context_of(kinds, at));
+// What is known of a step: from such a step after such a one, else from one of its sort. None: nothing.
+const Template* Learner::template_of(const std::vector<Sort>& sorts, std::size_t at) const {
+  auto found = templates_.find(context_of(sorts, at));
   if (found == templates_.end()) {
-    const auto latest = latest_.find(kinds[at]);
+    const auto latest = latest_.find(sorts[at]);
     if (latest == latest_.end()) return nullptr;
     found = templates_.find(latest->second);
   }
   return found->second.uses.empty() ? nullptr : &found->second;
 }
 
-// Of the step that is over. The first of its context goes on from what is known of its kind.
+// Of the step that is over. The first of its context goes on from what is known of its sort.
 Template& Learner::template_to_learn() {
   const Context context = context_of(history_, history_.size() - 1);
   const auto latest = latest_.find(context.first);
@@ -162,10 +204,11 @@ std::optional<Plan> Learner::step(const Observation& seen) {
   if (began_) {
     adapt_lead();
     put_sets_in_order(uses_);
+    take_turns();
     const std::int64_t period = (seen.at - step_began_ - waited_).count();
     Template& known = template_to_learn();
     confidence_.match = known.last_match = known.learn(std::move(uses_), std::max<std::int64_t>(period, 1));
-    confidence_.kind = history_.back();
+    confidence_.kind = history_.back().kind;
     confidence_.number = known.version;
     ++confidence_.steps;
   }
@@ -176,7 +219,9 @@ std::optional<Plan> Learner::step(const Observation& seen) {
   weight_ = seen.weight;
   step_began_ = waited_until_ = seen.at;
   waited_ = Duration::zero();
-  history_.push_back(seen.step_kind);
+  Turns& turns = turns_[{seen.step_kind, history_.empty() ? seen.step_kind : history_.back().kind}];
+  history_.push_back({seen.step_kind, turns.next});
+  turns.next = (turns.next + 1) % static_cast<std::uint32_t>(turns.count);
   if (history_.size() > kHistoryMax) history_.erase(history_.begin());
   believe(seen.step_kind);
   const Template* known = template_of(history_, history_.size() - 1);
@@ -211,14 +256,14 @@ std::vector<const Template*> Learner::horizon_of(const Template& known, std::siz
     horizon.push_back(back < history_.size() ? or_known(template_of(history_, history_.size() - 1 - back)) : &known);
   window = horizon.size();
   horizon.push_back(&known);
-  std::vector<std::uint32_t> kinds = history_;
+  std::vector<Sort> sorts = history_;
   std::size_t uses = known.uses.size();
   do {  // until such a step comes again, if that is not too far
-    kinds.push_back(kind_after(kinds));
-    horizon.push_back(or_known(template_of(kinds, kinds.size() - 1)));
+    sorts.push_back(sort_after(sorts));
+    horizon.push_back(or_known(template_of(sorts, sorts.size() - 1)));
     uses += horizon.back()->uses.size();
-  } while (context_of(kinds, kinds.size() - 1) != context_of(history_, history_.size() - 1) && uses < kLongUses &&
-           horizon.size() - window < kHorizonMax);
+  } while (context_of(sorts, sorts.size() - 1) != context_of(history_, history_.size() - 1) && uses < kLongUses &&
+           horizon.size() - window <= kHorizonMax);
   return horizon;
 }
 

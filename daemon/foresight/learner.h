@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <span>
@@ -14,6 +16,7 @@
 #include "foresight/observation.h"
 #include "foresight/plan.h"
 #include "foresight/planner.h"
+#include "foresight/sketch.h"
 #include "foresight/template.h"
 
 namespace terrace::foresight {
@@ -50,11 +53,28 @@ class Learner {
   const Confidence& confidence() const { return confidence_; }
 
  private:
-  static constexpr std::size_t kHistoryMax = 256;  // kinds of former steps
+  static constexpr std::size_t kHistoryMax = 256;  // former steps
   static constexpr Duration kLeadMax = std::chrono::seconds(1);
-  // A step's kind and the one before it: the first of several accumulating steps begins gradients, and the others add
+  static constexpr std::size_t kTurnsMax = 16;
+
+  // Of steps that are marked as of one kind and do different things by turns, as a discriminator's and a generator's
+  // do: the kind, and whose turn it is.
+  struct Sort {
+    std::uint32_t kind = 0;
+    std::uint32_t turn = 0;
+    auto operator<=>(const Sort&) const = default;
+  };
+  // A step's sort and the one before it: the first of several accumulating steps begins gradients, and the others add
   // to them.
-  using Context = std::pair<std::uint32_t, std::uint32_t>;
+  using Context = std::pair<Sort, Sort>;
+
+  // The turns of a kind after another.
+  struct Turns {
+    std::size_t count = 1;
+    std::uint32_t next = 0;
+    std::deque<Sketch> latest;  // of its steps, the last one first
+    std::optional<std::size_t> changed() const;
+  };
 
   // What a step is going to be like, by whoever does it.
   struct Declaration {
@@ -65,10 +85,12 @@ class Learner {
   void used(const Observation& seen);
   void declared(const Observation& seen);
   void believe(std::uint32_t kind);
+  void take_turns();
   std::optional<Plan> step(const Observation& seen);
   static void put_sets_in_order(std::vector<TemplateUse>& uses);
-  std::uint32_t kind_after(const std::vector<std::uint32_t>& kinds) const;
-  const Template* template_of(const std::vector<std::uint32_t>& kinds, std::size_t at) const;
+  static Context context_of(const std::vector<Sort>& sorts, std::size_t at);
+  static Sort sort_after(const std::vector<Sort>& sorts);
+  const Template* template_of(const std::vector<Sort>& sorts, std::size_t at) const;
   Template& template_to_learn();
   std::size_t steps_before() const;
   std::vector<const Template*> horizon_of(const Template& window, std::size_t& at) const;
@@ -82,9 +104,10 @@ class Learner {
   std::vector<double> by_device_;
   std::vector<std::uint32_t> places_;  // that it uses
   std::map<Context, Template> templates_;
-  std::map<std::uint32_t, Context> latest_;        // by kind: of what was learned last
-  std::map<std::uint32_t, Declaration> declared_;  // by kind, until a step of it begins
-  std::vector<std::uint32_t> history_;             // kinds of steps, the one that is under way last
+  std::map<Sort, Context> latest_;                                  // by sort: of what was learned last
+  std::map<std::pair<std::uint32_t, std::uint32_t>, Turns> turns_;  // by kind, and the one before
+  std::map<std::uint32_t, Declaration> declared_;                   // by kind, until a step of it begins
+  std::vector<Sort> history_;                                       // of steps, the one that is under way last
   bool began_ = false;
   Time step_began_{};
   Time waited_until_{};

@@ -141,6 +141,61 @@ TEST(Learner, AStepIsLearnedByTheKindBeforeItToo) {
   }
 }
 
+// Steps of one kind, each of two of its own tensors.
+std::optional<Plan> turn(Watched& watched, std::uint32_t slot) {
+  auto plan = watched.step();
+  watched.use(slot, Duration(10'000));
+  watched.use(slot + 1, Duration(10'000));
+  return plan;
+}
+
+TEST(Learner, StepsOfOneKindThatTakeTurnsAreLearnedEachByItself) {
+  Watched watched;
+  for (int step = 0; step < 8; ++step) turn(watched, 10 * static_cast<std::uint32_t>(step % 3));
+  for (int step = 8; step < 14; ++step) {
+    const auto slot = 10 * static_cast<std::uint32_t>(step % 3);
+    const auto plan = turn(watched, slot);
+    ASSERT_TRUE(plan) << step;
+    ASSERT_EQ(plan->uses.size(), 2u) << step;
+    EXPECT_EQ(plan->uses[0].slot, Slot{slot}) << step;
+    EXPECT_EQ(plan->uses[0].next_ns, 60'000) << "three turns later";
+  }
+  for (int step = 0; step < 4; ++step) turn(watched, 50);  // they take no turns any more
+  const auto plan = turn(watched, 50);
+  ASSERT_TRUE(plan);
+  ASSERT_EQ(plan->uses.size(), 2u);
+  EXPECT_EQ(plan->uses[0].slot, Slot{50});
+  EXPECT_EQ(plan->uses[0].next_ns, 20'000);
+}
+
+TEST(Learner, StepsThatDifferAtRandomTakeNoTurns) {
+  Watched watched;
+  const auto step_of = [&](std::uint32_t seed) {
+    const auto plan = watched.step();
+    for (std::uint32_t slot = 0; slot < 60; ++slot)  // two thirds are always the same
+      watched.use(slot < 40 ? slot : 100 + (slot * 7 + seed * 31) % 97, Duration(1'000), {}, 1);
+    return plan;
+  };
+  for (std::uint32_t step = 0; step < 12; ++step) {
+    const auto plan = step_of(step * step);
+    EXPECT_EQ(plan.has_value(), step > 0) << "nothing is forgotten";
+  }
+}
+
+TEST(Learner, ARoundOfManyStepsIsPlannedToItsEnd) {
+  Watched watched;
+  std::optional<Plan> plan;
+  for (int step = 0; step < 3 * 30; ++step) {
+    const std::uint32_t kind = step % 30 == 29 ? 0 : 1;
+    auto made = watched.step(kind);
+    if (kind == 0) plan = std::move(made);
+    watched.use(kind == 0 ? 7 : 1, Duration(10'000));
+  }
+  ASSERT_TRUE(plan);
+  ASSERT_EQ(plan->uses.size(), 1u);
+  EXPECT_EQ(plan->uses[0].next_ns, 300'000);
+}
+
 TEST(Learner, AfterAWaitThatWasNotForeseenFetchesMayBeginEarlierForAWhile) {
   // Tensor 1 goes for tensor 2, and comes back for the next step. Its room is free for the 40 runs before.
   constexpr auto kRun = std::chrono::milliseconds(50);
