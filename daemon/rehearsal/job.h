@@ -27,7 +27,8 @@ struct StepReport {
   Traffic traffic;                  // of the job
   std::uint64_t prefetch_late = 0;  // of all jobs, meanwhile
   std::uint64_t prefetch_wasted = 0;
-  double foreseen = 0;  // share of the job's uses that its plan had
+  double foreseen = 0;          // share of the job's uses that its plan had
+  std::uint64_t deadlines = 0;  // that passed: its runs stood in their own way, and tried again
 };
 
 struct Job {

@@ -214,6 +214,7 @@ Result<void> Rehearsal::pass_deadlines() {
                       "room; use a node with more memory at its place",
                       job.runs.front().name));
     for (const auto& [request, ask] : job.open) engine_->cancel(now_, request);
+    ++job.report.deadlines;
   }
   pump();
   return {};

@@ -107,6 +107,14 @@ int fuzz(Arguments& arguments) {
   return result.finding ? 1 : 0;
 }
 
+// What was printed, if all of it was.
+int written(int status) {
+  std::cout.flush();
+  if (std::cout || status != 0) return status;
+  std::cerr << "what was found could not be written to the standard output\n";
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -135,8 +143,8 @@ int main(int argc, char** argv) {
   terrace::sim::CompareCommand compare(app);
   CLI11_PARSE(app, argc, argv);
   if (generate.chosen()) return generate.run();
-  if (rehearse.chosen()) return rehearse.run();
-  if (compare.chosen()) return compare.run();
+  if (rehearse.chosen()) return written(rehearse.run());
+  if (compare.chosen()) return written(compare.run());
   try {
     return fuzz(arguments);
   } catch (const CLI::ParseError& error) {
