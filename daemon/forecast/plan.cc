@@ -115,10 +115,18 @@ class Planning {
     if (options_.progress) options_.progress(what);
   }
 
+  // What a rank's memory holds at most: without a block tier the home of every tensor, whenever it has content.
+  std::uint64_t held_bytes() const {
+    if (plan_.node.block_bytes > 0) return plan_.peak_bytes;
+    std::uint64_t bytes = 0;
+    for (const workload::Tensor& tensor : plan_.made.workload.tensors) bytes += tensor.bytes;
+    return bytes;
+  }
+
   // Smallest first, until more DRAM changes nothing any more.
   void draw_curve(std::uint64_t own_bytes) {
     if (own_bytes == 0) return;
-    const std::vector<std::uint64_t> sizes = dram_sizes(options_.dram_bytes, own_bytes, plan_.peak_bytes * plan_.ranks);
+    const std::vector<std::uint64_t> sizes = dram_sizes(options_.dram_bytes, own_bytes, held_bytes() * plan_.ranks);
     const Source by = source(plan_.made.workload, sizes.size());
     for (const std::uint64_t size : sizes) {
       if (options_.dram_bytes.empty() && size > own_bytes && needs_no_more()) break;

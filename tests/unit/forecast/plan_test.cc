@@ -147,6 +147,16 @@ TEST(Plan, NeedsNeitherDrivesNorDram) {
   EXPECT_TRUE(plan_of(options).curve.empty());
 }
 
+TEST(Plan, WithoutDrivesLooksForWhatHoldsAllHomes) {
+  PlanOptions options = options_of(2, 512);
+  options.node.block_bytes = 0;
+  options.node.block = {};
+  const Plan plan = plan_of(options);
+  const auto runs = std::ranges::find_if(plan.curve, [](const Point& point) { return point.outlook.has_value(); });
+  ASSERT_NE(runs, plan.curve.end());
+  EXPECT_LT(runs->dram_bytes, 512 * kGB) << "the node's own is not the first";
+}
+
 TEST(Plan, KnowsThePeak) {
   const auto workload = rehearsal::training(3, 10, 7, std::chrono::microseconds(1));
   EXPECT_EQ(peak_content_bytes(workload), 3u * 10 + 3 * 7);
