@@ -51,6 +51,7 @@ std::size_t Learner::known_uses() const {
   std::size_t sum = uses_.size();
   for (const auto& [context, known] : templates_) sum += known.uses.size();
   for (const auto& [kind, declaration] : declared_) sum += declaration.uses.size();
+  for (const auto& [kinds, turns] : turns_) sum += turns.latest.size() * (sizeof(Sketch) / sizeof(TemplateUse));
   return sum;
 }
 
