@@ -70,7 +70,9 @@ Error Calls::no_room() const {
 std::shared_ptr<Call> Calls::try_submit(const Question& question) {
   // Never more calls than a ring has entries, so that the daemon can always answer, and the next one be asked again.
   if (under_way_.size() >= shm::kRingEntries) return nullptr;
-  const std::optional<Arena::Block> block = arena_.take(question.handles.size_bytes() + question.records.size_bytes());
+  const std::size_t modes = question.operation == shm::Operation::kAcquire ? question.handles.size() : 0;
+  const std::optional<Arena::Block> block =
+      arena_.take(question.handles.size_bytes() + modes * sizeof(shm::Mode) + question.records.size_bytes());
   if (!block) return nullptr;
   auto call = std::make_shared<Call>();
   call->id = ++last_id_;
@@ -80,6 +82,8 @@ std::shared_ptr<Call> Calls::try_submit(const Question& question) {
   call->value = question.value;
   call->flags = question.flags;
   call->handles.assign(question.handles.begin(), question.handles.end());
+  call->modes.assign(question.modes.begin(), question.modes.end());
+  call->modes.resize(modes);
   call->records.assign(question.records.begin(), question.records.end());
   call->block = *block;
   call->deadline = deadline_after(question.timeout);
@@ -102,7 +106,9 @@ bool Calls::push(Call& call, std::chrono::nanoseconds timeout) {
     std::memcpy(content, call.records.data(), call.records.size() * sizeof(shm::CreateRecord));
     call.handles.resize(call.records.size());
   } else if (!call.handles.empty()) {
-    std::memcpy(content, call.handles.data(), call.handles.size() * sizeof(std::uint64_t));
+    const std::size_t handles = call.handles.size() * sizeof(std::uint64_t);
+    std::memcpy(content, call.handles.data(), handles);
+    if (!call.modes.empty()) std::memcpy(content + handles, call.modes.data(), call.modes.size());
   }
   const Result<bool> pushed =
       submissions_.push({.id = call.id,
@@ -271,7 +277,7 @@ void Calls::read_answer(Call& call, const shm::Completion& completion) {
 void Calls::undo(Call& call) {
   if (call.error || call.handles.empty()) return;
   if (call.operation == shm::Operation::kAcquire) {
-    give_back_(call.handles, call.mode);
+    for (std::size_t i = 0; i < call.handles.size(); ++i) give_back_(call.handles[i], call.modes[i]);
   } else if (call.operation == shm::Operation::kCreate) {
     to_undo_.emplace_back(shm::Operation::kDelete, std::move(call.handles));
   } else if (call.operation == shm::Operation::kPin) {

@@ -25,15 +25,16 @@ namespace terrace::client {
 // How much longer than the daemon the library waits for the daemon's answer: the daemon's own refusal says more.
 inline constexpr std::chrono::seconds kGrace{2};
 
-// What is asked: one of the two spans is the block's content.
+// What is asked: the block's content is the handles, and behind them the modes of an acquire; or the records.
 struct Question {
   shm::Operation operation{};
-  shm::Mode mode = shm::Mode::kRead;
+  shm::Mode mode = shm::Mode::kRead;  // of a declared set
   std::uint32_t place = 0;
   std::uint64_t value = 0;
   std::uint64_t flags = 0;  // of shm::Submission, but for kResubmitted
   std::chrono::nanoseconds timeout{};
   std::span<const std::uint64_t> handles{};
+  std::span<const shm::Mode> modes{};  // of an acquire, by handle; those that are missing read
   std::span<const shm::CreateRecord> records{};
   bool waits_for_room = true;  // also while the daemon is away; false: kResourceExhausted then, at once
 };
@@ -48,6 +49,7 @@ struct Call {
   std::uint64_t value = 0;
   std::uint64_t flags = 0;
   std::vector<std::uint64_t> handles;      // of the question; of the answer to a create
+  std::vector<shm::Mode> modes;            // of an acquire
   std::vector<shm::CreateRecord> records;  // of a create
   Arena::Block block;
   Deadline deadline;       // the question's; never changes
@@ -64,7 +66,7 @@ std::unexpected<Error> client_closed();
 class Calls {
  public:
   // What to do with leases that nobody waits for any more; called under the lock of Calls.
-  using GiveBack = std::function<void(std::span<const std::uint64_t> handles, shm::Mode mode)>;
+  using GiveBack = std::function<void(std::uint64_t handle, shm::Mode mode)>;
 
   // `doorbell`: the daemon's eventfd. Both outlive this.
   Calls(const shm::RegionView& region, int doorbell, GiveBack give_back);

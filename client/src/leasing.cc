@@ -25,6 +25,13 @@ constexpr shm::Mode wire(Mode mode) { return static_cast<shm::Mode>(mode); }
 constexpr std::uint32_t slot_of(std::uint64_t handle) { return static_cast<std::uint32_t>(handle); }
 constexpr std::uint32_t incarnation_of(std::uint64_t handle) { return static_cast<std::uint32_t>(handle >> 32); }
 constexpr std::uint64_t by_slot(std::uint64_t handle) { return std::rotl(handle, 32); }
+Mode mode_at(const LeaseOptions& options, std::size_t at) {
+  return options.modes.empty() ? options.mode : options.modes[at];
+}
+bool writes(const LeaseOptions& options) {
+  const auto one_writes = [](Mode mode) { return mode != Mode::kRead; };
+  return options.modes.empty() ? one_writes(options.mode) : std::ranges::any_of(options.modes, one_writes);
+}
 
 std::unexpected<Error> destroyed(const Tensor& tensor) {
   return fail(ErrorCode::kAborted, "tensor \"" + tensor.name() + "\" was destroyed: create it again");
@@ -48,32 +55,37 @@ Result<void> Session::check_place(Place place) const {
   return fail(ErrorCode::kNotFound, "no place " + place.name() + ": this session can lease in " + offered);
 }
 
-Result<void> Session::check_options(const LeaseOptions& options) const {
-  if (options.passing && options.mode != Mode::kRead)
+Result<void> Session::check_options(const LeaseOptions& options, std::size_t tensors) const {
+  if (!options.modes.empty() && options.modes.size() != tensors)
+    return fail(ErrorCode::kInvalidArgument, std::to_string(options.modes.size()) + " modes for " +
+                                                 std::to_string(tensors) +
+                                                 " tensors: give one for all of them, or one for each");
+  if (options.passing && writes(options))
     return fail(ErrorCode::kInvalidArgument,
                 "a lease to write is a use, and not passing: ask for one to read, or leave it out");
   return check_place(options.place);
 }
 
-shm::Outcome Session::try_fast(std::uint64_t handle, const LeaseOptions& options) {
+shm::Outcome Session::try_fast(std::uint64_t handle, Place place, shm::Mode mode) {
   shm::TableSlot& slot = region_.table[slot_of(handle)];
-  const shm::Step step = shm::acquire(slot.word, incarnation_of(handle), wire(options.mode));
+  const shm::Step step = shm::acquire(slot.word, incarnation_of(handle), mode);
   if (step.outcome != shm::Outcome::kDone) return step.outcome;
-  if (slot.place == options.place.number()) return shm::Outcome::kDone;
-  give_back(handle, wire(options.mode));
+  if (slot.place == place.number()) return shm::Outcome::kDone;
+  give_back(handle, mode);
   return shm::Outcome::kAskDaemon;
 }
 
 Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options) {
   const std::span<const Tensor> set(&tensor, 1);
   Result<void> checked = usable();
-  if (checked) checked = check_options(options);
+  if (checked) checked = check_options(options, 1);
   if (!checked) return std::unexpected(checked.error());
   if (!owns(tensor)) return std::unexpected(handles_of(set).error());
-  switch (try_fast(tensor.handle(), options)) {
+  const Mode mode = mode_at(options, 0);
+  switch (try_fast(tensor.handle(), options.place, wire(mode))) {
     case shm::Outcome::kDone:
-      if (!options.passing) log_access(serial_, region_, slot_of(tensor.handle()), wire(options.mode));
-      return make_lease(tensor, options);
+      if (!options.passing) log_access(serial_, region_, slot_of(tensor.handle()), wire(mode));
+      return make_lease(tensor, options, mode);
     case shm::Outcome::kStale:
       return destroyed(tensor);
     default:
@@ -91,7 +103,7 @@ Result<bool> Session::resident(const Tensor& tensor, Place place) {
   Result<void> checked = check_place(place);
   if (!checked) return std::unexpected(checked.error());
   if (const auto handles = handles_of(set); !handles) return std::unexpected(handles.error());
-  switch (try_fast(tensor.handle(), {.place = place, .mode = Mode::kRead})) {
+  switch (try_fast(tensor.handle(), place, shm::Mode::kRead)) {
     case shm::Outcome::kDone:
       give_back(tensor.handle(), shm::Mode::kRead);
       return true;
@@ -121,12 +133,15 @@ Result<std::shared_ptr<Call>> Session::submit_acquire(std::span<const Tensor> te
   const Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
   if (!handles) return std::unexpected(handles.error());
   if (Result<void> live = check_lives(tensors); !live) return std::unexpected(live.error());
+  std::vector<shm::Mode> modes;
+  modes.reserve(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) modes.push_back(wire(mode_at(options, i)));
   return submit({.operation = shm::Operation::kAcquire,
-                 .mode = wire(options.mode),
                  .place = options.place.number(),
                  .flags = options.passing ? shm::kPassing : 0,
                  .timeout = options.timeout,
                  .handles = *handles,
+                 .modes = modes,
                  .waits_for_room = waits_for_room});
 }
 
@@ -146,39 +161,42 @@ Pending<std::vector<Lease>> Session::acquire_async(std::span<const Tensor> tenso
 
 // In id order, so that two threads' sets meet at their first common tensor and neither holds what the other waits for.
 Result<bool> Session::try_fast_set(std::span<const Tensor> tensors, const LeaseOptions& options) {
-  if (Result<void> known = check_options(options); !known) return std::unexpected(known.error());
-  Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
+  if (Result<void> known = check_options(options, tensors.size()); !known) return std::unexpected(known.error());
+  const Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
   if (!handles) return std::unexpected(handles.error());
-  std::ranges::sort(*handles, {}, by_slot);
-  if (const auto twice = std::ranges::adjacent_find(*handles); twice != handles->end()) {
-    return fail(ErrorCode::kInvalidArgument, "tensor '" + std::ranges::find(tensors, *twice, &Tensor::handle)->name() +
-                                                 "' is twice in the set: name it once");
+  std::vector<std::uint32_t> order(handles->size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto handle_at = [&](std::uint32_t at) { return (*handles)[at]; };
+  std::ranges::sort(order, {}, [&](std::uint32_t at) { return by_slot(handle_at(at)); });
+  if (const auto twice = std::ranges::adjacent_find(order, {}, handle_at); twice != order.end()) {
+    return fail(ErrorCode::kInvalidArgument,
+                "tensor '" + tensors[*twice].name() + "' is twice in the set: name it once");
   }
   std::size_t taken = 0;
-  shm::Outcome outcome = shm::Outcome::kDone;
-  while (taken < handles->size() && (outcome = try_fast((*handles)[taken], options)) == shm::Outcome::kDone) ++taken;
-  if (taken == handles->size()) {
-    if (options.passing) return true;
-    for (const std::uint64_t handle : *handles) log_access(serial_, region_, slot_of(handle), wire(options.mode));
-    return true;
+  for (; taken < order.size(); ++taken) {
+    const std::uint32_t at = order[taken];
+    const shm::Outcome outcome = try_fast(handle_at(at), options.place, wire(mode_at(options, at)));
+    if (outcome == shm::Outcome::kDone) continue;
+    for (std::size_t i = taken; i-- > 0;) give_back(handle_at(order[i]), wire(mode_at(options, order[i])));
+    if (outcome == shm::Outcome::kStale) return destroyed(tensors[at]);
+    return false;
   }
-  for (std::size_t i = taken; i-- > 0;) give_back((*handles)[i], wire(options.mode));
-  if (outcome == shm::Outcome::kStale) {
-    return destroyed(*std::ranges::find(tensors, (*handles)[taken], &Tensor::handle));
-  }
-  return false;
+  if (options.passing) return true;
+  for (const std::uint32_t at : order) log_access(serial_, region_, slot_of(handle_at(at)), wire(mode_at(options, at)));
+  return true;
 }
 
 Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors, const LeaseOptions& options) {
   std::vector<Lease> leases;
   leases.reserve(tensors.size());
   std::optional<Error> wrong;
-  for (const Tensor& tensor : tensors) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Mode mode = mode_at(options, i);
     if (wrong) {
-      give_up(tensor.handle(), wire(options.mode));
+      give_up(tensors[i].handle(), wire(mode));
       continue;
     }
-    Result<Lease> lease = make_lease(tensor, options);
+    Result<Lease> lease = make_lease(tensors[i], options, mode);
     if (lease) {
       hold();
       leases.push_back(std::move(*lease));
@@ -191,7 +209,7 @@ Result<std::vector<Lease>> Session::make_leases(std::span<const Tensor> tensors,
   return std::unexpected(*wrong);
 }
 
-Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& options) {
+Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& options, Mode mode) {
   const shm::TableSlot& slot = region_.table[slot_of(tensor.handle())];
   const std::uint64_t offset = slot.offset;
   const PlaceRange* const place = range(slot.place);
@@ -204,18 +222,18 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
     usable_here = wait_mapped(*place, offset, tensor.bytes());
   }
   if (!usable_here) {
-    give_up(tensor.handle(), wire(options.mode));
+    give_up(tensor.handle(), wire(mode));
     return std::unexpected(usable_here.error());
   }
   lease_begins(this);
   Result<Lease> lease;  // made where it is returned: to move one costs two counts of its tensor
   lease->tensor_ = tensor;
   lease->place_ = options.place;
-  lease->writable_ = options.mode != Mode::kRead || options.writable_view;
+  lease->writable_ = mode != Mode::kRead || options.writable_view;
   lease->address_ = place->address(offset, tensor.bytes(), lease->writable_);
   lease->cuda_device_ = place->gpu_ordinal();
   lease->bytes_ = tensor.bytes();
-  lease->token_ = {.session = this, .handle = tensor.handle(), .mode = options.mode};  // last: now it is one
+  lease->token_ = {.session = this, .handle = tensor.handle(), .mode = mode};  // last: now it is one
   return lease;
 }
 

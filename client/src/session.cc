@@ -172,10 +172,7 @@ Session::Session(Greeted greeted, const shm::Welcome& welcome, Descriptor doorbe
       wake_(std::move(wake)),
       region_(region),
       region_bytes_(welcome.region_bytes),
-      calls_(region_, doorbell_.get(),
-             [this](std::span<const std::uint64_t> handles, shm::Mode mode) {
-               for (const std::uint64_t handle : handles) give_up(handle, mode);
-             }),
+      calls_(region_, doorbell_.get(), [this](std::uint64_t handle, shm::Mode mode) { give_up(handle, mode); }),
       token_(welcome.token),
       reconnect_timeout_(greeted.reconnect_timeout),
       epoch_(region.header->epoch.load(std::memory_order_relaxed)) {

@@ -174,15 +174,15 @@ class Session {
   // kAborted naming the first that was destroyed, as far as the table says so already: the daemon no longer knows it.
   Result<void> check_lives(std::span<const Tensor> tensors) const;
   Result<void> check_place(Place place) const;
-  Result<void> check_options(const LeaseOptions& options) const;
+  Result<void> check_options(const LeaseOptions& options, std::size_t tensors) const;
   PlaceRange* range(std::uint32_t place) const { return place < ranges_.size() ? ranges_[place].get() : nullptr; }
   // One lease in the table; kAskDaemon if it is not to be had there.
-  shm::Outcome try_fast(std::uint64_t handle, const LeaseOptions& options);
+  shm::Outcome try_fast(std::uint64_t handle, Place place, shm::Mode mode);
   // The whole set in the table; false if the daemon is to be asked.
   Result<bool> try_fast_set(std::span<const Tensor> tensors, const LeaseOptions& options);
   // The lease that is counted already, for which the caller has a hold of the session: gives it back, but not the hold,
   // if it cannot be used.
-  Result<Lease> make_lease(const Tensor& tensor, const LeaseOptions& options);
+  Result<Lease> make_lease(const Tensor& tensor, const LeaseOptions& options, Mode mode);
   Result<std::vector<Lease>> make_leases(std::span<const Tensor> tensors, const LeaseOptions& options);
   // Lets leases have the segments that came, if there are so many.
   void finish_segments(std::size_t at_least);

@@ -9,13 +9,15 @@
 namespace terrace::engine {
 
 void EngineImpl::on(const Request& request, Acquire&& body) {
-  if (body.passing && body.mode != shm::Mode::kRead)
+  if (body.passing && body.modes.write())
     return answer(request.id, fail(ErrorCode::kInvalidArgument,
                                    "a lease to write is a use, and not passing: ask for one to read, or leave it out"));
+  if (const auto fit = body.modes.fit(body.tensors.size()); !fit)
+    return answer(request.id, std::unexpected(fit.error()));
   Admission admission;
   admission.passing = body.passing;
   admission.kind = Admission::Kind::kAcquire;
-  admission.mode = body.mode;
+  admission.modes = std::move(body.modes);
   admission.place = body.place;
   admission.tensors = std::move(body.tensors);
   admit(request, std::move(admission), false);
@@ -38,7 +40,7 @@ void EngineImpl::on(const Request& request, Pin&& body) {
 }
 
 void EngineImpl::admit(const Request& request, Admission&& admission, bool with_block) {
-  const bool writes = admission.is(Admission::Kind::kAcquire) && admission.mode != shm::Mode::kRead;
+  const bool writes = admission.is(Admission::Kind::kAcquire) && admission.modes.write();
   const auto session = writes ? session_to_write(request.session) : open_session(request.session);
   if (!session) return answer(request.id, std::unexpected(session.error()));
   const auto tier = tier_of_place(admission.place, with_block);
@@ -82,19 +84,20 @@ Admission& EngineImpl::demand_of(Session& session, RequestId request) {
   return *found;
 }
 
-// Published where the admission wants it, and to whoever asks, as it wants it.
-bool EngineImpl::is_there(const Session& session, const Admission& admission, const Tensor& tensor) const {
+// Published where the admission wants it, and to whoever asks, in the mode that it wants it in.
+bool EngineImpl::is_there(const Session& session, const Admission& admission, const Tensor& tensor,
+                          shm::Mode mode) const {
   if (tensor.published != tiers_[admission.tier].level || !at_tier(tensor, admission.tier)) return false;
   if (!session.is_share()) return true;
   if (admission.is(Admission::Kind::kPin)) return !pinned_by_another(session, admission, tensor);
   if (!admission.is(Admission::Kind::kAcquire)) return true;
-  return tensor.holder == SessionId{} ? admission.mode == shm::Mode::kRead : tensor.holder == admission.member;
+  return tensor.holder == SessionId{} ? mode == shm::Mode::kRead : tensor.holder == admission.member;
 }
 
 // It is where it is wanted, for another member alone, and at rest.
-bool EngineImpl::reads_of_another(const Admission& admission, const Tensor& tensor) const {
-  return admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kRead &&
-         tensor.holder != SessionId{} && tensor.holder != admission.member && at_tier(tensor, admission.tier) &&
+bool EngineImpl::reads_of_another(const Admission& admission, const Tensor& tensor, shm::Mode mode) const {
+  return admission.is(Admission::Kind::kAcquire) && mode == shm::Mode::kRead && tensor.holder != SessionId{} &&
+         tensor.holder != admission.member && at_tier(tensor, admission.tier) &&
          tensor.published == tiers_[admission.tier].level && tensor.idle() && tensor.admission == 0 &&
          tensor.wanted == 0 && !waits_behind(admission, tensor);
 }
@@ -110,22 +113,26 @@ bool EngineImpl::waits_behind(const Admission& admission, const Tensor& tensor) 
 }
 
 bool EngineImpl::all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const {
-  return std::all_of(slots.begin(), slots.end(), [&](Slot slot) {
-    const Tensor& tensor = session.at(slot);
-    return is_there(session, admission, tensor) && tensor.wanted == 0 && !waits_behind(admission, tensor) &&
-           !session.word(slot).torn && (!is_gone(session, tensor) || leased(session, slot));
-  });
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Tensor& tensor = session.at(slots[i]);
+    if (!is_there(session, admission, tensor, admission.modes[i]) || tensor.wanted != 0 ||
+        waits_behind(admission, tensor) || session.word(slots[i]).torn ||
+        (is_gone(session, tensor) && !leased(session, slots[i])))
+      return false;
+  }
+  return true;
 }
 
-bool EngineImpl::reads_content(const Admission& admission) {
+bool EngineImpl::reads_content(const Admission& admission, shm::Mode mode) {
   return admission.is(Admission::Kind::kMove) ||
-         (admission.is(Admission::Kind::kAcquire) && admission.mode != shm::Mode::kOverwrite);
+         (admission.is(Admission::Kind::kAcquire) && mode != shm::Mode::kOverwrite);
 }
 
-Result<void> EngineImpl::check_content(const Session& session, const Admission& admission, Slot slot) const {
+Result<void> EngineImpl::check_content(const Session& session, const Admission& admission, Slot slot,
+                                       shm::Mode mode) const {
   const Tensor& tensor = session.at(slot);
-  const bool reads = reads_content(admission);
-  const bool may_be_new = admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kWrite;
+  const bool reads = reads_content(admission, mode);
+  const bool may_be_new = admission.is(Admission::Kind::kAcquire) && mode == shm::Mode::kWrite;
   if (reads && tensor.lost)
     return fail(ErrorCode::kDataLoss, fmt::format("the bytes of tensor '{}' are lost{}: overwrite it",
                                                   name(session, slot), how_lost(tensor)));
@@ -144,7 +151,9 @@ Result<void> EngineImpl::check_content(const Session& session, const Admission& 
 Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, const std::vector<Slot>& slots) {
   const Level level = tiers_[admission.tier].level;
   bool ready = true;
-  for (const Slot slot : slots) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Slot slot = slots[i];
+    const shm::Mode mode = admission.modes[i];
     Tensor& tensor = session.at(slot);
     if (tensor.pinned != Level::kNone && !(tensor.pinned == level && at_tier(tensor, admission.tier)))
       return fail(ErrorCode::kFailedPrecondition,
@@ -154,8 +163,8 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
       return fail(ErrorCode::kFailedPrecondition,
                   fmt::format("tensor '{}' is pinned by session {} of share '{}'", name(session, slot),
                               static_cast<std::uint32_t>(tensor.pinner), session.share));
-    if (reads_of_another(admission, tensor)) share(session, slot);
-    const bool there = is_there(session, admission, tensor);
+    if (reads_of_another(admission, tensor, mode)) share(session, slot);
+    const bool there = is_there(session, admission, tensor, mode);
     if (!there && leased(session, slot)) {
       if (const auto awaited = await_others(session, admission, slot); !awaited)
         return std::unexpected(awaited.error());
@@ -173,13 +182,13 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
     }
     give_up_gone(session, slot);
     note_torn(session, slot);
-    if (const auto good = check_content(session, admission, slot); !good) return std::unexpected(good.error());
+    if (const auto good = check_content(session, admission, slot, mode); !good) return std::unexpected(good.error());
     if (level == Level::kDevice && at_tier(tensor, admission.tier) && is_gone(session, tensor) &&
         !leased(session, slot))
       return fail(ErrorCode::kUnavailable,
                   fmt::format("tensor '{}' keeps a place in memory of {} that is gone ({}): unpin it, or delete it",
                               name(session, slot), tiers_[admission.tier].options.name, tiers_[admission.tier].loss));
-    if (former_at_work_ && needs_block(admission, tensor)) {
+    if (former_at_work_ && needs_block(admission, tensor, mode)) {
       ready = false;
       continue;
     }
@@ -200,12 +209,12 @@ Result<bool> EngineImpl::ready_to_start(Session& session, Admission& admission, 
 // handed down yet; who waits for something else as well has them go on sooner.
 void EngineImpl::go_before_write_backs(Session& session, const Admission& admission, const std::vector<Slot>& slots,
                                        bool ready) {
-  for (const Slot slot : slots) {
-    const Tensor& tensor = session.at(slot);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Tensor& tensor = session.at(slots[i]);
     const bool writes_back = tensor.activity == Activity::kCleaning || tensor.activity == Activity::kEvicting;
-    if (!writes_back || is_there(session, admission, tensor)) continue;
+    if (!writes_back || is_there(session, admission, tensor, admission.modes[i])) continue;
     if (ready)
-      give_up_clean(session, slot);
+      give_up_clean(session, slots[i]);
     else
       scheduler_.raise(TransferId{tensor.transfer}, admission.write_back_class(), admission.deadline);
   }
@@ -260,16 +269,17 @@ Admission::Block EngineImpl::block_of(Room room) {
 }
 
 // A copy in memory on the way from block to device is worth having, if its extent costs no wait.
-bool EngineImpl::wants_staging(const Admission& admission, const Tensor& tensor) const {
+bool EngineImpl::wants_staging(const Admission& admission, const Tensor& tensor, shm::Mode mode) const {
   return tiers_[admission.tier].level == Level::kDevice && memory_tier_ != SIZE_MAX && tensor.written && !tensor.lost &&
-         !tensor.has(Level::kMemory) && tensor.valid == bit(Level::kBlock) && admission.mode != shm::Mode::kOverwrite;
+         !tensor.has(Level::kMemory) && tensor.valid == bit(Level::kBlock) && mode != shm::Mode::kOverwrite;
 }
 
 // Memory that was never taken yet is worth the wait for a segment.
 bool EngineImpl::staging_grows(Session& session, const Admission& admission, const std::vector<Slot>& slots) {
   std::uint64_t bytes = 0;
-  for (const Slot slot : slots)
-    if (wants_staging(admission, session.at(slot))) bytes += session.at(slot).extent_bytes();
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    if (wants_staging(admission, session.at(slots[i]), admission.modes[i]))
+      bytes += session.at(slots[i]).extent_bytes();
   if (bytes == 0) return false;
   const Place& memory = *session.places[memory_tier_];
   return memory.space.free_bytes() < bytes && (memory.adding_bytes > 0 || grow(session, memory_tier_));
@@ -304,10 +314,11 @@ EngineImpl::Room EngineImpl::reserve(Session& session, Admission& admission, con
 Result<bool> EngineImpl::claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots) {
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Tensor& tensor = session.at(slots[i]);
-    if (tensor.published == Level::kNone || is_there(session, admission, tensor)) continue;
+    const shm::Mode mode = admission.modes[i];
+    if (tensor.published == Level::kNone || is_there(session, admission, tensor, mode)) continue;
     const bool mine = claim(session, slots[i]);
     const Result<void> good =
-        mine ? check_content(session, admission, slots[i]) : await_others(session, admission, slots[i]);
+        mine ? check_content(session, admission, slots[i], mode) : await_others(session, admission, slots[i]);
     if (mine && good) continue;
     for (std::size_t j = 0; j <= i; ++j)
       if (session.at(slots[j]).claimed) publish_best(session, slots[j]);
@@ -322,12 +333,14 @@ void EngineImpl::assemble(Session& session, Admission& admission, const std::vec
   admission.phase = Admission::Phase::kAssembling;
   admission.block = Admission::Block::kNothing;
   for (const Slot slot : slots) session.at(slot).admission = admission.id;
-  for (const Slot slot : slots) {
+  for (std::size_t i = 0; i < slots.size(); ++i) {
     std::uint64_t offset = 0;
-    const Tensor& tensor = session.at(slot);
-    if (wants_staging(admission, tensor) && allocate_by_dropping(session, memory_tier_, tensor.extent_bytes(), offset))
-      add_copy(session, slot, memory_tier_, offset);
-    if (advance(session, admission, slot)) ++admission.pending;
+    const Tensor& tensor = session.at(slots[i]);
+    const shm::Mode mode = admission.modes[i];
+    if (wants_staging(admission, tensor, mode) &&
+        allocate_by_dropping(session, memory_tier_, tensor.extent_bytes(), offset))
+      add_copy(session, slots[i], memory_tier_, offset);
+    if (mode != shm::Mode::kOverwrite && advance(session, admission, slots[i])) ++admission.pending;
   }
   admission.fetched = admission.pending;
   if (admission.pending == 0) grant(session, admission);
@@ -338,7 +351,6 @@ bool EngineImpl::advance(Session& session, Admission& admission, Slot slot) {
   const Level target = tiers_[admission.tier].level;
   if (tensor.deleted || tensor.published != Level::kNone || tensor.is_valid(target)) return false;
   if (admission.revoked && !admission.late) return false;
-  if (admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kOverwrite) return false;
   const bool content = tensor.written && !tensor.lost;
   if (!content && !admission.is(Admission::Kind::kAcquire)) return false;  // pinned before it is written
   Flight flight{.session = session.id, .slot = slot, .activity = Activity::kFetching};

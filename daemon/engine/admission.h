@@ -34,7 +34,7 @@ struct Admission {
   SessionId member{};   // who asked; kPrefetch: nobody
   Kind kind{};
   Phase phase = Phase::kWaiting;
-  shm::Mode mode = shm::Mode::kRead;
+  Modes modes;  // kAcquire; the others are as if they read
   std::uint32_t place = 0;
   std::size_t tier = 0;  // the place's
   Time started{};

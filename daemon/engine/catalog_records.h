@@ -14,7 +14,7 @@ namespace terrace::engine {
 
 inline constexpr std::uint64_t kCatalogMagic = 0x31474C54'43525254;  // "TRRCTLG1", little-endian
 // Goes up with the records, and with shm::kProtocolVersion: trainers of the former protocol could not resume.
-inline constexpr std::uint32_t kCatalogVersion = 6;
+inline constexpr std::uint32_t kCatalogVersion = 7;
 inline constexpr std::size_t kTiersMax = shm::kPlacesMax + 1;  // devices, memory, block
 inline constexpr std::size_t kNameBytesMax = 175;
 inline constexpr std::size_t kRankMax = 8;
@@ -123,8 +123,7 @@ struct GrantRecord {
   std::uint64_t request = 0;
   std::uint32_t session = 0;
   Kind kind{};
-  // kLeases: shm::Mode, and 256 times the engine::Level; kStep: how many steps there are with it, modulo 2^32.
-  std::uint32_t mode = 0;
+  std::uint32_t value = 0;  // kLeases: the engine::Level; kStep: how many steps there are with it, modulo 2^32
   std::uint32_t count = 0;
   std::uint32_t position = 0;   // the tail of the session's completion ring once the answer is in it
   std::uint32_t answering = 0;  // 1: `position` is set
@@ -132,9 +131,21 @@ struct GrantRecord {
 
 struct GrantedSlot {
   std::uint32_t slot = 0;
-  std::uint32_t mark = 0;  // kTensors: the incarnation. kLeases: the word's turn after the grant, and kFresh
+  std::uint32_t mark = 0;  // kTensors: the incarnation; kLeases: GrantedLease
 };
-inline constexpr std::uint32_t kFresh = 2;  // published by the grant: of an overwrite, with no content yet
+
+// GrantedSlot::mark of a lease. From the low bits: 1 of the turn, 1 of whether it is fresh, 2 of the mode.
+struct GrantedLease {
+  shm::Mode mode = shm::Mode::kRead;
+  bool turn = false;   // the word's after the grant
+  bool fresh = false;  // published by the grant: of an overwrite, with no content yet
+  constexpr std::uint32_t packed() const {
+    return (turn ? 1u : 0u) | (fresh ? 2u : 0u) | static_cast<std::uint32_t>(mode) << 2;
+  }
+  static constexpr GrantedLease unpack(std::uint32_t mark) {
+    return {static_cast<shm::Mode>(mark >> 2 & 3), (mark & 1) != 0, (mark & 2) != 0};
+  }
+};
 
 static_assert(sizeof(TensorState) == 64 && sizeof(TensorRarities) == 160 && sizeof(GrantRecord) == 32);
 static_assert(sizeof(TensorFacts) == 24 && kTextBytesMax % kTextUnitBytes == 0);

@@ -209,20 +209,20 @@ class EngineImpl final : public Engine {
   void on(const Request& request, Pin&& body);
   void admit(const Request& request, Admission&& admission, bool with_block);
   void enlist(Session& session, Admission&& admission);
-  bool is_there(const Session& session, const Admission& admission, const Tensor& tensor) const;
-  bool reads_of_another(const Admission& admission, const Tensor& tensor) const;
+  bool is_there(const Session& session, const Admission& admission, const Tensor& tensor, shm::Mode mode) const;
+  bool reads_of_another(const Admission& admission, const Tensor& tensor, shm::Mode mode) const;
   static bool pinned_by_another(const Session& session, const Admission& admission, const Tensor& tensor);
   static bool waits_behind(const Admission& admission, const Tensor& tensor);
   bool all_there(const Session& session, const Admission& admission, const std::vector<Slot>& slots) const;
-  static bool reads_content(const Admission& admission);
-  Result<void> check_content(const Session& session, const Admission& admission, Slot slot) const;
+  static bool reads_content(const Admission& admission, shm::Mode mode);
+  Result<void> check_content(const Session& session, const Admission& admission, Slot slot, shm::Mode mode) const;
   Result<bool> ready_to_start(Session& session, Admission& admission, const std::vector<Slot>& slots);
   void go_before_write_backs(Session& session, const Admission& admission, const std::vector<Slot>& slots, bool ready);
   void try_start(Session& session, Admission& admission);
   Room reserve(Session& session, Admission& admission, const std::vector<Slot>& slots, Error& refusal);
   static Admission::Block block_of(Room room);
   bool staging_grows(Session& session, const Admission& admission, const std::vector<Slot>& slots);
-  bool wants_staging(const Admission& admission, const Tensor& tensor) const;
+  bool wants_staging(const Admission& admission, const Tensor& tensor, shm::Mode mode) const;
   Result<bool> claim_all(Session& session, Admission& admission, const std::vector<Slot>& slots);
   void assemble(Session& session, Admission& admission, const std::vector<Slot>& slots);
   // One tensor further on its way; false when it is where it should be.
@@ -231,7 +231,7 @@ class EngineImpl final : public Engine {
   void note_leases(Session& session, const Admission& admission, const std::vector<Slot>& slots);
   void grant(Session& session, Admission& admission);
   Result<void> lease_resident(Session& session, const Admission& admission, const std::vector<Slot>& slots);
-  void settle_granted(Session& session, const Admission& admission, Slot slot);
+  void settle_granted(Session& session, const Admission& admission, Slot slot, shm::Mode mode);
   void fail_admission(Session& session, Admission& admission, Error error);
   void end_admission(Session& session, Admission& admission);
   Admission* find_admission(Session& session, std::uint64_t id);
@@ -265,7 +265,7 @@ class EngineImpl final : public Engine {
   std::vector<std::pair<std::uint64_t, Slot>> copies_for(const Session& session, std::size_t tier,
                                                          std::uint64_t bytes) const;
   bool join_free(Session& session, std::size_t tier, std::uint64_t bytes);
-  bool make_room_at_once(Session& session, const Admission& admission, const std::vector<std::uint64_t>& sizes);
+  bool make_room_at_once(Session& session, const Admission& admission, std::uint64_t bytes);
 
   // eviction.cc
   void on(const Request& request, const Evict& body);
@@ -399,7 +399,7 @@ class EngineImpl final : public Engine {
 
   // former.cc
   bool may_still_land(const Tensor& tensor, const TensorState& was) const;
-  bool needs_block(const Admission& admission, const Tensor& tensor) const;
+  bool needs_block(const Admission& admission, const Tensor& tensor, shm::Mode mode) const;
   void hold_block(bool hold);
 
   // losses.cc

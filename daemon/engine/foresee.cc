@@ -150,7 +150,7 @@ bool EngineImpl::start_planned_fetch(Session& session, const foresight::PlannedF
   admission.kind = Admission::Kind::kPrefetch;
   admission.place = fetch.place;
   admission.tier = *tier;
-  if (is_there(session, admission, tensor)) return true;
+  if (is_there(session, admission, tensor, shm::Mode::kRead)) return true;
   if (tensor.published != Level::kNone && tensor.published < tiers_[*tier].level) return true;  // nearer than that
   if (!tensor.idle() || tensor.admission != 0 || leased(session, fetch.slot)) return false;
   if (fetch.returns) {

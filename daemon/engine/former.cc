@@ -19,9 +19,9 @@ bool EngineImpl::may_still_land(const Tensor& tensor, const TensorState& was) co
 }
 
 // Whether the admission would have the tensor read from the block tier, or written there.
-bool EngineImpl::needs_block(const Admission& admission, const Tensor& tensor) const {
+bool EngineImpl::needs_block(const Admission& admission, const Tensor& tensor, shm::Mode mode) const {
   if (tiers_[admission.tier].level == Level::kBlock) return true;
-  const bool overwrites = admission.is(Admission::Kind::kAcquire) && admission.mode == shm::Mode::kOverwrite;
+  const bool overwrites = admission.is(Admission::Kind::kAcquire) && mode == shm::Mode::kOverwrite;
   return !overwrites && tensor.written && !tensor.lost && fastest_valid(tensor) == Level::kBlock;
 }
 

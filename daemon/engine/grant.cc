@@ -14,16 +14,17 @@ Result<void> EngineImpl::lease_resident(Session& session, const Admission& admis
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const Tensor& tensor = session.at(slots[i]);
     if (tensor.published == Level::kNone) continue;
-    const auto step = shm::grant(table.word(slots[i]), tensor.incarnation, admission.mode, !table.load(slots[i]).turn);
+    const shm::Mode mode = admission.modes[i];
+    const auto step = shm::grant(table.word(slots[i]), tensor.incarnation, mode, !table.load(slots[i]).turn);
     if (step.outcome == shm::Outcome::kDone) continue;
     for (std::size_t j = 0; j < i; ++j) {
       const Tensor& taken = session.at(slots[j]);
       if (taken.published == Level::kNone) continue;
-      shm::ungrant(table.word(slots[j]), admission.mode, table.load(slots[j]).turn);
+      shm::ungrant(table.word(slots[j]), admission.modes[j], table.load(slots[j]).turn);
       if (taken.torn) shm::tear(table.word(slots[j]), taken.incarnation);
     }
     note_torn(session, slots[i]);
-    if (const auto good = check_content(session, admission, slots[i]); !good) return good;
+    if (const auto good = check_content(session, admission, slots[i], mode); !good) return good;
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("tensor '{}' has {} readers and {} writers: no more leases fit", name(session, slots[i]),
                             step.word.readers, step.word.writers));
@@ -38,15 +39,17 @@ void EngineImpl::note_leases(Session& session, const Admission& admission, const
   // Of which an overwrite gives the content up, or finds none.
   const auto fresh = [](const Tensor& tensor) { return tensor.published == Level::kNone || tensor.torn; };
   std::vector<GrantedSlot> granted;
-  for (const Slot slot : slots)
-    granted.push_back({static_cast<std::uint32_t>(slot),
-                       (member.table.load(slot).turn ? 0u : 1u) | (fresh(session.at(slot)) ? kFresh : 0u)});
+  granted.reserve(slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    granted.push_back({static_cast<std::uint32_t>(slots[i]), GrantedLease{.mode = admission.modes[i],
+                                                                          .turn = !member.table.load(slots[i]).turn,
+                                                                          .fresh = fresh(session.at(slots[i]))}
+                                                                 .packed()});
   note(session,
        {.request = static_cast<std::uint64_t>(admission.request),
         .session = static_cast<std::uint32_t>(member.id),
         .kind = GrantRecord::Kind::kLeases,
-        .mode =
-            static_cast<std::uint32_t>(admission.mode) + 256 * static_cast<std::uint32_t>(tiers_[admission.tier].level),
+        .value = static_cast<std::uint32_t>(tiers_[admission.tier].level),
         .count = static_cast<std::uint32_t>(granted.size())},
        granted);
 }
@@ -65,15 +68,16 @@ void EngineImpl::grant(Session& session, Admission& admission) {
   const Level level = tiers_[admission.tier].level;
   Located located;
   located.tensors.reserve(slots.size());
-  for (const Slot slot : slots) {
-    settle_granted(session, admission, slot);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Slot slot = slots[i];
+    settle_granted(session, admission, slot, admission.modes[i]);
     const Tensor& tensor = session.at(slot);
     located.tensors.push_back(placement(tensor, level));
     if (admission.passing) continue;
     if (tiers_[admission.tier].mapped() && !admission.is(Admission::Kind::kPrefetch))
       session.places[admission.tier]->policy->used(slot, now_);
     if (!admission.is(Admission::Kind::kAcquire)) continue;
-    observe(session, slot, admission.mode, now_,
+    observe(session, slot, admission.modes[i], now_,
             admission.waited || admission.fetched > 0 ? now_ - admission.started : Duration::zero());
     follow(session, slot);
   }
@@ -87,18 +91,18 @@ void EngineImpl::grant(Session& session, Admission& admission) {
   if (!silent) answer(request, ReplyBody{std::move(located)});
 }
 
-void EngineImpl::settle_granted(Session& session, const Admission& admission, Slot slot) {
+void EngineImpl::settle_granted(Session& session, const Admission& admission, Slot slot, shm::Mode mode) {
   Tensor& tensor = session.at(slot);
   const Level level = tiers_[admission.tier].level;
   const bool fresh = tensor.published == Level::kNone;
   if (admission.is(Admission::Kind::kAcquire)) {
-    const bool writes = admission.mode != shm::Mode::kRead;
+    const bool writes = mode != shm::Mode::kRead;
     if (!admission.passing) note_lease(session, slot);
-    if (fresh && admission.mode == shm::Mode::kOverwrite) tensor.valid = bit(level);
+    if (fresh && mode == shm::Mode::kOverwrite) tensor.valid = bit(level);
     if (writes) tensor.written = true;
     if (writes) tensor.lost = tensor.torn = tensor.forget = false;
     touch(session, slot);
-    if (fresh) publish(session, slot, level, admission.member, admission.mode);
+    if (fresh) publish(session, slot, level, admission.member, mode);
     if (writes) give_up_clean(session, slot);  // it would not count
     return;
   }

@@ -2,6 +2,8 @@
 // Leases that end over requests, and pins that do.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "engine/engine_impl.h"
 
 namespace terrace::engine {
@@ -11,13 +13,16 @@ void EngineImpl::on(const Request& request, const Release& body) {
   if (!found) return answer(request.id, std::unexpected(found.error()));
   Session& session = **found;
   LeaseTable& table = session.find_member(request.session)->table;
+  if (const auto fit = body.modes.fit(body.tensors.size()); !fit)
+    return answer(request.id, std::unexpected(fit.error()));
   Result<ReplyBody> result = ReplyBody{Done{}};
   bool ended = false;
-  for (const Handle& handle : body.tensors) {
+  for (std::size_t i = 0; i < body.tensors.size(); ++i) {
+    const Handle& handle = body.tensors[i];
     shm::Outcome outcome = shm::Outcome::kStale;
     if (index(handle.slot) < session.tensors.size()) {
       // A deleted tensor's leases end too: its word keeps the incarnation until then.
-      const shm::Step step = shm::release(table.word(handle.slot), handle.incarnation, body.mode);
+      const shm::Step step = shm::release(table.word(handle.slot), handle.incarnation, body.modes[i]);
       outcome = step.outcome;
       ended |= outcome == shm::Outcome::kDone && step.word.wanted && !step.word.leased();
       const bool wrote = !session.is_share() || session.at(handle.slot).holder == request.session;
@@ -55,8 +60,11 @@ void EngineImpl::tear(Session& session, Slot slot) {
     for (Member& member : session.members)
       if (Session::shows(member, tensor)) shm::tear(member.table.word(slot), tensor.incarnation);
   forget(session, slot);
-  if (bringing != nullptr && reads_content(*bringing))
-    fail_admission(session, *bringing, check_content(session, *bringing, slot).error());
+  if (bringing == nullptr) return;
+  const auto at = std::ranges::find(bringing->slots, slot) - bringing->slots.begin();
+  const shm::Mode mode = bringing->modes[static_cast<std::size_t>(at)];
+  if (reads_content(*bringing, mode))
+    fail_admission(session, *bringing, check_content(session, *bringing, slot, mode).error());
 }
 
 bool EngineImpl::pinned_by(const Session& session, Slot slot, SessionId member) {

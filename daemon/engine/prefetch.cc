@@ -40,9 +40,11 @@ void EngineImpl::start_prefetches(Session& session) {
     admission.place = place;
     admission.tier = *tier_of_place(place, false);
     // Nothing to bring, there already, or on its way by somebody else.
-    if (is_there(session, admission, tensor)) note_hint(session, *slot, admission.tier);
+    if (is_there(session, admission, tensor, shm::Mode::kRead)) note_hint(session, *slot, admission.tier);
     if (tensor.admission != 0) keep_prefetch(session, tensor, admission.tier);
-    if (!tensor.written || tensor.lost || is_there(session, admission, tensor) || tensor.admission != 0) continue;
+    if (!tensor.written || tensor.lost || is_there(session, admission, tensor, shm::Mode::kRead) ||
+        tensor.admission != 0)
+      continue;
     if (leased(session, *slot) || tensor.pinned != Level::kNone) {
       ++prefetches_.refused;
       continue;

@@ -2,6 +2,7 @@
 // Requests and replies as values: all that any socket can ask of the engine, in one vocabulary.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -31,6 +32,30 @@ struct TensorSpec {
   DType dtype = DType::kUint8;
   std::vector<std::int64_t> shape;    // elements; at most 8 dimensions
   std::vector<std::int64_t> strides;  // elements; empty: contiguous, row-major
+};
+
+// How a set's tensors are leased: all alike, or each in its own way, in the set's order.
+class Modes {
+ public:
+  Modes(shm::Mode all = shm::Mode::kRead) : all_(all) {}                         // NOLINT(google-explicit-constructor)
+  Modes(std::vector<shm::Mode> each) : stated_(true), each_(std::move(each)) {}  // NOLINT(google-explicit-constructor)
+
+  // kInvalidArgument: there are not as many as tensors.
+  Result<void> fit(std::size_t tensors) const {
+    if (!stated_ || each_.size() == tensors) return {};
+    return fail(ErrorCode::kInvalidArgument, std::to_string(each_.size()) + " modes for " + std::to_string(tensors) +
+                                                 " tensors: give one for all of them, or one for each");
+  }
+  shm::Mode operator[](std::size_t at) const { return stated_ ? each_[at] : all_; }
+  bool write() const {
+    const auto writes = [](shm::Mode mode) { return mode != shm::Mode::kRead; };
+    return stated_ ? std::ranges::any_of(each_, writes) : writes(all_);
+  }
+
+ private:
+  shm::Mode all_ = shm::Mode::kRead;
+  bool stated_ = false;
+  std::vector<shm::Mode> each_;
 };
 
 inline constexpr std::size_t kShareNameBytesMax = 63;
@@ -66,12 +91,12 @@ struct DeleteTensors {
 };  // the names are free at once, the bytes at the last release
 struct Acquire {
   std::uint32_t place = 0;
-  shm::Mode mode = shm::Mode::kRead;
+  Modes modes;
   std::vector<Handle> tensors;
   bool passing = false;  // to read, and no use: nothing is learned from it, and no copy stays longer for it
 };  // -> Located
 struct Release {
-  shm::Mode mode = shm::Mode::kRead;
+  Modes modes;
   std::vector<Handle> tensors;
   bool torn = false;  // an overwrite that was given up: reading it is kFailedPrecondition
 };  // of leases that Acquire granted

@@ -18,13 +18,13 @@ namespace {
 // What is used so soon does not go, although it would cost no transfer now.
 constexpr std::int64_t kSoonNs = 10'000'000;
 
-// All or none; the largest first, which packs best.
-bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets) {
+// All or none; the largest first, which packs best. Bytes of the first one that finds no room; 0: there is none.
+std::uint64_t allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets) {
   offsets.assign(sizes.size(), 0);
   if (sizes.size() == 1) {  // as most are
     const auto extent = place.space.allocate(sizes.front());
     if (extent) offsets.front() = extent->offset;
-    return extent.has_value();
+    return extent ? 0 : sizes.front();
   }
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -36,9 +36,9 @@ bool allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::ve
       continue;
     }
     for (std::size_t j = 0; j < i; ++j) place.space.free({offsets[order[j]], sizes[order[j]]});
-    return false;
+    return sizes[order[i]];
   }
-  return true;
+  return 0;
 }
 
 // What a copy that slides has of its new extent, beside its old one.
@@ -97,9 +97,10 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
     return Room::kRefused;
   }
   while (true) {
-    if (allocate_all(place, sizes, offsets)) return Room::kReady;
+    const std::uint64_t unplaced = allocate_all(place, sizes, offsets);
+    if (unplaced == 0) return Room::kReady;
     if (place.adding_bytes > 0 || grow(session, admission.tier)) return Room::kWait;
-    if (make_room_at_once(session, admission, sizes)) continue;
+    if (make_room_at_once(session, admission, unplaced)) continue;
     if (place.write_back_error && !admission.is(Admission::Kind::kPrefetch)) {
       refusal = *place.write_back_error;
       place.write_back_error.reset();

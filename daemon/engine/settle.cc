@@ -19,7 +19,7 @@ std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::spa
     const auto beyond = static_cast<std::int32_t>(survivor->completions - grant.position);
     if (grant.answering != 0 && beyond >= 0) return;
     if (grant.kind == GrantRecord::Kind::kStep && session->step != 0 &&
-        static_cast<std::uint32_t>(session->step) == grant.mode) {
+        static_cast<std::uint32_t>(session->step) == grant.value) {
       --session->step;
       --steps_;
     }
@@ -31,12 +31,12 @@ std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::spa
       if (grant.kind == GrantRecord::Kind::kTensors) {
         if (!tensor.deleted && tensor.incarnation == granted.mark) unanswered[session->id].created.push_back(slot);
       } else {
-        const auto mode = static_cast<shm::Mode>(grant.mode % 256);
-        const bool undone = shm::ungrant(member->table.word(slot), mode, (granted.mark & 1) != 0);
+        const auto lease = GrantedLease::unpack(granted.mark);
+        const bool undone = shm::ungrant(member->table.word(slot), lease.mode, lease.turn);
         // Its content was given up with the record, which comes before the word.
         const bool its = !session->is_share() || tensor.holder == member->id;  // and not another one's, as before
-        const bool recorded = its && index(session->at(slot).published) == grant.mode / 256;
-        if ((undone || recorded) && mode == shm::Mode::kOverwrite && (granted.mark & kFresh) != 0)
+        const bool recorded = its && index(session->at(slot).published) == grant.value;
+        if ((undone || recorded) && lease.mode == shm::Mode::kOverwrite && lease.fresh)
           unanswered[session->id].torn.push_back(slot);
       }
     }

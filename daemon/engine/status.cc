@@ -39,7 +39,7 @@ void EngineImpl::on(const Request& request, const MarkStep& body) {
        {.request = static_cast<std::uint64_t>(request.id),
         .session = static_cast<std::uint32_t>(request.session),
         .kind = GrantRecord::Kind::kStep,
-        .mode = static_cast<std::uint32_t>((*session)->step + 1)},
+        .value = static_cast<std::uint32_t>((*session)->step + 1)},
        {});
   ++(*session)->step;
   ++steps_;

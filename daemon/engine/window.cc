@@ -158,17 +158,13 @@ bool EngineImpl::clear_window(Session& session, std::size_t tier, std::uint64_t 
   return true;
 }
 
-// kReady: there is more room side by side than before.
-bool EngineImpl::make_room_at_once(Session& session, const Admission& admission,
-                                   const std::vector<std::uint64_t>& sizes) {
+// There is more room side by side than before, for a tensor of so many bytes.
+bool EngineImpl::make_room_at_once(Session& session, const Admission& admission, std::uint64_t bytes) {
   if (!session.foreseen.plan) return false;
-  const Place& place = *session.places[admission.tier];
-  const std::uint64_t largest = *std::ranges::max_element(sizes);
-  const bool apart = place.space.largest_free_bytes() >= largest;
   Choice choice = choice_for(session, admission, 0);
   choice.at_once = true;
   if (!admission.is(Admission::Kind::kPrefetch)) choice.used_after_ns = session.foreseen.now_ns() + kInUseNs;
-  return clear_window(session, admission.tier, apart ? admission.missing_bytes : largest, choice);
+  return clear_window(session, admission.tier, bytes, choice);
 }
 
 }  // namespace terrace::engine

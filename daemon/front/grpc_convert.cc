@@ -104,7 +104,7 @@ Result<std::uint32_t> to_place(bool present, const v1::Place& place, PlaceUse us
   return invalid(fmt::format("{}.kind is {}: give {}", field, static_cast<int>(place.kind()), right));
 }
 
-Result<shm::Mode> to_mode(v1::LeaseMode mode) {
+Result<shm::Mode> to_mode(v1::LeaseMode mode, std::string_view field) {
   switch (mode) {
     case v1::LEASE_MODE_READ:
       return shm::Mode::kRead;
@@ -113,9 +113,28 @@ Result<shm::Mode> to_mode(v1::LeaseMode mode) {
     case v1::LEASE_MODE_OVERWRITE:
       return shm::Mode::kOverwrite;
     default:
-      return invalid(fmt::format("mode is {}: give LEASE_MODE_READ, LEASE_MODE_WRITE or LEASE_MODE_OVERWRITE",
+      return invalid(fmt::format("{} is {}: give LEASE_MODE_READ, LEASE_MODE_WRITE or LEASE_MODE_OVERWRITE", field,
                                  static_cast<int>(mode)));
   }
+}
+
+Result<engine::Modes> to_modes(v1::LeaseMode all, const google::protobuf::RepeatedField<int>& each, int tensors) {
+  if (each.empty()) {
+    const auto mode = to_mode(all);
+    if (!mode) return std::unexpected(mode.error());
+    return *mode;
+  }
+  if (all != v1::LEASE_MODE_UNSPECIFIED) return invalid("mode and modes are both given: give one of them");
+  if (each.size() != tensors)
+    return invalid(fmt::format("modes has {} entries for {} tensors: one for each", each.size(), tensors));
+  std::vector<shm::Mode> modes;
+  modes.reserve(static_cast<std::size_t>(tensors));
+  for (int i = 0; i < tensors; ++i) {
+    const auto mode = to_mode(static_cast<v1::LeaseMode>(each[i]), fmt::format("modes[{}]", i));
+    if (!mode) return std::unexpected(mode.error());
+    modes.push_back(*mode);
+  }
+  return modes;
 }
 
 Result<std::uint32_t> to_step_kind(v1::StepKind kind) {

@@ -31,7 +31,14 @@ enum class PlaceUse : std::uint8_t {
   kSwapOut,  // host and block
 };
 Result<std::uint32_t> to_place(bool present, const v1::Place& place, PlaceUse use, std::string_view field = "place");
-Result<shm::Mode> to_mode(v1::LeaseMode mode);
+Result<shm::Mode> to_mode(v1::LeaseMode mode, std::string_view field = "mode");
+// One for all tensors of a set, or each in its own way.
+Result<engine::Modes> to_modes(v1::LeaseMode all, const google::protobuf::RepeatedField<int>& each, int tensors);
+// Of a request with `mode` for all of its tensors, or `modes` for each.
+template <typename Request>
+Result<engine::Modes> to_modes(const Request& request) {
+  return to_modes(request.mode(), request.modes(), request.tensors_size());
+}
 Result<std::uint32_t> to_step_kind(v1::StepKind kind);
 // 1 to 65536 handles, none twice.
 Result<std::vector<Handle>> to_handles(const google::protobuf::RepeatedField<std::uint64_t>& packed);

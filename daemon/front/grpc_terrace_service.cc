@@ -159,23 +159,23 @@ TerraceService::Unary* TerraceService::ListTensors(Context* context, const v1::L
 TerraceService::Unary* TerraceService::Acquire(Context* context, const v1::AcquireRequest* request,
                                                v1::AcquireResponse* response) {
   auto body = about_place<engine::Move>(*request, PlaceUse::kLease);
-  const auto mode = to_mode(request->mode());
-  if (!body || !mode)
-    return submit(*context, request->token(), std::unexpected(!body ? body.error() : mode.error()), nothing);
+  const auto modes = to_modes(*request);
+  if (!body || !modes)
+    return submit(*context, request->token(), std::unexpected(!body ? body.error() : modes.error()), nothing);
   auto& set = std::get<engine::Move>(*body);
   const std::vector<Handle> handles = set.tensors;
   return submit(*context, request->token(),
-                engine::Acquire{set.place, *mode, std::move(set.tensors), request->passing()}, located(response),
-                [mode = *mode, handles] { return engine::Release{mode, handles}; });
+                engine::Acquire{set.place, *modes, std::move(set.tensors), request->passing()}, located(response),
+                [modes = *modes, handles] { return engine::Release{modes, handles}; });
 }
 
 TerraceService::Unary* TerraceService::Release(Context* context, const v1::ReleaseRequest* request,
                                                v1::ReleaseResponse* /*response*/) {
-  const auto mode = to_mode(request->mode());
+  const auto modes = to_modes(*request);
   auto handles = to_handles(request->tensors());
-  if (!mode || !handles)
-    return submit(*context, request->token(), std::unexpected(!mode ? mode.error() : handles.error()), nothing);
-  return submit(*context, request->token(), engine::Release{*mode, std::move(*handles)}, nothing);
+  if (!modes || !handles)
+    return submit(*context, request->token(), std::unexpected(!modes ? modes.error() : handles.error()), nothing);
+  return submit(*context, request->token(), engine::Release{*modes, std::move(*handles)}, nothing);
 }
 
 TerraceService::Unary* TerraceService::SwapIn(Context* context, const v1::SwapInRequest* request,

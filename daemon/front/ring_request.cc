@@ -76,15 +76,14 @@ void append(std::vector<std::byte>& bytes, const T& value) {
   bytes.insert(bytes.end(), raw.begin(), raw.end());
 }
 
-Result<shm::Mode> to_mode(const shm::Submission& submission) {
-  if (submission.mode <= static_cast<std::uint32_t>(shm::Mode::kOverwrite))
-    return static_cast<shm::Mode>(submission.mode);
+Result<shm::Mode> to_mode(std::uint32_t mode) {
+  if (mode <= static_cast<std::uint32_t>(shm::Mode::kOverwrite)) return static_cast<shm::Mode>(mode);
   return fail(ErrorCode::kInvalidArgument,
-              fmt::format("mode {} does not exist; use 0 (read), 1 (write) or 2 (overwrite)", submission.mode));
+              fmt::format("mode {} does not exist; use 0 (read), 1 (write) or 2 (overwrite)", mode));
 }
 
 Result<engine::Body> to_declaration(const shm::Submission& submission, std::vector<Handle> tensors) {
-  const auto mode = to_mode(submission);
+  const auto mode = to_mode(submission.mode);
   if (!mode) return std::unexpected(mode.error());
   const auto value = shm::DeclaredValue::unpack(submission.value);
   engine::DeclareStep step{.kind = value.kind, .position = value.position, .sets = {}};
@@ -100,6 +99,20 @@ std::vector<Handle> to_handles(const shm::Submission& submission, std::span<cons
   return handles;
 }
 
+// The modes lie behind the handles.
+Result<engine::Body> to_acquire(const shm::Submission& submission, std::span<const std::byte> block,
+                                std::vector<Handle> tensors) {
+  std::vector<shm::Mode> modes;
+  modes.reserve(tensors.size());
+  for (const std::byte raw : block.subspan(tensors.size() * sizeof(std::uint64_t), tensors.size())) {
+    const auto mode = to_mode(std::to_integer<std::uint32_t>(raw));
+    if (!mode) return std::unexpected(mode.error());
+    modes.push_back(*mode);
+  }
+  const bool passing = (submission.flags & shm::kPassing) != 0;
+  return engine::Acquire{submission.place, std::move(modes), std::move(tensors), passing};
+}
+
 }  // namespace
 
 Result<std::uint64_t> record_bytes(const shm::Submission& submission) {
@@ -108,7 +121,9 @@ Result<std::uint64_t> record_bytes(const shm::Submission& submission) {
   if (submission.count > count_max)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} records in one request; at most {} are possible", submission.count, count_max));
-  return submission.count * (create ? sizeof(shm::CreateRecord) : sizeof(std::uint64_t));
+  if (create) return submission.count * sizeof(shm::CreateRecord);
+  const std::size_t modes = submission.operation == Operation::kAcquire ? sizeof(shm::Mode) : 0;
+  return submission.count * (sizeof(std::uint64_t) + modes);
 }
 
 Result<engine::Body> to_request(const shm::Submission& submission, std::span<const std::byte> block) {
@@ -122,12 +137,8 @@ Result<engine::Body> to_request(const shm::Submission& submission, std::span<con
       break;
     case Operation::kDelete:
       return engine::DeleteTensors{std::move(tensors), again};
-    case Operation::kAcquire: {
-      const auto mode = to_mode(submission);
-      if (!mode) return std::unexpected(mode.error());
-      const bool passing = (submission.flags & shm::kPassing) != 0;
-      return engine::Acquire{submission.place, *mode, std::move(tensors), passing};
-    }
+    case Operation::kAcquire:
+      return to_acquire(submission, block, std::move(tensors));
     case Operation::kMove:
       return engine::Move{submission.place, std::move(tensors)};
     case Operation::kPrefetch:

@@ -27,8 +27,7 @@ struct StepReport {
   Traffic traffic;                  // of the job
   std::uint64_t prefetch_late = 0;  // of all jobs, meanwhile
   std::uint64_t prefetch_wasted = 0;
-  double foreseen = 0;          // share of the job's uses that its plan had
-  std::uint64_t deadlines = 0;  // that passed: its runs stood in their own way, and tried again
+  double foreseen = 0;  // share of the job's uses that its plan had
 };
 
 struct Job {
@@ -43,12 +42,10 @@ struct Job {
   std::optional<foresight::Learner> learner;
 
   Phase phase = Phase::kIdle;
-  std::span<const workload::Run> runs;                   // that are to be done, the one under way first
-  int tries = 0;                                         // to lease its set
-  std::vector<std::pair<RequestId, Trainer::Ask>> open;  // what it asked for and has no answer to
-  bool asked = false;                                    // it did not find all in its table
-  std::optional<Error> refused;                          // one of the answers
-  Time busy_until{};                                     // kComputing, kAsking: when that will be over
+  std::span<const workload::Run> runs;  // that are to be done, the one under way first
+  std::optional<RequestId> asked;       // kLeasing: for the run's set, which it did not find in its table
+  bool missed = false;                  // so it was
+  Time busy_until{};                    // kComputing, kAsking: when that will be over
 
   std::uint64_t steps = 0;  // begun
   Time step_began{};

@@ -59,12 +59,9 @@ class Rehearsal {
   void begin_run(Job& job);
   void end_run(Job& job);
   void next_run(Job& job);
-  void lease(Job& job);
-  Result<bool> lease_again(Job& job);
   Result<bool> advance(Job& job);
   Result<void> advance_all();
   Result<void> wait();
-  Result<void> pass_deadlines();
 
   Result<engine::ReplyBody> ask(const Job& job, engine::Body body);
   RequestId send(const Job& job, engine::Body body);

@@ -13,8 +13,6 @@ namespace terrace::rehearsal {
 namespace {
 
 constexpr Duration kLogPeriod = std::chrono::milliseconds(1);  // how often the reactor looks into access logs
-constexpr int kTriesMax = 3;                                   // of a run whose sets did not fit beside one another
-constexpr Duration kPatience = std::chrono::seconds(60);       // a client's deadline, where it is given none
 
 }  // namespace
 
@@ -49,8 +47,13 @@ void Rehearsal::declare(const Job& job) {
     if (!kinds.insert(kind).second) continue;
     engine::DeclareStep declared{.kind = static_cast<std::uint32_t>(kind), .position = 0, .sets = {}};
     for (const workload::Run& run : workload.runs_of(step)) {
-      for (Trainer::Ask& ask : job.trainer.asks_of(run))
-        declared.sets.push_back({place_of(run), ask.mode, Duration::zero(), std::move(ask.tensors)});
+      const Trainer::Set set = job.trainer.set_of(run);
+      for (const shm::Mode mode : {shm::Mode::kRead, shm::Mode::kWrite, shm::Mode::kOverwrite}) {
+        std::vector<Handle> tensors;
+        for (std::size_t i = 0; i < set.tensors.size(); ++i)
+          if (set.modes[i] == mode) tensors.push_back(set.tensors[i]);
+        if (!tensors.empty()) declared.sets.push_back({place_of(run), mode, Duration::zero(), std::move(tensors)});
+      }
       if (!declared.sets.empty()) declared.sets.back().compute += run.compute;
     }
     send(job, std::move(declared));
@@ -97,21 +100,16 @@ StepReport Rehearsal::end_step(Job& job) {
 }
 
 void Rehearsal::begin_run(Job& job) {
-  job.tries = 0;
-  lease(job);
-}
-
-void Rehearsal::lease(Job& job) {
-  ++job.tries;
+  const workload::Run& run = job.runs.front();
   job.phase = Job::Phase::kLeasing;
-  auto asks = job.tries == 1 ? job.trainer.lease(now_, job.runs.front()) : job.trainer.asks_of(job.runs.front());
-  if (job.tries % 2 == 0) std::ranges::reverse(asks);  // what is read moves for what is written, where it lies badly
-  job.asked = !asks.empty();
+  Trainer::Set set = job.trainer.set_of(run);
+  job.missed = !job.trainer.lease(now_, set, place_of(run));
   if (job.trainer.has_log()) log_due_ = std::min(log_due_, now_ + kLogPeriod);
-  if (asks.empty()) return;
-  drain_logs();
-  for (const Trainer::Ask& wanted : asks)
-    job.open.emplace_back(send(job, engine::Acquire{place_of(job.runs.front()), wanted.mode, wanted.tensors}), wanted);
+  if (job.missed) {
+    drain_logs();
+    job.asked = send(job, engine::Acquire{place_of(run), set.modes, set.tensors});
+  }
+  job.trainer.hold(std::move(set));
 }
 
 // Whether it moved on, without any time passing.
@@ -122,32 +120,17 @@ Result<bool> Rehearsal::advance(Job& job) {
     job.phase == Job::Phase::kComputing ? end_run(job) : next_run(job);
     return true;
   }
-  std::erase_if(job.open, [&](const auto& asked) {
-    const auto reply = replies_.extract(asked.first);
+  if (job.asked) {
+    const auto reply = replies_.extract(*job.asked);
     if (reply.empty()) return false;
-    if (reply.mapped())
-      job.trainer.granted(asked.second);
-    else
-      job.refused = reply.mapped().error();
-    return true;
-  });
-  if (!job.open.empty()) return false;
-  if (job.refused) return lease_again(job);
+    job.asked.reset();
+    if (const auto& granted = reply.mapped(); !granted)
+      return fail(granted.error().code, fmt::format("run '{}': {}", job.runs.front().name, granted.error().message));
+  }
   const Duration compute = noisy(job, job.runs.front().compute);
   job.report.compute += compute;
-  job.busy_until = now_ + compute + (job.asked ? options_.node.request_latency : Duration());
+  job.busy_until = now_ + compute + (job.missed ? options_.node.request_latency : Duration());
   job.phase = Job::Phase::kComputing;
-  return true;
-}
-
-// Its sets did not fit beside one another: what it got of them goes back.
-Result<bool> Rehearsal::lease_again(Job& job) {
-  const Error refused = *std::exchange(job.refused, std::nullopt);
-  if (job.tries == kTriesMax)
-    return fail(refused.code, fmt::format("run '{}': {}", job.runs.front().name, refused.message));
-  if (job.trainer.release()) engine_->lease_ended(now_, job.session);
-  pump();
-  lease(job);
   return true;
 }
 
@@ -196,28 +179,15 @@ Result<void> Rehearsal::advance_all() {
 }
 
 Result<void> Rehearsal::wait() {
-  if (next_event() == kNever) return pass_deadlines();
-  turn();
-  return {};
-}
-
-// Nothing is under way: what a run has leased lies so that the rest of it has no room side by side. Its trainer waits
-// until its deadline, and is refused.
-Result<void> Rehearsal::pass_deadlines() {
-  now_ = now_ + kPatience;
-  for (Job& job : jobs_) {
-    if (job.phase != Job::Phase::kLeasing) continue;
-    if (job.tries == kTriesMax)
-      return fail(
-          ErrorCode::kResourceExhausted,
-          fmt::format("run '{}': what it uses does not fit at once: part of it is leased, and the rest waits for "
-                      "room; use a node with more memory at its place",
-                      job.runs.front().name));
-    for (const auto& [request, ask] : job.open) engine_->cancel(now_, request);
-    ++job.report.deadlines;
+  if (next_event() != kNever) {
+    turn();
+    return {};
   }
-  pump();
-  return {};
+  const auto waits = std::ranges::find(jobs_, Job::Phase::kLeasing, &Job::phase);
+  TERRACE_CHECK(waits != jobs_.end());
+  return fail(ErrorCode::kResourceExhausted,
+              fmt::format("run '{}': what it uses does not fit at once; use a node with more memory at its place",
+                          waits->runs.front().name));
 }
 
 }  // namespace terrace::rehearsal

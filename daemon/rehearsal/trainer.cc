@@ -25,48 +25,38 @@ std::optional<std::uint32_t> Trainer::place(workload::TensorId tensor) const {
   return slots_[index(slot)].place;
 }
 
-std::vector<Trainer::Ask> Trainer::asks_of(const workload::Run& run) const {
-  std::vector<Ask> asks{{shm::Mode::kRead, {}}, {shm::Mode::kWrite, {}}, {shm::Mode::kOverwrite, {}}};
-  for (const workload::TensorId tensor : workload::leased(run))
-    asks[static_cast<std::size_t>(mode_of(run, tensor))].tensors.push_back(handles_[tensor]);
-  std::erase_if(asks, [](const Ask& ask) { return ask.tensors.empty(); });
-  return asks;
-}
-
-std::vector<Trainer::Ask> Trainer::lease(Time now, const workload::Run& run) {
-  std::vector<Ask> refused;
-  for (Ask& ask : asks_of(run)) {
-    if (lease(now, ask, place_of(run)))
-      held_.push_back(std::move(ask));
-    else
-      refused.push_back(std::move(ask));
+Trainer::Set Trainer::set_of(const workload::Run& run) const {
+  Set set;
+  for (const workload::TensorId tensor : workload::leased(run)) {
+    set.tensors.push_back(handles_[tensor]);
+    set.modes.push_back(mode_of(run, tensor));
   }
-  return refused;
+  return set;
 }
 
-// In id order; at the first refusal what was taken is given back.
-bool Trainer::lease(Time now, const Ask& ask, std::uint32_t place) {
-  for (std::size_t i = 0; i < ask.tensors.size(); ++i) {
-    const Handle handle = ask.tensors[i];
+// At the first refusal what was taken is given back.
+bool Trainer::lease(Time now, const Set& set, std::uint32_t place) {
+  for (std::size_t i = 0; i < set.tensors.size(); ++i) {
+    const Handle handle = set.tensors[i];
     const bool taken =
-        shm::acquire(table_.word(handle.slot), handle.incarnation, ask.mode).outcome == shm::Outcome::kDone;
+        shm::acquire(table_.word(handle.slot), handle.incarnation, set.modes[i]).outcome == shm::Outcome::kDone;
     if (taken && slots_[index(handle.slot)].place == place) continue;
     for (std::size_t j = 0; j < i + (taken ? 1 : 0); ++j)
-      shm::release(table_.word(ask.tensors[j].slot), ask.tensors[j].incarnation, ask.mode);
+      shm::release(table_.word(set.tensors[j].slot), set.tensors[j].incarnation, set.modes[j]);
     return false;
   }
-  for (const Handle handle : ask.tensors) log_.push_back({handle.slot, ask.mode, now});
+  for (std::size_t i = 0; i < set.tensors.size(); ++i) log_.push_back({set.tensors[i].slot, set.modes[i], now});
   return true;
 }
 
 bool Trainer::release() {
   bool rings = false;
-  for (const Ask& ask : std::exchange(held_, {})) {
-    for (const Handle handle : ask.tensors) {
-      const shm::Step step = shm::release(table_.word(handle.slot), handle.incarnation, ask.mode);
-      TERRACE_CHECK(step.outcome == shm::Outcome::kDone);
-      rings |= step.word.wanted && !step.word.leased();
-    }
+  const Set ended = std::exchange(held_, {});
+  for (std::size_t i = 0; i < ended.tensors.size(); ++i) {
+    const shm::Step step =
+        shm::release(table_.word(ended.tensors[i].slot), ended.tensors[i].incarnation, ended.modes[i]);
+    TERRACE_CHECK(step.outcome == shm::Outcome::kDone);
+    rings |= step.word.wanted && !step.word.leased();
   }
   return rings;
 }

@@ -24,10 +24,10 @@ shm::Mode mode_of(const workload::Run& run, workload::TensorId tensor);
 
 class Trainer {
  public:
-  // What one lease mode of a run asks of the engine.
-  struct Ask {
-    shm::Mode mode{};
+  // What a run leases, all or nothing.
+  struct Set {
     std::vector<Handle> tensors;
+    std::vector<shm::Mode> modes;  // of each
   };
 
   explicit Trainer(std::size_t tensors) : slots_(tensors), table_(slots_) {}
@@ -39,12 +39,11 @@ class Trainer {
   // Where its copy that is leased lies, as the engine names it; nothing: in no place that trainers map.
   std::optional<std::uint32_t> place(workload::TensorId tensor) const;
 
-  // The run's set, by mode.
-  std::vector<Ask> asks_of(const workload::Run& run) const;
-  // Leases the run's set where the table allows it; what it does not allow is to be asked for, a mode at a time.
-  std::vector<Ask> lease(Time now, const workload::Run& run);
-  // The engine granted it.
-  void granted(const Ask& ask) { held_.push_back(ask); }
+  Set set_of(const workload::Run& run) const;
+  // Leases the set, if the table allows it; otherwise the engine is to be asked.
+  bool lease(Time now, const Set& set, std::uint32_t place);
+  // It is leased.
+  void hold(Set set) { held_ = std::move(set); }
   // Ends all leases. True: somebody waits for one, and the doorbell is to be rung.
   bool release();
   // Entries since the last call.
@@ -52,12 +51,10 @@ class Trainer {
   bool has_log() const { return !log_.empty(); }
 
  private:
-  bool lease(Time now, const Ask& ask, std::uint32_t place);
-
   std::vector<shm::TableSlot> slots_;
   engine::LeaseTable table_;
   std::vector<Handle> handles_;  // by tensor
-  std::vector<Ask> held_;
+  Set held_;
   std::vector<engine::Access> log_;
 };
 

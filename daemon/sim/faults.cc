@@ -278,10 +278,10 @@ void World::ask_again(std::size_t index, Body body) {
   }
   if (!trainer.open() && !trainer.in_share) return;
   if (const auto* acquire = std::get_if<Acquire>(&body); acquire != nullptr)
-    for (const Handle handle : acquire->tensors)
-      if (Tensor* tensor = find(trainer, handle)) {
-        tensor->may_be_zeros |= acquire->mode == shm::Mode::kWrite;
-        tensor->may_be_torn |= acquire->mode == shm::Mode::kOverwrite;
+    for (std::size_t i = 0; i < acquire->tensors.size(); ++i)
+      if (Tensor* tensor = find(trainer, acquire->tensors[i])) {
+        tensor->may_be_zeros |= acquire->modes[i] == shm::Mode::kWrite;
+        tensor->may_be_torn |= acquire->modes[i] == shm::Mode::kOverwrite;
       }
   if (const auto* given_up = std::get_if<DontNeed>(&body))
     for (const Handle handle : given_up->tensors)

@@ -101,9 +101,9 @@ Handle Node::create(const Client& client, std::string name, std::uint64_t bytes)
   return std::get<engine::Handles>(*result).tensors.at(0);
 }
 
-Result<engine::ReplyBody> Node::acquire(const Client& client, std::uint32_t place, shm::Mode mode,
+Result<engine::ReplyBody> Node::acquire(const Client& client, std::uint32_t place, engine::Modes modes,
                                         std::vector<Handle> set, Time deadline) {
-  return ask(client.id, engine::Acquire{place, mode, std::move(set)}, deadline);
+  return ask(client.id, engine::Acquire{place, std::move(modes), std::move(set)}, deadline);
 }
 
 bool Node::release_in_table(const Client& client, Handle handle, shm::Mode mode) {

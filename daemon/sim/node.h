@@ -64,8 +64,8 @@ class Node {
   // A session, opened; nullptr and `refusal` if it could not be.
   Client* open(engine::OpenSession open = {}, std::size_t slots = 256, Time deadline = kNever);
   Handle create(const Client& client, std::string name, std::uint64_t bytes);
-  Result<engine::ReplyBody> acquire(const Client& client, std::uint32_t place, shm::Mode mode, std::vector<Handle> set,
-                                    Time deadline = kNever);
+  Result<engine::ReplyBody> acquire(const Client& client, std::uint32_t place, engine::Modes modes,
+                                    std::vector<Handle> set, Time deadline = kNever);
   // As a client's deleter does: in the word, and the doorbell if somebody waits.
   void release(const Client& client, Handle handle, shm::Mode mode);
   // Without the doorbell: whether it is to be rung.

@@ -102,26 +102,26 @@ void World::replied(std::size_t index, const CreateTensors& body, const Result<R
 void World::replied(std::size_t index, const Acquire& body, const Result<ReplyBody>& result) {
   Trainer& trainer = trainers_[index];
   if (!trainer.sane()) return;
-  if (!result) return check_refusal(trainer, body.tensors, body.mode, result.error());
+  if (!result) return check_refusal(trainer, body.tensors, body.modes, result.error());
   const auto& located = std::get<Located>(*result).tensors;
   for (std::size_t i = 0; i < body.tensors.size(); ++i) {
     require(located[i].place == body.place, "a lease is at the place that was asked for");
     Tensor* tensor = find(trainer, body.tensors[i]);
     require(tensor != nullptr, "a lease is on a tensor that there is");
-    leased(trainer, *tensor, body.mode);
+    leased(trainer, *tensor, body.modes[i]);
   }
 }
 
-void World::check_refusal(Trainer& trainer, const std::vector<Handle>& set, shm::Mode mode, const Error& error) {
+void World::check_refusal(Trainer& trainer, const std::vector<Handle>& set, const Modes& modes, const Error& error) {
   ++counts_.refused;
-  const bool may_be_lost = std::ranges::any_of(set, [&](Handle handle) {
-    const Tensor* tensor = find(trainer, handle);
-    return tensor == nullptr || tensor->may_be_lost;
-  });
-  require(error.code != ErrorCode::kDataLoss || (may_be_lost && mode != shm::Mode::kOverwrite),
-          "only what a device harmed is lost: " + error.message);
+  bool may_be_lost = false;  // some of what it would read
+  for (std::size_t i = 0; i < set.size(); ++i) {
+    const Tensor* tensor = find(trainer, set[i]);
+    may_be_lost |= modes[i] != shm::Mode::kOverwrite && (tensor == nullptr || tensor->may_be_lost);
+  }
+  require(error.code != ErrorCode::kDataLoss || may_be_lost, "only what a device harmed is lost: " + error.message);
   require(error.code != ErrorCode::kInternal || faults_, "nothing internal is answered: " + error.message);
-  require(error.code != ErrorCode::kPermissionDenied || (!trainer.writes && mode != shm::Mode::kRead),
+  require(error.code != ErrorCode::kPermissionDenied || (!trainer.writes && modes.write()),
           "who may, may: " + error.message);
 }
 

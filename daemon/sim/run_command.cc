@@ -114,7 +114,6 @@ void print(const Heading& heading, bool json, const workload::Workload& workload
                                          {"fewest_bytes", links(fewest)},
                                          {"prefetch_late", report.prefetch_late},
                                          {"prefetch_wasted", report.prefetch_wasted},
-                                         {"deadlines", report.deadlines},
                                          {"foreseen", report.foreseen}};
     std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
     return;
@@ -122,11 +121,10 @@ void print(const Heading& heading, bool json, const workload::Workload& workload
   std::cout
       << fmt::format(
              "{}step {:3} {:5}  {:10.3f} ms, {:6.2f} % of it the bound's  hbm in {:8.3f} out {:8.3f} GB  block in "
-             "{:8.3f} out {:8.3f} GB  late {} wasted {}{}",
+             "{:8.3f} out {:8.3f} GB  late {} wasted {}",
              heading.jobs > 1 ? fmt::format("job {} ", report.job + 1) : "", report.step, workload::name(report.kind),
              makespan / 1e3, makespan > 0 ? lower / makespan * 100 : 100, bytes[0] / 1e9, bytes[1] / 1e9,
-             bytes[2] / 1e9, bytes[3] / 1e9, report.prefetch_late, report.prefetch_wasted,
-             report.deadlines > 0 ? fmt::format("  deadlines {}, of 60 s each", report.deadlines) : "")
+             bytes[2] / 1e9, bytes[3] / 1e9, report.prefetch_late, report.prefetch_wasted)
       << std::endl;
 }
 

@@ -94,8 +94,9 @@ void World::act() {
   if (dice < 66) return release(index);
   if (dice < 70) return create(index);
   if (dice < 85) {
-    const auto mode = static_cast<shm::Mode>(random_.below(3));
-    return send(index, Acquire{place(), mode, some_tensors(trainer)}, deadline());
+    std::vector<Handle> set = some_tensors(trainer);
+    Modes modes = some_modes(set.size());
+    return send(index, Acquire{place(), std::move(modes), std::move(set)}, deadline());
   }
   if (dice < 89) {
     const std::uint32_t to = has_block_ && random_.one_in(3) ? shm::kPlaceBlock : place();
@@ -113,6 +114,15 @@ void World::act() {
   send(index, MarkStep{}, kNever);
 }
 
+// All alike, or each in its own way.
+Modes World::some_modes(std::size_t tensors) {
+  const auto mode = [&] { return static_cast<shm::Mode>(random_.below(3)); };
+  if (random_.one_in(2)) return mode();
+  std::vector<shm::Mode> each(tensors);
+  std::ranges::generate(each, mode);
+  return each;
+}
+
 Time World::deadline() {
   if (random_.one_in(3)) return kNever;
   return node_.now + Duration(random_.below(30));
@@ -127,8 +137,10 @@ void World::send(std::size_t index, Body body, Time at) {
     std::visit(
         [&](const auto& what) {
           if constexpr (requires { what.tensors[0].slot; })
-            for (const Handle handle : what.tensors) tensors += fmt::format(" {}", terrace::index(handle.slot));
-          if constexpr (requires { what.mode; }) tensors += fmt::format(", mode {}", static_cast<int>(what.mode));
+            for (std::size_t i = 0; i < what.tensors.size(); ++i) {
+              tensors += fmt::format(" {}", terrace::index(what.tensors[i].slot));
+              if constexpr (requires { what.modes; }) tensors += "rwo"[static_cast<int>(what.modes[i])];
+            }
         },
         body);
     say(fmt::format("trainer {} sends request {}, kind {}, tensors{}, deadline {}", index,
@@ -275,8 +287,10 @@ World::Tensor* World::take_in_table(std::size_t index) {
 bool World::is_asked_for(std::size_t index, Handle handle, bool to_write) const {
   return std::ranges::any_of(asked_, [&](const auto& entry) {
     const auto* acquire = std::get_if<Acquire>(&entry.second.body);
-    return entry.second.trainer == index && acquire != nullptr && (!to_write || acquire->mode != shm::Mode::kRead) &&
-           std::ranges::find(acquire->tensors, handle) != acquire->tensors.end();
+    if (entry.second.trainer != index || acquire == nullptr) return false;
+    const auto at = std::ranges::find(acquire->tensors, handle) - acquire->tensors.begin();
+    return at < std::ssize(acquire->tensors) &&
+           (!to_write || acquire->modes[static_cast<std::size_t>(at)] != shm::Mode::kRead);
   });
 }
 

@@ -117,6 +117,7 @@ class World {
   static Tensor* find(Trainer& trainer, Handle handle);
   std::vector<Handle> some_tensors(const Trainer& trainer, std::size_t most = 4);
   std::uint32_t place() { return places_[random_.below(places_.size())]; }
+  engine::Modes some_modes(std::size_t tensors);
   Time deadline();
   void say(const std::string& what) const;
 
@@ -133,7 +134,7 @@ class World {
   void replied(std::size_t index, const engine::Pin& body, const Result<engine::ReplyBody>& result);
   void replied(std::size_t index, const engine::DontNeed& body, const Result<engine::ReplyBody>& result);
   void replied(std::size_t index, const engine::DeleteTensors& body, const Result<engine::ReplyBody>& result);
-  void check_refusal(Trainer& trainer, const std::vector<Handle>& set, shm::Mode mode, const Error& error);
+  void check_refusal(Trainer& trainer, const std::vector<Handle>& set, const engine::Modes& modes, const Error& error);
   void check_given_up(const Trainer& trainer) const;
   void check_floor(std::size_t index);
   void check_bytes(Trainer& trainer);

@@ -13,7 +13,7 @@
 namespace terrace::shm {
 
 inline constexpr std::uint64_t kRegionMagic = 0x31454341'52524554;  // "TERRACE1", little-endian
-inline constexpr std::uint32_t kProtocolVersion = 4;
+inline constexpr std::uint32_t kProtocolVersion = 5;
 
 // Where a client wants a tensor, or where it is.
 inline constexpr std::uint32_t kPlaceHost = 0;
@@ -37,7 +37,8 @@ static_assert(sizeof(TableSlot) == 64 && offsetof(TableSlot, offset) == 8 && off
 enum class Operation : std::uint32_t {
   kCreate = 1,    // block: count CreateRecord; result: count packed handles in the block
   kDelete = 2,    // block: count packed handles (so for all that follow)
-  kAcquire = 3,   // place, mode; granted with the counts already set, all or nothing
+  kAcquire = 3,   // place; block: the handles, then a byte of shm::Mode for each; granted with the counts already set,
+                  // all or nothing
   kMove = 4,      // place: bring the set there and lease nothing (swap in, swap out)
   kPrefetch = 5,  // place: begin to, and answer at once
   kEvict = 6,     // move down to the home when convenient, and answer at once
@@ -78,7 +79,7 @@ inline constexpr std::uint64_t kPassing = 2;
 struct Submission {
   std::uint64_t id = 0;  // the client's, echoed in the completion
   Operation operation{};
-  std::uint32_t mode = 0;  // shm::Mode
+  std::uint32_t mode = 0;  // of kDeclareStep: shm::Mode
   std::uint32_t place = 0;
   std::uint32_t count = 0;         // records in the block
   std::uint64_t block_offset = 0;  // of the request's block in the arena, bytes

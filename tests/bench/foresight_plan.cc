@@ -142,10 +142,10 @@ class Node {
     workload::Run run;
     if (mode != shm::Mode::kOverwrite) run.read = {tensor};
     if (mode != shm::Mode::kRead) run.write = {tensor};
-    for (const rehearsal::Trainer::Ask& wanted : trainer_.lease(now_, run)) {
-      ask(engine::Acquire{shm::kPlaceDevice0, wanted.mode, wanted.tensors});
-      trainer_.granted(wanted);
-    }
+    rehearsal::Trainer::Set set = trainer_.set_of(run);
+    if (!trainer_.lease(now_, set, shm::kPlaceDevice0))
+      ask(engine::Acquire{shm::kPlaceDevice0, set.modes, set.tensors});
+    trainer_.hold(std::move(set));
     now_ = now_ + Duration(kComputeNs);
     if (trainer_.release()) work([&] { engine_->lease_ended(now_, session_); });
     if (++leases_ % kLogged != 0) return;

@@ -5,8 +5,6 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <array>
-#include <optional>
 #include <thread>
 
 #include "bench/contents.h"
@@ -16,8 +14,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
-
-constexpr int kTriesMax = 3;  // of a run whose sets did not fit beside one another, as in a rehearsal
 
 Place place_of(const workload::Run& run) {
   return run.place == workload::Place::kHbm ? Place::device(0) : Place::host();
@@ -80,51 +76,14 @@ Result<void> LiveTrainer::run(const workload::Run& run, LiveStep& step) {
   return free(run.free);
 }
 
-// What it got of sets that did not fit beside one another goes back before it tries again.
 Result<std::vector<Lease>> LiveTrainer::lease(const workload::Run& run) {
-  for (int tries = 1;; ++tries) {
-    auto leases = tries == 1 ? try_lease(run) : lease_one_by_one(run);
-    if (leases || leases.error().code != ErrorCode::kResourceExhausted || tries == kTriesMax) return leases;
+  std::vector<Tensor> set;
+  LeaseOptions options{.place = place_of(run)};
+  for (const workload::TensorId tensor : workload::leased(run)) {
+    set.push_back(tensors_[tensor]);
+    options.modes.push_back(mode_of(run, tensor));
   }
-}
-
-LiveTrainer::Sets LiveTrainer::sets_of(const workload::Run& run) const {
-  Sets sets;
-  for (const workload::TensorId tensor : workload::leased(run))
-    sets[static_cast<std::size_t>(mode_of(run, tensor))].push_back(tensors_[tensor]);
-  return sets;
-}
-
-// What it only reads is not leased yet then, and moves for what it writes, where it lies badly.
-Result<std::vector<Lease>> LiveTrainer::lease_one_by_one(const workload::Run& run) {
-  const Sets sets = sets_of(run);
-  std::vector<Lease> leases;
-  for (std::size_t mode = sets.size(); mode-- > 0;) {
-    if (sets[mode].empty()) continue;
-    auto granted = client_->acquire(sets[mode], {.place = place_of(run), .mode = static_cast<Mode>(mode)});
-    if (!granted) return std::unexpected(granted.error());
-    std::ranges::move(*granted, std::back_inserter(leases));
-  }
-  return leases;
-}
-
-Result<std::vector<Lease>> LiveTrainer::try_lease(const workload::Run& run) {
-  const Sets sets = sets_of(run);
-  std::vector<Pending<std::vector<Lease>>> asked;
-  for (std::size_t mode = 0; mode < sets.size(); ++mode)
-    if (!sets[mode].empty())
-      asked.push_back(client_->acquire_async(sets[mode], {.place = place_of(run), .mode = static_cast<Mode>(mode)}));
-  std::vector<Lease> leases;
-  std::optional<Error> refused;
-  for (auto& pending : asked) {
-    auto granted = pending.wait(kTimeoutDefault);
-    if (granted)
-      std::ranges::move(*granted, std::back_inserter(leases));
-    else
-      refused = granted.error();
-  }
-  if (refused) return std::unexpected(*refused);
-  return leases;
+  return client_->acquire(set, options);
 }
 
 Result<void> LiveTrainer::work_on(Lease& lease, workload::TensorId tensor, LiveStep& step) {

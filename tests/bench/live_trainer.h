@@ -2,7 +2,6 @@
 // A workload's steps on a live daemon, with real bytes: what rehearsal::Rehearsal does in virtual time.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <span>
@@ -25,7 +24,7 @@ struct LiveStep {
   std::uint64_t tensors_checked = 0;   // whose content was as it was written last
 };
 
-// Each run leases its set, one request a mode; checks what it reads and writes what it writes; sleeps for what is left
+// Each run leases its set; checks what it reads and writes what it writes; sleeps for what is left
 // of its compute time; releases, and frees. Time that a run took too long is taken from the next ones', so that a step
 // computes for as long as the workload says wherever that is possible.
 class LiveTrainer {
@@ -40,13 +39,8 @@ class LiveTrainer {
   LiveTrainer(Client& client, const workload::Workload& workload, Touch touch)
       : client_(&client), workload_(&workload), touch_(touch) {}
 
-  using Sets = std::array<std::vector<Tensor>, 3>;  // by mode
-
   Result<void> run(const workload::Run& run, LiveStep& step);
-  Sets sets_of(const workload::Run& run) const;
   Result<std::vector<Lease>> lease(const workload::Run& run);
-  Result<std::vector<Lease>> try_lease(const workload::Run& run);
-  Result<std::vector<Lease>> lease_one_by_one(const workload::Run& run);
   Result<void> work_on(Lease& lease, workload::TensorId tensor, LiveStep& step);
   Result<void> free(std::span<const workload::TensorId> ids);
 

@@ -207,12 +207,10 @@ TEST_F(BadInput, HandlesOperationsAndModesPastTheLibrary) {
           << handle << ": " << answer.error().message;
     }
   }
-  const auto ask = [&](shm::Operation operation, std::uint32_t mode, std::uint32_t place) {
-    return raw.ask({.operation = operation,
-                    .mode = static_cast<shm::Mode>(mode),
-                    .place = place,
-                    .timeout = 10s,
-                    .handles = {&right, 1}});
+  const auto ask = [&](shm::Operation operation, std::uint32_t number, std::uint32_t place) {
+    const auto mode = static_cast<shm::Mode>(number);
+    return raw.ask(
+        {.operation = operation, .place = place, .timeout = 10s, .handles = {&right, 1}, .modes = {&mode, 1}});
   };
   EXPECT_EQ(code_of(ask(static_cast<shm::Operation>(99), 0, 0)), ErrorCode::kUnimplemented);
   EXPECT_EQ(code_of(ask(shm::Operation::kAcquire, 9, 0)), ErrorCode::kInvalidArgument);

@@ -125,6 +125,16 @@ def test_leases(session, tensor):  # noqa: F811
         session.call("Release", mode=v1.LEASE_MODE_READ, tensors=[tensor])
 
 
+@pytest.mark.parametrize("method, where", [("Acquire", {"place": HOST}), ("Release", {})])
+def test_modes(session, tensor, method, where):  # noqa: F811
+    read = v1.LEASE_MODE_READ
+    for given, part in (({"mode": read, "modes": [read]}, "mode and modes are both given"),
+                        ({"modes": [read, read]}, "modes has 2 entries for 1 tensors"),
+                        ({"modes": [7]}, "modes[0] is 7"), ({"modes": [v1.LEASE_MODE_UNSPECIFIED]}, "modes[0] is 0")):
+        with refused(Code.INVALID_ARGUMENT, part):
+            session.call(method, tensors=[tensor], **where, **given)
+
+
 def test_more_than_can_be_leased_at_once(session, tensor):  # noqa: F811
     many = [session.create(f"m{index}", 4 * MIB) for index in range(5)]
     with pytest.raises(grpc.RpcError) as caught:  # 20 MiB of 16

@@ -117,6 +117,18 @@ def test_bytes_survive_trips_through_every_tier(session, daemon):  # noqa: F811
         assert metrics[f'terrace_transfer_bytes_total{{link="{link}"}}'] >= len(data), link
 
 
+def test_a_set_has_a_mode_for_each_tensor(session):  # noqa: F811
+    read, overwritten = (session.create(name, MIB) for name in ("read", "overwritten"))
+    for tensor in (read, overwritten):
+        session.write(tensor, b"x" * MIB)
+    modes = [v1.LEASE_MODE_READ, v1.LEASE_MODE_OVERWRITE]
+    session.call("Acquire", place=HOST, modes=modes, tensors=[read, overwritten])
+    held = {one.spec.name: (one.readers, one.writers) for one in session.call("ListTensors").tensors}
+    assert held == {"read": (1, 0), "overwritten": (0, 1)}
+    session.call("Release", modes=modes, tensors=[read, overwritten])
+    assert {one.readers + one.writers for one in session.call("ListTensors").tensors} == {0}
+
+
 def test_parts_are_read_and_written(session):  # noqa: F811
     data = bytearray(random.Random(SEED).randbytes(2 * MIB))
     tensor = session.create("parts", len(data))

@@ -159,52 +159,12 @@ def test_an_overwrite_that_an_exception_leaves_is_torn(client, kept):
         assert (lease.numpy() == 5).all()
 
 
-def test_a_set_that_an_exception_leaves_is_torn_where_it_was_overwritten(client):
-    tensors = [client.from_array(f"t{i}", numpy.full(100, i)) for i in range(3)]
-    with pytest.raises(ZeroDivisionError):
-        with client.acquire(tensors[:2], mode="overwrite") as leases:
-            leases[0].release()  # this one was finished
-            raise ZeroDivisionError
-    with tensors[0].read() as lease:
-        assert not lease.numpy().any()
-    with pytest.raises(terrace.FailedPrecondition, match="'t1' is torn"):
-        tensors[1].read()
-    for mode in ("read", "write"):
-        with pytest.raises(ZeroDivisionError):
-            with client.acquire(tensors[2:], mode=mode) as leases:
-                if mode == "write":
-                    leases[0].numpy()[0] = 7
-                raise ZeroDivisionError
-    with tensors[2].read() as lease:
-        assert lease.numpy().tolist() == [7] + [2] * 99
-    client.acquire(tensors[2:], mode="overwrite").abandon()
-    with pytest.raises(terrace.FailedPrecondition, match="'t2' is torn"):
-        tensors[2].read()
-
-
 @pytest.mark.parametrize("name", ["f4", "<f4", "single", "float32", numpy.float32, numpy.dtype("f4"), torch.float32])
 def test_element_types_by_other_names(client, name):
     assert client.create("t", 3, name).dtype == "float32"
     for foreign in (">f4", "U3", "O", "f16", "m8[s]", "", "three"):
         with pytest.raises(terrace.InvalidArgument, match="no such element type"):
             client.create("foreign", 3, foreign)
-
-
-def test_sets_come_together_and_in_order(client):
-    tensors = client.create_many([(f"t{i}", (100, i + 1), "int64") for i in range(50)])
-    with client.acquire(tensors, mode="overwrite", place="device:0") as leases:
-        assert [lease.name for lease in leases] == [tensor.name for tensor in tensors] and client.held == 50
-        for i, lease in enumerate(leases):
-            lease.numpy()[:] = i
-    assert client.held == 0
-    client.swap_out(tensors)
-    client.prefetch(tensors[:25], place="host")
-    with client.acquire(reversed(tensors)) as leases:
-        assert [int(lease.numpy()[0, 0]) for lease in leases] == list(reversed(range(50)))
-    missing = client.create("missing", 10)
-    with pytest.raises(terrace.FailedPrecondition):
-        client.acquire([tensors[0], missing])
-    assert client.held == 0
 
 
 def test_moving_by_hand(client):
@@ -271,15 +231,6 @@ def test_errors_say_what_to_do(client):
     client.close()
     with pytest.raises(terrace.FailedPrecondition):
         client.create("after the end", 10)
-
-
-def test_too_much_at_once_is_refused(client):
-    """More than the place holds, in one set; what is there stays usable."""
-    tensors = client.create_many([(f"t{i}", 8 * MIB, "uint8") for i in range(8)])
-    with pytest.raises((terrace.ResourceExhausted, terrace.DeadlineExceeded)):
-        client.acquire(tensors, mode="overwrite", place="host", timeout=1)
-    with client.acquire(tensors[:2], mode="overwrite") as leases:
-        assert len(leases) == 2
 
 
 def test_no_daemon_shows_how_to_start_one(monkeypatch, tmp_path):

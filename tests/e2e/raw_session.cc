@@ -29,7 +29,7 @@ RawSession::RawSession(const std::string& data_socket) {
   base_ = static_cast<std::byte*>(mapped);
   region_ = shm::open_region(base_, bytes_).value();
   doorbell_ = std::move(answer.descriptors[1]);
-  calls_.emplace(region_, doorbell_.get(), [](std::span<const std::uint64_t>, shm::Mode) {});
+  calls_.emplace(region_, doorbell_.get(), [](std::uint64_t, shm::Mode) {});
 }
 
 RawSession::~RawSession() { ::munmap(base_, bytes_); }

@@ -75,11 +75,12 @@ class Attacker {
 
   // Leases all in host memory, in `mode`, and releases them.
   Result<void> touch(shm::Mode mode) {
+    const std::vector<shm::Mode> modes(handles_.size(), mode);
     const auto granted = raw_.ask({.operation = shm::Operation::kAcquire,
-                                   .mode = mode,
                                    .place = shm::kPlaceHost,
                                    .timeout = 30s,
-                                   .handles = handles_});
+                                   .handles = handles_,
+                                   .modes = modes});
     if (!granted) return std::unexpected(granted.error());
     for (const std::uint64_t handle : handles_) {
       const auto slot = static_cast<std::uint32_t>(handle);

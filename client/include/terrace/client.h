@@ -73,7 +73,7 @@ struct ConnectOptions {
 
 struct LeaseOptions {
   Place place = Place::host();
-  Mode mode = Mode::kRead;
+  Mode mode = Mode::kRead;                             // of all tensors of a set, unless `modes` are given
   std::chrono::nanoseconds timeout = kTimeoutDefault;  // 0: at once or not at all
   // A read lease at the tensor's writable address, for consumers that cannot keep read-only memory apart (torch). It
   // is still a read lease: what is written through it may be lost.
@@ -81,6 +81,8 @@ struct LeaseOptions {
   // A read that says nothing of what the trainer uses, as one for a checkpoint: the daemon neither learns from it nor
   // keeps for it what else would go. kInvalidArgument with another mode.
   bool passing = false;
+  // Of a set whose tensors are not all leased alike: one for each, in the set's order. Empty: `mode` for all of them.
+  std::vector<Mode> modes{};
 };
 
 // A place as the daemon offers it to this session.
@@ -144,8 +146,9 @@ class Client {
   // daemon brings it. kFailedPrecondition: never written (and the mode is kRead), or leased in another place.
   // kDataLoss: the bytes are gone; write it again.
   Result<Lease> acquire(const Tensor& tensor, const LeaseOptions& options = {});
-  // Leases a set (at most 65536), all or nothing, in the order given. Take what is used together in one set: waiting
-  // for one lease while holding another can pass the session's guarantee.
+  // Leases a set (at most 65536), all or nothing, in the order given. Take what is used together in one set, each
+  // tensor in its own mode if need be: waiting for one lease while holding another can pass the session's guarantee,
+  // and what is held may lie in the way of the rest. kInvalidArgument: not as many modes as tensors.
   Result<std::vector<Lease>> acquire(std::span<const Tensor> tensors, const LeaseOptions& options = {});
   // The same without waiting here.
   Pending<std::vector<Lease>> acquire_async(std::span<const Tensor> tensors, const LeaseOptions& options = {});

@@ -6,15 +6,18 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 #include "errors.h"
@@ -121,21 +124,23 @@ std::vector<bool> absent(const Client& client, const std::vector<Tensor>& tensor
 class ComingLeases {
  public:
   ComingLeases(std::shared_ptr<Connection> connection, const std::vector<Tensor>& tensors, const LeaseOptions& options)
-      : connection_(std::move(connection)), needed_(options.mode != Mode::kOverwrite) {
+      : connection_(std::move(connection)), needed_(tensors.size(), options.mode != Mode::kOverwrite) {
+    for (std::size_t at = 0; at < std::min(tensors.size(), options.modes.size()); ++at)
+      needed_[at] = options.modes[at] != Mode::kOverwrite;
     const nb::gil_scoped_release without;
     missing_ = absent(connection_->client, tensors, options.place);
     pending_.emplace(connection_->client.acquire_async(tensors, options));
   }
   ComingLeases(ComingLeases&& other) noexcept
       : connection_(std::move(other.connection_)),
-        needed_(other.needed_),
+        needed_(std::move(other.needed_)),
         missing_(std::move(other.missing_)),
         pending_(std::exchange(other.pending_, std::nullopt)) {}
   ComingLeases(const ComingLeases&) = delete;
   ComingLeases& operator=(const ComingLeases&) = delete;
   ComingLeases& operator=(ComingLeases&&) = delete;
   ~ComingLeases() {
-    if (!pending_ || needed_ || !pending_->ready()) return;
+    if (!pending_ || std::ranges::find(needed_, false) == needed_.end() || !pending_->ready()) return;
     Result<std::vector<Lease>> granted = pending_->wait({});
     if (!granted) return;
     for (Lease& lease : *granted) static_cast<void>(lease.abandon());
@@ -146,7 +151,7 @@ class ComingLeases {
     const bool waited = !pending_->ready() || std::ranges::find(missing_, true) != missing_.end();
     std::vector<HeldLease> held;
     for (Lease& granted : await_once(pending_)) {
-      const HeldLease::Way way = {.waited = waited, .fetched = needed_ && missing_[held.size()]};
+      const HeldLease::Way way = {.waited = waited, .fetched = needed_[held.size()] && missing_[held.size()]};
       held.emplace_back(std::make_shared<const Hold>(std::move(granted), connection_->leased), way);
     }
     return held;
@@ -154,22 +159,27 @@ class ComingLeases {
 
  private:
   std::shared_ptr<Connection> connection_;
-  bool needed_;
+  std::vector<bool> needed_;  // whose bytes are
   std::vector<bool> missing_;
   std::optional<Pending<std::vector<Lease>>> pending_;
 };
 
-LeaseOptions options_of(const std::string& mode, const std::string& place, double timeout, bool writable_view,
+// Of all tensors of a set, or of each.
+using Modes = std::variant<std::string, std::vector<std::string>>;
+
+LeaseOptions options_of(const Modes& modes, const std::string& place, double timeout, bool writable_view,
                         bool passing = false) {
-  return {.place = place_of(place),
-          .mode = mode_of(mode),
-          .timeout = duration(timeout),
-          .writable_view = writable_view,
-          .passing = passing};
+  LeaseOptions options{
+      .place = place_of(place), .timeout = duration(timeout), .writable_view = writable_view, .passing = passing};
+  if (const auto* const each = std::get_if<std::vector<std::string>>(&modes))
+    std::ranges::transform(*each, std::back_inserter(options.modes), mode_of);
+  else
+    options.mode = mode_of(std::get<std::string>(modes));
+  return options;
 }
 
 std::vector<HeldLease> lease(const std::shared_ptr<Connection>& connection, const std::vector<Tensor>& tensors,
-                             const std::string& mode, const std::string& place, double timeout, bool writable_view,
+                             const Modes& mode, const std::string& place, double timeout, bool writable_view,
                              bool passing = false) {
   return ComingLeases(connection, tensors, options_of(mode, place, timeout, writable_view, passing)).take();
 }
@@ -376,8 +386,8 @@ void bind_client(nb::module_& module) {
           .def("_create", &Session::create, "specs"_a, "timeout"_a)
           .def(
               "_acquire",
-              [](Session& self, const Tensors& tensors, const std::string& mode, const std::string& place,
-                 double timeout, bool writable_view, bool passing) {
+              [](Session& self, const Tensors& tensors, const Modes& mode, const std::string& place, double timeout,
+                 bool writable_view, bool passing) {
                 return lease(self.connection, plain(tensors), mode, place, timeout, writable_view, passing);
               },
               "tensors"_a, "mode"_a, "place"_a, "timeout"_a, "writable_view"_a, "passing"_a = false)

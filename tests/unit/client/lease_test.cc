@@ -116,7 +116,7 @@ TEST_F(Leases, OfWhatIsElsewhereGoThroughTheDaemon) {
     auto acquiring = beside([&] { return client_.acquire(tensor_, {.mode = Mode::kOverwrite, .timeout = 5s}); });
     const Asked asked = daemon_.next();
     EXPECT_EQ(asked.submission.operation, shm::Operation::kAcquire);
-    EXPECT_EQ(asked.submission.mode, static_cast<std::uint32_t>(shm::Mode::kOverwrite));
+    EXPECT_EQ(asked.modes, std::vector{shm::Mode::kOverwrite});
     EXPECT_EQ(asked.submission.place, shm::kPlaceHost);
     EXPECT_EQ(asked.submission.timeout_ns, 5'000'000'000u);
     EXPECT_EQ(asked.handles, std::vector{ScriptedDaemon::handle(3)});
@@ -388,6 +388,50 @@ TEST_F(Sets, AreGivenBackWholeAtTheFirstRefusal) {
   leases->clear();
   EXPECT_EQ(daemon_.word(1).readers, 0u);
   EXPECT_EQ(daemon_.word(3).readers, 0u);
+}
+
+TEST_F(Sets, AreLeasedEachInItsOwnMode) {
+  daemon_.publish(3, kResident, 0);
+  daemon_.publish(1, kResident, 4096);
+  Result<std::vector<Lease>> leases = client_.acquire(both(), {.modes = {Mode::kWrite, Mode::kRead}});
+  ASSERT_TRUE(leases.has_value()) << leases.error().message;
+  EXPECT_EQ((*leases)[0].mode(), Mode::kWrite);
+  EXPECT_EQ((*leases)[1].mode(), Mode::kRead);
+  EXPECT_FALSE((*leases)[0].writable_bytes().empty());
+  EXPECT_TRUE((*leases)[1].writable_bytes().empty());
+  EXPECT_TRUE(daemon_.word(3).writers == 1 && daemon_.word(3).readers == 0);
+  EXPECT_TRUE(daemon_.word(1).writers == 0 && daemon_.word(1).readers == 1);
+  leases->clear();
+  EXPECT_FALSE(daemon_.word(3).leased() || daemon_.word(1).leased());
+}
+
+TEST_F(Sets, GoToTheDaemonEachInItsOwnMode) {
+  daemon_.publish(3, {.state = shm::State::kAbsent}, 0);
+  daemon_.publish(1, kResident, 4096);
+  {
+    const auto dropped = client_.acquire_async(both(), {.modes = {Mode::kOverwrite, Mode::kRead}});
+    const Asked asked = daemon_.next();
+    EXPECT_EQ(asked.modes, (std::vector{shm::Mode::kOverwrite, shm::Mode::kRead}));
+    EXPECT_EQ(daemon_.word(1).readers, 0u) << "what was taken is given back";
+    daemon_.publish(3, {.state = shm::State::kResident, .dirty = true, .writers = 1}, 0);
+    daemon_.publish(1, {.state = shm::State::kResident, .readers = 1}, 4096);
+    daemon_.answer(asked);
+  }
+  EXPECT_TRUE(eventually([&] { return !daemon_.word(3).leased() && !daemon_.word(1).leased(); }));
+  EXPECT_TRUE(daemon_.word(3).torn) << "nobody overwrote it";
+  EXPECT_FALSE(daemon_.word(1).torn);
+}
+
+TEST_F(Sets, HaveAsManyModesAsTensors) {
+  daemon_.publish(3, kResident, 0);
+  const auto leases = client_.acquire(both(), {.modes = {Mode::kRead}});
+  EXPECT_EQ(leases.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_EQ(leases.error().message, "1 modes for 2 tensors: give one for all of them, or one for each");
+  const auto one = client_.acquire(tensor_, {.modes = {Mode::kRead, Mode::kRead}});
+  EXPECT_EQ(one.error().code, ErrorCode::kInvalidArgument);
+  const auto passing = client_.acquire(both(), {.passing = true, .modes = {Mode::kRead, Mode::kWrite}});
+  EXPECT_EQ(passing.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_FALSE(daemon_.word(3).leased());
 }
 
 TEST_F(Sets, ThatCannotBeUsedAreGivenBackWhole) {

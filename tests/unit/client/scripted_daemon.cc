@@ -245,7 +245,7 @@ std::optional<Asked> ScriptedDaemon::next_if_any() {
   const Result<std::size_t> count = submissions_.pop(entry);
   TERRACE_CHECK(count.has_value());
   if (*count == 0) return std::nullopt;
-  Asked asked{.submission = entry[0], .handles = {}, .records = {}};
+  Asked asked{.submission = entry[0], .handles = {}, .modes = {}, .records = {}};
   const std::byte* block = region_.arena.data() + entry[0].block_offset;
   if (entry[0].operation == shm::Operation::kCreate) {
     asked.records.resize(entry[0].count);
@@ -253,6 +253,10 @@ std::optional<Asked> ScriptedDaemon::next_if_any() {
   } else if (entry[0].count != 0) {
     asked.handles.resize(entry[0].count);
     std::memcpy(asked.handles.data(), block, entry[0].count * sizeof(std::uint64_t));
+    if (entry[0].operation == shm::Operation::kAcquire) {
+      asked.modes.resize(entry[0].count);
+      std::memcpy(asked.modes.data(), block + entry[0].count * sizeof(std::uint64_t), entry[0].count);
+    }
   }
   return asked;
 }

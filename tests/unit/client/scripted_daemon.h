@@ -27,6 +27,7 @@ inline constexpr std::uint64_t kRangeBytes = 8ull << 20;
 struct Asked {
   shm::Submission submission;
   std::vector<std::uint64_t> handles;
+  std::vector<shm::Mode> modes;  // of an acquire
   std::vector<shm::CreateRecord> records;
 };
 

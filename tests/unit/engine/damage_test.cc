@@ -326,9 +326,9 @@ TEST_F(Damage, OfNotes) {
 // Tensors and leases that there are not, or that are named twice, are not there to be undone.
 TEST_F(Damage, OfWhatNotesName) {
   const std::array slots = {GrantedSlot{1, state().incarnation}, GrantedSlot{1, state().incarnation},
-                            GrantedSlot{200, 1}, GrantedSlot{UINT32_MAX, 1}};
+                            GrantedSlot{200, 1}, GrantedSlot{UINT32_MAX, UINT32_MAX}, GrantedSlot{1, UINT32_MAX}};
   for (const auto kind : {GrantRecord::Kind::kTensors, GrantRecord::Kind::kLeases, GrantRecord::Kind::kStep}) {
-    const GrantRecord note{.request = 1, .session = session(0).id, .kind = kind, .mode = 0x302, .count = slots.size()};
+    const GrantRecord note{.request = 1, .session = session(0).id, .kind = kind, .value = 0x302, .count = slots.size()};
     notes_used() = sizeof note + sizeof slots;
     std::memcpy(&at<std::byte>(kNotes), &note, sizeof note);
     std::memcpy(&at<std::byte>(kNotes + sizeof note), slots.data(), sizeof slots);

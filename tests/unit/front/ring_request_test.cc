@@ -37,20 +37,30 @@ TEST(RingRequest, ReadsACreate) {
 }
 
 TEST(RingRequest, ReadsASet) {
-  const std::vector<std::uint64_t> handles = {Handle{Slot{3}, 9}.packed(), Handle{Slot{4}, 1}.packed()};
-  const shm::Submission submission{.operation = shm::Operation::kAcquire, .mode = 1, .place = 1, .count = 2};
-  const auto body = to_request(submission, bytes_of(handles));
+  // Two handles, and behind them a byte for each one's mode.
+  const std::vector<std::uint64_t> content = {Handle{Slot{3}, 9}.packed(), Handle{Slot{4}, 1}.packed(), 0x00'02};
+  const shm::Submission submission{.operation = shm::Operation::kAcquire, .place = 1, .count = 2};
+  const std::size_t bytes = record_bytes(submission).value();
+  EXPECT_EQ(bytes, 2 * sizeof(std::uint64_t) + 2);
+  const std::vector<std::byte> block = bytes_of(content);
+  const auto body = to_request(submission, std::span(block).first(bytes));
   ASSERT_TRUE(body.has_value());
   const auto& acquire = std::get<engine::Acquire>(*body);
   EXPECT_EQ(acquire.place, shm::kPlaceDevice0);
-  EXPECT_EQ(acquire.mode, shm::Mode::kWrite);
+  EXPECT_EQ(acquire.modes[0], shm::Mode::kOverwrite);
+  EXPECT_EQ(acquire.modes[1], shm::Mode::kRead);
   EXPECT_EQ(acquire.tensors, (std::vector<Handle>{{Slot{3}, 9}, {Slot{4}, 1}}));
 }
 
 TEST(RingRequest, RefusesByName) {
   EXPECT_EQ(record_bytes({.operation = shm::Operation::kCreate, .count = shm::kCreateMax + 1}).error().code,
             ErrorCode::kInvalidArgument);
-  EXPECT_EQ(to_request({.operation = shm::Operation::kAcquire, .mode = 3}, {}).error().code,
+  const std::vector<std::uint64_t> content = {Handle{Slot{3}, 9}.packed(), 3};
+  const std::vector<std::byte> block = bytes_of(content);
+  const auto modeless = to_request({.operation = shm::Operation::kAcquire, .count = 1}, std::span(block).first(9));
+  EXPECT_EQ(modeless.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(modeless.error().message.find("mode 3"), std::string::npos);
+  EXPECT_EQ(to_request({.operation = shm::Operation::kDeclareStep, .mode = 3}, {}).error().code,
             ErrorCode::kInvalidArgument);
   EXPECT_EQ(to_request({.operation = shm::Operation{99}}, {}).error().code, ErrorCode::kUnimplemented);
 

@@ -276,9 +276,9 @@ TEST(Rehearsal, RunsAtBothPlacesMoveBetweenThem) {
   EXPECT_EQ(reports[3].traffic.block_bytes[0], 0u);
 }
 
-// A run's sets are one request for each mode. What it reads is leased, and lies so that what it writes has no room side
-// by side.
-TEST(Rehearsal, ARunThatStandsInItsOwnWayIsRefusedAtItsDeadlineAndTriesAgain) {
+// What a run reads lies so that what it writes has no room side by side. It is one set, so that nothing of it is leased
+// before all of it is, and what lies badly slides.
+TEST(Rehearsal, ARunDoesNotStandInItsOwnWay) {
   workload::Workload own;
   own.name = "own";
   for (const std::uint64_t mib : {12, 12, 14, 14}) own.tensors.push_back({.bytes = mib * kMiB});
@@ -297,8 +297,7 @@ TEST(Rehearsal, ARunThatStandsInItsOwnWayIsRefusedAtItsDeadlineAndTriesAgain) {
   const auto reports = steps(
       {.workload = own, .node = node_of(40 * kMiB, workload::kUnlimited, 0, kSpeed), .policy = PolicyKind::kLru}, 2);
   ASSERT_EQ(reports.size(), 2u);
-  EXPECT_GE(reports[0].makespan, std::chrono::seconds(60));
-  EXPECT_LT(reports[0].makespan, std::chrono::seconds(61)) << "once";
+  for (const StepReport& report : reports) EXPECT_LT(report.makespan, std::chrono::seconds(1)) << "no deadline passes";
 }
 
 // Not part of the project: where TERRACE_WORKLOADS names their folder (docs/workloads.md).

@@ -26,6 +26,19 @@ def is_a(call: str, name: str, value: Any, kind: Any, right: str) -> None:
         raise TypeError(f"{call}: {name} is {_given(value)}; it is {right}")
 
 
+def modes(call: str, value: Any, tensors: int) -> str | list[str]:
+    """How a set of tensors is leased: one mode, or one for each. TypeError for what is neither, InvalidArgument for another
+    number of them than of tensors."""
+    if isinstance(value, str):
+        return text(call, "mode", value)
+    is_a(call, "mode", value, Iterable, '"read", "write" or "overwrite", or one of them for each tensor')
+    each = [text(call, "mode", mode) for mode in value]
+    if len(each) != tensors:
+        raise InvalidArgument(f"{call}: mode has {len(each)} entries for {tensors} tensors; one for all of them, or one for "
+                              "each")
+    return each
+
+
 def file_path(call: str, name: str, value: Any) -> pathlib.Path:
     """A path that ends in a file's name. TypeError for what is no path, InvalidArgument for one without a name."""
     is_a(call, name, value, str | os.PathLike, "a str or an os.PathLike")

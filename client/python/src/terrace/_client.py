@@ -195,18 +195,20 @@ class Client(Session):
         for tensor in gone:
             self._tensors.pop(tensor.name, None)
 
-    def acquire(self, tensors: Iterable[Tensor], *, mode: str = "read", place: str = "host",
+    def acquire(self, tensors: Iterable[Tensor], *, mode: str | Sequence[str] = "read", place: str = "host",
                 timeout: float = TIMEOUT_SECONDS, writable_view: bool = False) -> LeaseSet:
-        """Leases a set, all or nothing. Take what is used together in one set: to wait for one lease while holding
-        another can pass the session's guarantee.
+        """Leases a set, all or nothing. Take what is used together in one set, each tensor in its own mode if need be: to
+        wait for one lease while holding another can pass the session's guarantee, and what is held may lie in the way of
+        the rest.
 
-        mode: "read", "write", or "overwrite" (the old bytes are not needed and not fetched).
+        mode: "read", "write", or "overwrite" (the old bytes are not needed and not fetched); of all tensors, or one for
+            each, in their order.
         place: "host", or "device:N". A tensor is leased in one place at a time.
         timeout: 0 means at once or not at all.
         writable_view: of a read lease, the address that write leases have; writing there remains an error.
         """
         wanted = _checks.tensors("acquire", tensors)
-        return LeaseSet(self._acquire(wanted, _checks.text("acquire", "mode", mode),
+        return LeaseSet(self._acquire(wanted, _checks.modes("acquire", mode, len(wanted)),
                                       _checks.text("acquire", "place", place),
                                       _checks.seconds("acquire", "timeout", timeout), bool(writable_view)))
 
