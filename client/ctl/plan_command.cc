@@ -87,9 +87,12 @@ Result<forecast::PlanOptions> PlanCommand::options() const {
 }
 
 Result<std::string> PlanCommand::run(bool json) const {
-  if (!picture_.empty())
+  if (!picture_.empty()) {
     if (std::string lack = picture::cannot_draw(python_); !lack.empty())
       return fail(ErrorCode::kUnavailable, std::move(lack));
+    if (const std::string lack = picture::cannot_write(picture_); !lack.empty())
+      return fail(ErrorCode::kInvalidArgument, "--plot: " + lack);
+  }
   const auto asked = options();
   if (!asked) return std::unexpected(asked.error());
   const auto plan = forecast::make_plan(*asked);

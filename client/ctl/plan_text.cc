@@ -149,7 +149,7 @@ std::string drives(const Plan& plan) {
   const forecast::Drives& these = plan.drives;
   const forecast::Wear& wear = *plan.own.wear;
   std::string text = fmt::format(
-      "each node's drives: {} of {:.2f} TB, rated for {:g} drive writes a day over {:g} years: {:.1f} PB together\n",
+      "each node's drives: {} of {:.4g} TB, rated for {:g} drive writes a day over {:g} years: {:.1f} PB together\n",
       these.count, static_cast<double>(these.capacity_bytes) / 1e12, these.writes_a_day, these.rated_years,
       these.rated_bytes() / 1e15);
   if (std::isinf(wear.years)) return text + "nothing is written to them\n";

@@ -32,18 +32,24 @@ RecipeOptions::RecipeOptions(CLI::App& command) {
       ->capture_default_str();
   command.add_flag("--recompute", recipe_.recompute, "compute activations again for the backward pass");
   command.add_option("--grad-bytes", recipe_.grad_bytes, "of a gradient: 2 (bf16) or 4 (fp32)")->capture_default_str();
-  command.add_option("--experts", recipe_.experts, "feed-forward layers of a mixture; 0: no mixture")
-      ->capture_default_str();
-  command.add_option("--experts-active", recipe_.experts_active, "that each token goes through")->capture_default_str();
+  auto* const experts =
+      command.add_option("--experts", recipe_.experts, "feed-forward layers of a mixture; 0: no mixture")
+          ->capture_default_str();
+  command.add_option("--experts-active", recipe_.experts_active, "that each token goes through")
+      ->capture_default_str()
+      ->needs(experts);
   command.add_option("--experts-idle", recipe_.experts_idle, "share of a rank's experts that no token chooses")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->needs(experts);
   command.add_option("--stages", recipe_.stages, "of a pipeline, scheduled 1F1B")->capture_default_str();
   command.add_option("--stage", recipe_.stage, "the one of this rank, from 0")->capture_default_str();
   command.add_option("--optimizer", optimizer_place_, "where it works")
       ->check(CLI::IsMember({"hbm", "host"}))
       ->capture_default_str();
   command.add_option("--mfu", recipe_.mfu, "share of an H100's peak that is reached")->capture_default_str();
-  command.add_option("--seed", recipe_.seed, "of a mixture's routes")->capture_default_str();
+  command.add_option("--seed", recipe_.seed, "of a mixture's routes")
+      ->capture_default_str()
+      ->check(CLI::Range(std::int64_t{0}, INT64_MAX));
 }
 
 workload::Recipe RecipeOptions::recipe() const {

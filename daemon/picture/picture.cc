@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 #include <vector>
 
@@ -79,6 +80,16 @@ std::string cannot_draw(const std::string& python) {
       "--plot needs a Python with matplotlib, and {} has none: install it (python3-matplotlib, or pip "
       "install matplotlib), or name another with --python PATH",
       python);
+}
+
+std::string cannot_write(const std::filesystem::path& file) {
+  const std::filesystem::path parent = file.has_parent_path() ? file.parent_path() : ".";
+  std::error_code error;
+  const bool there = std::filesystem::exists(file, error);
+  if (there && std::filesystem::is_directory(file, error)) return fmt::format("{} is a folder", file.string());
+  if (::access(there ? file.c_str() : parent.c_str(), there ? W_OK : W_OK | X_OK) == 0) return {};
+  const int failed = errno;
+  return fmt::format("{} cannot be written: {}", file.string(), std::strerror(failed));
 }
 
 Result<void> draw(const std::string& script, const std::string& json, const std::filesystem::path& file,

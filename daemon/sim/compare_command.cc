@@ -108,8 +108,10 @@ int CompareCommand::run() const {
   for (auto at = policies_.begin(); at != policies_.end(); ++at)
     if (std::find(policies_.begin(), at, *at) != at)
       return refuse(fmt::format("--policies: {} is named twice", *at), 2);
-  if (!picture_.empty())
+  if (!picture_.empty()) {
     if (const std::string lack = picture::cannot_draw(python_); !lack.empty()) return refuse(lack, 2);
+    if (const std::string lack = picture::cannot_write(picture_); !lack.empty()) return refuse("--plot: " + lack, 2);
+  }
   const auto node = workload::load_node(node_);
   if (!node) return refuse(node.error().message, 2);
   const auto workload = workload::load(workload_, &*node);

@@ -124,8 +124,11 @@ int main(int argc, char** argv) {
   CLI::App& command = *app.add_subcommand(
       "fuzz",
       "random trainers, deaths, restarts and faults; checks the laws after every event, and bytes against a model");
-  command.add_option("--seed", arguments.seed, "what everything follows from (default: a fresh one, which is printed)");
-  command.add_option("--events", arguments.fuzz.events, "how many")->default_val(1'000'000)->check(CLI::PositiveNumber);
+  command.add_option("--seed", arguments.seed, "what everything follows from (default: a fresh one, which is printed)")
+      ->check(CLI::Range(std::int64_t{0}, INT64_MAX));
+  command.add_option("--events", arguments.fuzz.events, "how many")
+      ->default_val(1'000'000)
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1} << 50));
   arguments.fuzz.threads = std::max(1u, std::thread::hardware_concurrency());
   command.add_option("--threads", arguments.fuzz.threads, "rounds at a time; the result does not depend on it")
       ->capture_default_str()

@@ -165,7 +165,9 @@ RunCommand::RunCommand(CLI::App& program)
       ->check(is_share);
   command.add_flag("--declare", declare_,
                    "the trainers say before their first step what their steps are going to lease");
-  command.add_option("--seed", seed_, "of the noise, and of what --perturb changes")->capture_default_str();
+  command.add_option("--seed", seed_, "of the noise, and of what --perturb changes")
+      ->capture_default_str()
+      ->check(CLI::Range(std::int64_t{0}, INT64_MAX));
   command.add_flag("--json", json_, "a JSON object a step, each on its own line");
 }
 

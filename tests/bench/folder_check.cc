@@ -36,14 +36,4 @@ std::string cannot_hold_block_files(const std::filesystem::path& folder) {
                      folder.string(), std::strerror(error));
 }
 
-std::string cannot_write(const std::filesystem::path& file) {
-  const std::filesystem::path parent = file.has_parent_path() ? file.parent_path() : ".";
-  std::error_code error;
-  const bool there = std::filesystem::exists(file, error);
-  if (there && std::filesystem::is_directory(file, error)) return fmt::format("{} is a folder", file.string());
-  if (::access(there ? file.c_str() : parent.c_str(), there ? W_OK : W_OK | X_OK) == 0) return {};
-  const int failed = errno;
-  return fmt::format("{} cannot be written: {}", file.string(), std::strerror(failed));
-}
-
 }  // namespace terrace::bench

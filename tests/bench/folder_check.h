@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether there can be block files in a folder, and a picture where it is to be drawn, before anything is measured.
+// Whether there can be block files in a folder, before anything is measured.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,5 @@ std::string cannot_take(const std::filesystem::path& folder, std::uint64_t bytes
 // Why the folder can hold no block file of a daemon's (nothing can be made there, or its file system has no O_DIRECT or
 // no fallocate), with what to do; empty: it can.
 std::string cannot_hold_block_files(const std::filesystem::path& folder);
-
-// Why the file cannot be written; empty: it can, so far as permissions say. It is not touched.
-std::string cannot_write(const std::filesystem::path& file);
 
 }  // namespace terrace::bench

@@ -95,7 +95,8 @@ std::vector<std::string> lacks(const Arguments& arguments, const std::vector<Sui
   if (!arguments.picture.empty()) {
     if (const std::string lack = picture::cannot_draw(arguments.settings.python); !lack.empty())
       missing.push_back(lack);
-    if (const std::string lack = cannot_write(arguments.picture); !lack.empty()) missing.push_back("--plot: " + lack);
+    if (const std::string lack = picture::cannot_write(arguments.picture); !lack.empty())
+      missing.push_back("--plot: " + lack);
   }
   return missing;
 }

@@ -73,14 +73,16 @@ def test_picture(tmp_path):
     (["--model", "gpt2-1.5b", "--node", "/no/such.toml"], "the nodes known by name are g10-2tier"),
     ([*QUICK, "--dram", "much"], "--dram: "), ([*QUICK, "--dram", "512,768"], "--dram: 512 has 512 bytes: give it a unit"),
     ([*QUICK, "--drive-capacity", "0"], "--drive-capacity: must be above 0"),
-    ([*QUICK, "--drives", "0"], "--drives"),
+    ([*QUICK, "--drives", "0"], "--drives"), ([*QUICK, "--experts-active", "3"], "--experts-active requires --experts"),
+    ([*QUICK, "--seed", "-5"], "--seed: "),
     ([*QUICK, "--drive-writes-a-day", "-1"], "--drive-writes-a-day"),
     ([*QUICK, "--offload", "weights"], "--offload"),
     ([*QUICK, "--gpus", "0"], "GPUs, batch, micro-batches and steps are from 1"),
     (["--model", "llama3-70b", "--node", "dgx-h100", "--gpus", "9"], "9 GPUs do not fill nodes of 8"),
     (["--model", "1t", "--node", "dgx-h100", "--gpus", "8"], "every tensor has a home there"),
     ([*QUICK, "--plot", "a.png", "--python", "/no/such/python"], "--plot needs a Python with matplotlib"),
-    ([*QUICK, "--by", "bound", "--plot", "/no/such/folder/a.png", "--python", sys.executable], "no picture could be drawn"),
+    ([*QUICK, "--by", "bound", "--plot", "/no/such/folder/a.png", "--python", sys.executable],
+     "--plot: /no/such/folder/a.png cannot be written: No such file or directory"),
 ])
 def test_mistakes_get_a_clear_line(arguments, said):
     done = subprocess.run([BUILD / "terracectl", "plan", *arguments], capture_output=True, text=True,

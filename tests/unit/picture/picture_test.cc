@@ -37,5 +37,18 @@ TEST(Picture, NeedsAPythonThatCan) {
   EXPECT_EQ(cannot_draw("/bin/true"), "");
 }
 
+TEST(Picture, HasAPlaceBeforeAnythingIsComputedForIt) {
+  const std::filesystem::path folder = testing::TempDir() + "picture_test." + std::to_string(getpid());
+  std::filesystem::create_directory(folder);
+  EXPECT_EQ(cannot_write(folder / "rows.png"), "");
+  EXPECT_FALSE(std::filesystem::exists(folder / "rows.png")) << "nothing is left behind";
+  std::ofstream(folder / "rows.png") << "an earlier picture";
+  EXPECT_EQ(cannot_write(folder / "rows.png"), "");
+  EXPECT_THAT(cannot_write(folder), HasSubstr("is a folder"));
+  EXPECT_THAT(cannot_write(folder / "missing" / "rows.png"), HasSubstr("cannot be written: No such file or directory"));
+  EXPECT_EQ(cannot_write("rows.png"), "");
+  std::filesystem::remove_all(folder);
+}
+
 }  // namespace
 }  // namespace terrace::picture
