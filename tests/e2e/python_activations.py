@@ -70,6 +70,24 @@ def test_tangents_of_zero_which_have_no_memory(roomy):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_the_noise_of_rrelu_which_is_filled_after_it_was_saved(roomy, inplace):
+    """PyTorch's kernel fills it unseen by autograd. In a module that is offloaded as well, too."""
+    def gradients(context, *, offloads=False):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.RReLU(inplace=inplace), torch.nn.Linear(64, 64))
+        if offloads:
+            terrace.torch.offload(model, client=roomy)
+        with context:
+            loss = model(torch.randn(64, 64)).square().mean()
+            loss.backward()
+        return loss.item(), [parameter.grad.clone() for parameter in model.parameters()]
+
+    wanted = gradients(contextlib.nullcontext())
+    assert same(gradients(activations(roomy, min_bytes=1, keep_bytes=0)), wanted)
+    assert same(gradients(activations(roomy, min_bytes=1, keep_bytes=0), offloads=True), wanted)
+
+
 def test_checkpoints_themselves_go_to_terrace(roomy):
     for kind in ("plain", "reentrant"):
         most = {}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Activations in Terrace: what autograd saves in the forward pass waits there for the backward pass."""
 
+import sys
 import threading
 import warnings
 import weakref
@@ -26,6 +27,8 @@ from ._storages import StorageReference, number_of
 MIN_BYTES = 16 << 10
 STORAGES_SWEPT_AT = 256
 _CALL = "terrace.torch.activations"
+_RRELU = torch.nn.functional.rrelu.__code__
+_PACKERS_MAX = 3  # hooks of ours that hand a tensor on to each other
 
 _in_backward = torch._C._current_graph_task_id
 _in_functorch = torch._C._functorch.is_functorch_wrapped_tensor
@@ -171,6 +174,8 @@ class Activations:
         size = storage.nbytes()
         if size < self._min_bytes or not _tells_of_storage(tensor, size):
             return Here(tensor)
+        if tensor.grad_fn is None and tensor._version == 0 and _is_filled_later():
+            return Here(tensor)
         known = self._keeper.of(storage, tensor._version)
         source = None if known.source is None or self._keeper.order.used else known.source()
         if source is not None:
@@ -248,6 +253,17 @@ def _tells_of_storage(tensor: torch.Tensor, size: int) -> bool:
     base = tensor._base
     whole = tensor if base is None else base
     return whole.numel() * whole.element_size() >= size
+
+
+def _is_filled_later() -> bool:
+    """Whether what is saved now is RReLU's noise (or its input): PyTorch saves it before its kernel fills it, and no
+    version tells of that."""
+    frame = sys._getframe(1).f_back
+    for _ in range(_PACKERS_MAX):
+        if frame is None or frame.f_code is _RRELU:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _RRELU
 
 
 def _stays_whole(tensor: torch.Tensor) -> bool:
