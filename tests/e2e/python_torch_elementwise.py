@@ -147,6 +147,31 @@ def test_a_class_that_was_made_of_one(roomy):
         terrace.torch.offload(model, Other(model.parameters()), client=roomy)
 
 
+def test_the_first_optimizer_of_a_class_that_was_made_of_one(roomy):
+    """Before there is one of the class it is made of, PyTorch puts the step that it inherits into the derived class."""
+    class Descent(torch.optim.Optimizer):
+        def __init__(self, parameters, lr=0.1):
+            super().__init__(parameters, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.sub_(parameter.grad, alpha=group["lr"])
+
+    class Named:
+        """Has no step."""
+
+    class Derived(Named, Descent):
+        pass
+
+    terrace.torch.elementwise(Descent)
+    compare(Recipe(kind=Derived), roomy)
+    compare(Recipe(kind=Descent), roomy)
+    assert "step" in vars(Derived)
+
+
 def test_a_closure_and_a_checkpoint(roomy):
     terrace.torch.elementwise(Lion, states=["exp_avg"])
 

@@ -14,6 +14,7 @@ Group = Mapping[str, Any]
 Kind = TypeVar("Kind", bound=type[optim.Optimizer])
 
 _CALL = "terrace.torch.elementwise"
+_HOOKED = optim.Optimizer.profile_hook_step(lambda: None).__code__
 
 # Each treats every element by itself. The states are those of the parameter's shape.
 _STATES: dict[type[optim.Optimizer], Callable[[Group], tuple[str, ...]]] = {
@@ -55,12 +56,13 @@ def elementwise(kind: Kind, *, states: Iterable[str] | Callable[[Group], Iterabl
     """
     if not isinstance(kind, type) or not issubclass(kind, optim.Optimizer):
         raise TypeError(f"{_CALL}: {kind!r} is no class of torch.optim.Optimizer; give the class, not an optimizer")
-    stepper = next(base for base in kind.__mro__ if "step" in vars(base))
+    stepper = next(base for base in kind.__mro__ if _brings_step(base))
     if stepper is optim.Optimizer:
         raise InvalidArgument(f"{_CALL}: {kind.__qualname__} has no step()")
     if stepper.__module__.startswith("torch."):
         known = "is known already" if stepper in _PYTORCH else "does not treat every element by itself"
-        raise InvalidArgument(f"{_CALL}: {kind.__qualname__} runs the step of PyTorch's {stepper.__qualname__}, which "
+        of = next((base for base in kind.__mro__ if base in _PYTORCH), stepper)
+        raise InvalidArgument(f"{_CALL}: {kind.__qualname__} runs the step of PyTorch's {of.__qualname__}, which "
                               f"{known}: declare a class with a step of its own")
     _STATES[kind] = states if callable(states) else _always(states)
     return kind
@@ -76,12 +78,23 @@ def _always(states: Iterable[str]) -> Callable[[Group], tuple[str, ...]]:
                     "group")
 
 
+def _brings_step(kind: type) -> bool:
+    """Whether a class has a step of its own. The first optimizer of a class that has none puts there the one that it
+    inherits, with PyTorch's hooks around it."""
+    steps = [_unhooked(vars(base)["step"]) for base in kind.__mro__ if "step" in vars(base)]
+    return "step" in vars(kind) and steps[0] not in steps[1:2]
+
+
+def _unhooked(step: Any) -> Any:
+    return step.__wrapped__ if getattr(step, "__code__", None) is _HOOKED else step
+
+
 def _known(kind: type[optim.Optimizer]) -> type[optim.Optimizer] | None:
     """The class by which it is known what a class's step does; None: it is not."""
     for base in kind.__mro__:
         if base in _STATES:
             return base
-        if "step" in vars(base):
+        if _brings_step(base):
             return None
     return None
 
