@@ -174,6 +174,26 @@ def test_distributed_checkpoints(disk):
         assert_same(weights(offloaded[0]), weights(plain[0]))
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_a_checkpoint_that_is_written_while_training_goes_on(disk):
+    """async_save() copies a tensor at a time, and what is tied once; the file has what was there when it was called."""
+    recipe = Recipe(width=96, blocks=10, steps=1)
+    with terrace.serve("4MiB", block=f"{disk}:128MiB", metrics=False) as client:
+        model, optimizer = terrace.torch.offload(*build(recipe), client=client, timeout=1)
+        train(model, optimizer, recipe)
+        largest = max(parameter.nbytes for parameter in model.parameters())
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        wanted = weights(model), {key: one["exp_avg"].clone() for key, one in state["optimizer"]["state"].items()}
+        with client.create("in the way", 4 * MIB - 3 * largest, "uint8").overwrite():
+            saving = dcp.async_save(state, checkpoint_id=disk / "state")
+        train(model, optimizer, recipe, begin=3)
+        saving.result()
+        dcp.load(state, checkpoint_id=disk / "state")
+        assert_same(weights(model), wanted[0])
+        assert_same({key: one["exp_avg"].clone() for key, one in state["optimizer"]["state"].items()}, wanted[1])
+        assert client.leased_bytes == 0
+
+
 def test_types_and_strides(roomy, tmp_path):
     class Odd(nn.Module):
         def __init__(self):

@@ -19,13 +19,16 @@ from . import _safetensors
 from ._checkpoint import item_of
 from ._converted import ConvertedTensor, convert_when_written
 from ._lazy import OffloadedParameter, OffloadedTensor
+from ._staged import stage_leased
 
 SaveFile = Callable[..., None]
 _OURS = (OffloadedTensor, ConvertedTensor)
 
 
 def stream_saves() -> None:
-    """Has safetensors.torch.save_file() write what is in Terrace a tensor at a time, whoever calls it."""
+    """Has safetensors.torch.save_file() write what is in Terrace a tensor at a time, whoever calls it, and
+    torch.distributed.checkpoint.async_save() copy it so."""
+    stage_leased()
     convert_when_written()
     if importlib.util.find_spec("safetensors") is None:
         return

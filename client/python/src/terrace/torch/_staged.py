@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch.distributed.checkpoint.async_save() copies before it returns: a state's tensors, storage by storage.
+
+Its stager takes the storages of tensors, and copies attributes with them. A tensor in Terrace is handed to it as the leased
+one, for as long as it copies that.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._lazy import OffloadedParameter, OffloadedTensor
+
+_STAGER = "torch.distributed.checkpoint._state_dict_stager"
+Copy = Callable[..., torch.Tensor]
+
+
+def stage_leased() -> None:
+    """Has PyTorch's stager, if it was imported, copy what is in Terrace, whoever calls it."""
+    stager = getattr(sys.modules.get(_STAGER), "StateDictStager", None)
+    if stager is not None and not hasattr(stager._offload_tensor, "terrace"):
+        stager._offload_tensor = _leasing(stager._offload_tensor)
+
+
+def _leasing(theirs: Copy) -> Copy:
+    @functools.wraps(theirs)
+    def copy(self: Any, tensor: torch.Tensor, memo: dict[int, Any], *more: Any, **options: Any) -> torch.Tensor:
+        given = tensor.detach() if isinstance(tensor, OffloadedParameter) else tensor
+        if not isinstance(given, OffloadedTensor):
+            return theirs(self, given, memo, *more, **options)
+        slot = given.terrace_slot
+        if id(slot) not in memo:
+            # A memo of its own: theirs knows storages by ids, which those of leased memory have one after the other.
+            memo[id(slot)] = theirs(self, given.terrace_store.read_once(slot), {}, *more, **options)
+        memo[id(tensor)] = copied = memo[id(slot)].detach()  # of tied weights one storage
+        return copied
+
+    copy.terrace = True  # type: ignore[attr-defined]
+    return copy
