@@ -412,7 +412,9 @@ def test_a_full_store_leaves_training_as_it_is(disk):
 
 
 def test_errors_say_what_to_do(roomy, monkeypatch, tmp_path):
-    for said, wrong in (("client is 'x'", {"client": "x"}), ("min_bytes is 1.5", {"min_bytes": 1.5})):
+    for said, wrong in (("client is 'x'", {"client": "x"}), ("min_bytes is 1.5", {"min_bytes": 1.5}),
+                        ("recompute is 'no'; it is True or False", {"recompute": "no"}),
+                        ("recompute_casts is None", {"recompute_casts": None})):
         with pytest.raises(TypeError, match=f"terrace.torch.activations: {said}"):
             activations(**{"client": roomy, **wrong})
     with pytest.raises(terrace.InvalidArgument, match="terrace.torch.activations: keep_bytes is -1"):

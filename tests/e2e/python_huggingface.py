@@ -288,6 +288,8 @@ def test_what_a_trainer_cannot_do(restless, tmp_path):
         terrace.torch.TerraceCallback(timeout=None)
     with pytest.raises(TypeError, match="place is 0"):
         terrace.torch.TerraceCallback(place=0)
+    with pytest.raises(TypeError, match="share_frozen is 'no'; it is True or False"):
+        terrace.torch.TerraceCallback(share_frozen="no")
     with pytest.raises(terrace.InvalidArgument, match="place is 'device:5'; this session can lease in host"):
         trainer("gpt2", tmp_path, terrace.torch.TerraceCallback(client=restless, place="device:5")).train()
     with pytest.raises(AttributeError, match="no attribute 'Callback'"):

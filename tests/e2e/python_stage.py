@@ -270,8 +270,9 @@ def test_errors_say_what_to_do(roomy):
         scratch((3, -1), client=roomy)
     with pytest.raises(terrace.ResourceExhausted, match=r"scratch: no \d+ bytes that stay leased.*guarantees="):
         scratch(1 << 30, client=roomy)
-    with pytest.raises(TypeError, match="terrace.torch.stage: loader is 7"):
-        stage(7, client=roomy)
+    for loader in (7, "abc", b"abc"):
+        with pytest.raises(TypeError, match=f"terrace.torch.stage: loader is {loader!r}; it is a DataLoader, or another"):
+            stage(loader, client=roomy)
     for depth in (0, -1, 1025):
         with pytest.raises(terrace.InvalidArgument, match=f"terrace.torch.stage: depth is {depth}; it is from 1 to 1024"):
             stage([], depth, client=roomy)

@@ -224,6 +224,8 @@ def test_what_is_no_class_and_no_names():
         terrace.torch.elementwise(torch.nn.Linear)
     with pytest.raises(TypeError, match="elementwise: 3 is no class of"):
         terrace.torch.elementwise(3)
+    with pytest.raises(TypeError, match="elementwise: this is an optimizer; give its class, Lion$"):
+        terrace.torch.elementwise(Lion(torch.nn.Linear(1, 1).parameters()))
     for wrong in ("exp_avg", [3], 3):
         with pytest.raises(TypeError, match="states is .*; it is a list of names"):
             terrace.torch.elementwise(Lion, states=wrong)

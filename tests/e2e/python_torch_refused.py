@@ -98,6 +98,9 @@ def test_what_is_no_optimizer_or_no_module(roomy):
         terrace.torch.offload(model, client=roomy, place="attic")
     with pytest.raises(terrace.InvalidArgument, match="tensor_bytes_min is -1"):
         terrace.torch.offload(model, client=roomy, tensor_bytes_min=-1)
+    for name, wrong in (("step_in_backward", "yes"), ("share_frozen", 2)):
+        with pytest.raises(TypeError, match=f"offload: {name} is {wrong!r}; it is True or False"):
+            terrace.torch.offload(model, optimizer, client=roomy, **{name: wrong})
     with pytest.raises(TypeError, match="timeout is None"):
         terrace.torch.offload(model, client=roomy, timeout=None)
     with pytest.raises(terrace.InvalidArgument, match="'weight' is on meta"):

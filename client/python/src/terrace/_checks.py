@@ -57,6 +57,13 @@ def seconds(call: str, name: str, value: Any) -> float:
     return float(value)
 
 
+def flag(call: str, name: str, value: Any) -> bool:
+    """True or False, or 1 or 0. TypeError for anything else."""
+    if not isinstance(value, int) or value not in (0, 1):
+        raise TypeError(f"{call}: {name} is {_given(value)}; it is True or False")
+    return bool(value)
+
+
 def count(call: str, name: str, value: Any, most: int, least: int = 0) -> int:
     """A number from `least` to `most`. TypeError for what is no integer, InvalidArgument beyond the bounds."""
     if not hasattr(value, "__index__") or isinstance(value, bool):

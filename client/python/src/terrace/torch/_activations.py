@@ -322,4 +322,5 @@ def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, kee
     """
     least = max(1, _checks.count(_CALL, "min_bytes", min_bytes, BYTES_MAX))
     kept = None if keep_bytes is None else _checks.count(_CALL, "keep_bytes", keep_bytes, BYTES_MAX)
-    return Activations(client_for(_CALL, client), least, kept, bool(recompute), bool(recompute_casts))
+    again = _checks.flag(_CALL, "recompute", recompute), _checks.flag(_CALL, "recompute_casts", recompute_casts)
+    return Activations(client_for(_CALL, client), least, kept, *again)

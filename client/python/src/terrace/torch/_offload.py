@@ -132,9 +132,11 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
     more than the place holds. Then the model is as it was.
     """
-    with Ranks(bool(share_frozen)) as ranks:
-        return _offload(model, optimizer, client=client, what=what, place=place, step_in_backward=step_in_backward,
-                        ranks=ranks if share_frozen else None, tensor_bytes_min=tensor_bytes_min, timeout=timeout)
+    in_backward = _checks.flag("terrace.torch.offload", "step_in_backward", step_in_backward)
+    shares = _checks.flag("terrace.torch.offload", "share_frozen", share_frozen)
+    with Ranks(shares) as ranks:
+        return _offload(model, optimizer, client=client, what=what, place=place, step_in_backward=in_backward,
+                        ranks=ranks if shares else None, tensor_bytes_min=tensor_bytes_min, timeout=timeout)
 
 
 def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | Iterable[str] | None,
@@ -231,7 +233,7 @@ def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str,
     parts = job.parts | {"states"} if what is None else wanted_parts(call, what, optimizer, in_backward)
     other = ("client is of another session" if client is not None and client is not job.store.client else
              f"place is {place!r}" if place not in ("host", job.store.place) else
-             f"step_in_backward is {in_backward}" if bool(in_backward) != job.in_backward else
+             f"step_in_backward is {in_backward}" if in_backward != job.in_backward else
              f"what is {sorted(parts)}" if (parts ^ job.parts) - {"states"} else "")
     if other:
         raise InvalidArgument(

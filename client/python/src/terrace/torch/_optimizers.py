@@ -54,8 +54,10 @@ def elementwise(kind: Kind, *, states: Iterable[str] | Callable[[Group], Iterabl
     TypeError for what is no class of optimizers; InvalidArgument for one without a step of its own to declare, or that
     is known to be different.
     """
+    if isinstance(kind, optim.Optimizer):
+        raise TypeError(f"{_CALL}: this is an optimizer; give its class, {type(kind).__qualname__}")
     if not isinstance(kind, type) or not issubclass(kind, optim.Optimizer):
-        raise TypeError(f"{_CALL}: {kind!r} is no class of torch.optim.Optimizer; give the class, not an optimizer")
+        raise TypeError(f"{_CALL}: {kind!r} is no class of torch.optim.Optimizer")
     stepper = next(base for base in kind.__mro__ if _brings_step(base))
     if stepper is optim.Optimizer:
         raise InvalidArgument(f"{_CALL}: {kind.__qualname__} has no step()")

@@ -232,7 +232,7 @@ def stage(loader: Iterable[T], depth: int = 2, *, client: Client | None = None) 
     draws from PyTorch's global generator in this process (num_workers=0) does so ahead of time; samplers do not.
     """
     count = _checks.count(_CALL, "depth", depth, DEPTH_MAX, least=1)
-    if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+    if isinstance(loader, str | bytes) or not (isinstance(loader, Iterable) or hasattr(loader, "__getitem__")):
         raise TypeError(f"{_CALL}: loader is {loader!r}; it is a DataLoader, or another iterable of batches")
     return Stage(loader, count, client_for(_CALL, client))
 

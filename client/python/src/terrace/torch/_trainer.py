@@ -36,7 +36,7 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
                  timeout: float = TIMEOUT_SECONDS):
         self.client = client
         self.what = what
-        self.share_frozen = share_frozen
+        self.share_frozen = _checks.flag(_CALL, "share_frozen", share_frozen)
         self.place = _checks.text(_CALL, "place", place)
         self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
         self.timeout = _checks.seconds(_CALL, "timeout", timeout)
