@@ -244,6 +244,35 @@ def test_a_batch_stays_where_it_is(disk):
         assert metric(client, "terrace_transfer_bytes_total", link="block_read") == 0
 
 
+def test_room_that_nobody_would_give_back_is_not_waited_for(disk):
+    """In a process of its own: other tests may have left threads, each of which might give some back."""
+    ended = run_program(
+        "import sys, time, torch, terrace.torch\n"
+        "with terrace.serve('16MiB', block=f'{sys.argv[1]}:128MiB', metrics=False) as client:\n"
+        "    kept = terrace.torch.scratch(12 << 20, torch.uint8, client=client)\n"
+        "    begin = time.monotonic()\n"
+        "    try:\n"
+        "        terrace.torch.scratch(8 << 20, torch.uint8, client=client)\n"
+        "    except terrace.ResourceExhausted as error:\n"
+        "        print(error, '|', time.monotonic() - begin)\n", str(disk))
+    said, _, seconds = ended.stdout.partition(" | ")
+    assert said.startswith("terrace.torch.scratch: no 8388608 bytes that stay leased"), ended.stderr
+    assert "holds 12582912 bytes leased already" in said and float(seconds) < LIMIT_SECONDS / 4
+
+
+def test_room_that_a_thread_or_the_collector_gives_back(disk):
+    with terrace.serve("16MiB", block=f"{disk}:128MiB", metrics=False) as client:
+        buffers = [scratch(12 * MIB, torch.uint8, client=client)]
+        helper = threading.Timer(1, buffers.clear)
+        helper.start()
+        cycle = [scratch(8 * MIB, torch.uint8, client=client)]
+        helper.join()
+        cycle.append(cycle)
+        del cycle
+        scratch(12 * MIB, torch.uint8, client=client)
+        assert leaves_nothing(client)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64])
 def test_scratch_is_like_empty(roomy, dtype):
     for shape in (5, (3, 4), (), (2, 0), torch.Size([2, 1, 3])):

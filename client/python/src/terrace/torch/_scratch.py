@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Buffers that never move: for communication, preprocessing, and whatever else holds on to an address."""
 
+import gc
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import SupportsIndex
 
@@ -10,11 +12,12 @@ import torch
 
 from .. import _checks
 from .._client import Client
-from .._errors import AlreadyExists, InvalidArgument, ResourceExhausted
+from .._errors import AlreadyExists, DeadlineExceeded, InvalidArgument, ResourceExhausted
 from .._terrace import Lease, Tensor
 from ._default_client import client_for
 from ._storages import over, shown
 
+LOOK_SECONDS = 0.1  # after which it is looked whether leases may end yet
 _CALL = "terrace.torch.scratch"
 _numbers = itertools.count()
 
@@ -29,7 +32,8 @@ def scratch(shape: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dtype =
     guarantee (client.leased_bytes), and is given back when the tensor and all views of it are gone.
 
     client: None: one of the process, opened when first needed. place: "host", or "device:N".
-    ResourceExhausted, which names the number to change, where the session cannot lease so much at once.
+    ResourceExhausted, which names the number to change, where the session cannot lease so much at once. Leases are waited
+    for, but not where this session's own leave no room and this is the script's only thread: nobody would end them.
     """
     owner = client_for(_CALL, client)
     if not isinstance(dtype, torch.dtype):
@@ -39,12 +43,25 @@ def scratch(shape: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dtype =
     if size == 0:
         return torch.empty(extents, dtype=dtype)
     try:
-        storage = leased_storage(owner, _CALL, size, lambda tensor: tensor.overwrite(place=place))
+        storage = leased_storage(owner, _CALL, size, lambda tensor: _lease(owner, tensor, place))
     except ResourceExhausted as error:
         raise ResourceExhausted(
             f"{_CALL}: no {size} bytes that stay leased: {error}; this session holds {owner.leased_bytes} bytes leased "
             f'already: open it with terrace.Client(guarantees={{"{place}": {size + owner.leased_bytes}}}) or more') from error
     return over(storage, dtype, 0, extents, _strides(extents))
+
+
+def _lease(client: Client, tensor: Tensor, place: str) -> Lease:
+    try:
+        return tensor.overwrite(place=place, timeout=LOOK_SECONDS)
+    except DeadlineExceeded:
+        pass  # room is being made
+    except ResourceExhausted:
+        gc.collect()  # what is gone may be held by a cycle
+        capacity = next((offer.capacity_bytes for offer in client.places() if offer.name == place), 0)
+        if threading.active_count() == 1 and client.leased_bytes + tensor.nbytes > capacity:
+            raise
+    return tensor.overwrite(place=place)
 
 
 def _extents(shape: SupportsIndex | Sequence[SupportsIndex]) -> list[int]:
