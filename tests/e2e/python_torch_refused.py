@@ -185,6 +185,26 @@ def test_moving_or_casting_afterwards(roomy, cast):
     optimizer.step()
 
 
+def test_swapping_parameters(roomy):
+    """As PyTorch does on request, in loading and moving; PyTorch collects the errors of loading."""
+    model, _ = offloaded(roomy)
+    before = weights(model)
+    other = {name: value + 1 for name, value in before.items()}
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        said = r"'embedding.weight' lives in Terrace, and another.*set_swap_module_params_on_conversion\(False\)"
+        with pytest.raises(RuntimeError, match=said):
+            model.load_state_dict(other)
+        with pytest.raises(terrace.FailedPrecondition, match=said):
+            model.float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert_same({name: value for name, value in weights(model).items() if name != "scale"},
+                {name: value for name, value in before.items() if name != "scale"})
+    model.load_state_dict(other)
+    assert_same(weights(model), other)
+
+
 def test_an_optimizer_of_another_model(roomy):
     model, other = nn.Linear(16, 16), nn.Linear(16, 16)
     with pytest.warns(UserWarning, match="none of this model's parameters"):

@@ -57,6 +57,7 @@ def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     result = lease_for(func, args, kwargs)
     if func in _CASTS and isinstance(args[0], OffloadedParameter) and _asked_by_module():
         args[0].terrace.check_like(result, strides=True)
+        _check_not_swapped(args[0])
     return result
 
 
@@ -246,6 +247,20 @@ def _storage(self: torch.Tensor) -> Any:
     return NotImplemented
 
 
+def _loaded(self: torch.Tensor, other: torch.Tensor, assign: bool = False) -> Any:
+    """`parameter.module_load()`, which load_state_dict() calls to swap what it gives for the parameter."""
+    if is_managed_parameter(self):
+        _check_not_swapped(self)
+    return NotImplemented
+
+
+def _check_not_swapped(parameter: torch.Tensor) -> None:
+    if torch.__future__.get_swap_module_params_on_conversion():
+        raise FailedPrecondition(
+            f"the parameter '{slot_of(parameter).name}' lives in Terrace, and another one was to be swapped for it: "
+            "torch.__future__.set_swap_module_params_on_conversion(False) has what is loaded copied into it")
+
+
 def _detached_in_place(self: torch.Tensor) -> Any:
     return self if isinstance(self, OffloadedTensor) else NotImplemented
 
@@ -290,6 +305,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.contiguous: _contiguous,
     torch.Tensor.cpu: _on_cpu,
     torch.Tensor.zero_: _zeroed,
+    torch.Tensor.module_load: _loaded,
     torch._foreach_zero_: _all_zeroed,
 }
 
