@@ -43,9 +43,11 @@ def test_a_graph_that_is_kept(restless):
     same_for_both(restless, run)
 
 
-def test_a_step_between_forward_and_backward_is_an_error_as_always(restless):
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_step_between_forward_and_backward_is_an_error_as_always(restless, autocast):
+    """Under autocast, too, whose casts PyTorch alone would have kept."""
     _, (model, optimizer) = both(restless)
-    loss = loss_of(model, 0)
+    loss = loss_of(model, 0, autocast=autocast)
     loss_of(model, 1).backward()
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation: the parameter '.*' is at version"):
