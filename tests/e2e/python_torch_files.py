@@ -15,7 +15,7 @@ import safetensors.torch
 import terrace.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
+from python_fixtures import MIB, disk, run_program  # noqa: F401 (a fixture)
 from python_torch_models import (  # noqa: F401 (fixtures)
     RECIPE,
     Gpt,
@@ -192,6 +192,23 @@ def test_a_checkpoint_that_is_written_while_training_goes_on(disk):
         assert_same(weights(model), wanted[0])
         assert_same({key: one["exp_avg"].clone() for key, one in state["optimizer"]["state"].items()}, wanted[1])
         assert client.leased_bytes == 0
+
+
+def test_what_writes_while_training_goes_on_may_be_imported_late(disk):
+    ended = run_program(
+        "import os, sys, warnings, torch, terrace.torch\n"
+        "warnings.simplefilter('ignore')\n"
+        "with terrace.serve('4MiB', block=f'{sys.argv[1]}:16MiB', metrics=False) as client:\n"
+        "    model, _ = terrace.torch.offload(torch.nn.Linear(64, 64), client=client)\n"
+        "    state = model.state_dict()\n"
+        "    wanted = state['weight'].clone()\n"
+        "    assert 'torch.distributed.checkpoint' not in sys.modules\n"
+        "    import torch.distributed.checkpoint as dcp\n"
+        "    dcp.async_save(state, checkpoint_id=f'{sys.argv[1]}/late').result()\n"
+        "    state['weight'].zero_()\n"
+        "    dcp.load(state, checkpoint_id=f'{sys.argv[1]}/late')\n"
+        "    print(torch.equal(model.weight, wanted))\n", str(disk))
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
 
 
 def test_types_and_strides(roomy, tmp_path):

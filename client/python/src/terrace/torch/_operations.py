@@ -19,7 +19,6 @@ from ._lazy_storage import storage_of
 from ._metadata import METADATA
 from ._modes import check_not_compiled
 from ._parameters import ManagedParameter, entered, is_managed_parameter
-from ._staged import stage_leased
 from ._transforms import saves_unasked, view_of
 from ._writes import may_write_unseen, read_only_target, resolved, slot_of, store_of, write_the_same
 
@@ -182,9 +181,8 @@ def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
 
 
 def _detached(self: torch.Tensor) -> Any:
-    """`tensor.detach()`: the same bytes, without a lease. So a state_dict() is made, which may go to a stager."""
+    """`tensor.detach()`: the same bytes, without a lease."""
     if is_managed_parameter(self):
-        stage_leased()
         managed: ManagedParameter = self.terrace  # type: ignore[attr-defined]
         return OffloadedTensor.of(managed.slot, managed.store, managed)
     if isinstance(self, OffloadedTensor):

@@ -6,8 +6,10 @@ one, for as long as it copies that.
 """
 
 import functools
+import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
@@ -19,10 +21,36 @@ Copy = Callable[..., torch.Tensor]
 
 
 def stage_leased() -> None:
-    """Has PyTorch's stager, if it was imported, copy what is in Terrace, whoever calls it."""
-    stager = getattr(sys.modules.get(_STAGER), "StateDictStager", None)
+    """Has PyTorch's stager copy what is in Terrace, whoever calls it. It is imported by those who need it, and takes its
+    time: what is not there yet is seen to as it comes."""
+    if _STAGER not in sys.modules:
+        if _Finder not in sys.meta_path:
+            sys.meta_path.insert(0, _Finder)
+        return
+    stager = getattr(sys.modules[_STAGER], "StateDictStager", None)
     if stager is not None and not hasattr(stager._offload_tensor, "terrace"):
         stager._offload_tensor = _leasing(stager._offload_tensor)
+
+
+class _Finder:
+    """What is asked for modules that are imported: finds the stager as ever, and sees to it once it is there."""
+
+    @staticmethod
+    def find_spec(name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        if name != _STAGER:
+            return None
+        sys.meta_path.remove(_Finder)
+        spec = importlib.util.find_spec(name)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            run = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                run(module)
+                stage_leased()
+
+            loader.exec_module = exec_module
+        return spec
 
 
 def _leasing(theirs: Copy) -> Copy:
