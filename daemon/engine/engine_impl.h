@@ -243,7 +243,8 @@ class EngineImpl final : public Engine {
   Room make_room(Session& session, Admission& admission, const std::vector<std::uint64_t>& sizes,
                  std::vector<std::uint64_t>& offsets, Error& refusal);
   Room make_room_by_bytes(Session& session, Admission& admission, std::uint64_t missing_bytes, Error& refusal);
-  Room make_room_by_shape(Session& session, Admission& admission, std::uint64_t missing_bytes, Error& refusal);
+  Room make_room_by_shape(Session& session, Admission& admission, const std::vector<std::uint64_t>& sizes,
+                          Error& refusal);
   std::uint64_t set_bytes(Session& session, const Admission& admission, std::uint64_t missing_bytes) const;
   Room wait_for_leases(Session& session, Admission& admission, const Survey& survey, std::uint64_t bytes,
                        Error& refusal);
@@ -264,7 +265,9 @@ class EngineImpl final : public Engine {
   bool clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice);
   std::vector<std::pair<std::uint64_t, Slot>> copies_for(const Session& session, std::size_t tier,
                                                          std::uint64_t bytes) const;
-  bool join_free(Session& session, std::size_t tier, std::uint64_t bytes);
+  bool join_free(Session& session, std::size_t tier, std::uint64_t bytes, bool far = false);
+  bool takes_drives(const Session& session, std::size_t tier, Slot slot) const;
+  bool join_parts(Session& session, std::size_t tier, std::vector<std::uint64_t> sizes);
   bool make_room_at_once(Session& session, const Admission& admission, std::uint64_t bytes);
 
   // eviction.cc

@@ -107,7 +107,7 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
       return Room::kRefused;
     }
     const Room room = place.space.free_bytes() < missing ? make_room_by_bytes(session, admission, missing, refusal)
-                                                         : make_room_by_shape(session, admission, missing, refusal);
+                                                         : make_room_by_shape(session, admission, sizes, refusal);
     if (room != Room::kReady) return room;
   }
 }
@@ -157,9 +157,10 @@ EngineImpl::Room EngineImpl::make_room_by_bytes(Session& session, Admission& adm
 }
 
 // The bytes are there, but not side by side.
-EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& admission, std::uint64_t missing_bytes,
-                                                Error& refusal) {
+EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& admission,
+                                                const std::vector<std::uint64_t>& sizes, Error& refusal) {
   const std::size_t tier = admission.tier;
+  const std::uint64_t missing_bytes = admission.missing_bytes;
   const Place& place = *session.places[tier];
   if (join_free(session, tier, missing_bytes)) return Room::kWait;
   if (place.leaving_bytes > 0) {
@@ -169,6 +170,8 @@ EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& adm
   const bool prefetch = admission.is(Admission::Kind::kPrefetch);
   Survey found = survey_for(session, admission, 1);
   if (admission.planned && found.victims.empty()) return Room::kWait;
+  if (!found.victims.empty() && takes_drives(session, tier, found.victims.front()) && join_parts(session, tier, sizes))
+    return Room::kWait;
   if (!found.victims.empty()) {
     const Eviction done = evict(session, found.victims.front(), tiers_[tier].level,
                                 prefetch ? EvictionReason::kPrefetch : EvictionReason::kDemand,

@@ -4,6 +4,7 @@
 // of them happen to be neighbours gives up many.
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,7 +17,9 @@ namespace {
 // Looking at all of a session's tensors must not take longer than the transfer that it makes room for.
 constexpr std::uint64_t kBytesPerTensor = 64;
 constexpr std::uint64_t kBytesPerCopy = 512;
-constexpr std::uint64_t kMovesMax = 8;  // bytes within a tier, for the time of one over a link
+constexpr std::uint64_t kMovesMax = 8;      // bytes within a tier, for the time of one over a link
+constexpr std::uint64_t kFarMovesMax = 32;  // bytes within a device, for the time of one over a link of the drives
+constexpr std::size_t kPartsMax = 4;        // looks at a tier for room in one piece, and in fewer
 constexpr double kGivenUp = 0.01;  // of what the copy would be missed otherwise: the plan brings it back, or nobody
 constexpr double kOutAndIn = 4;    // likewise, of a copy that must be written back first
 constexpr double kSoonestS = 1e-3;
@@ -30,10 +33,11 @@ struct Lying {
 };
 
 // The first copy of the stretch that has `bytes` free, `tail` of them behind the last copy of all, and the fewest bytes
-// of copies, none of which stays. None: there is no such stretch, or it has more of them than are worth moving.
-std::optional<std::size_t> least_moved(const std::vector<Lying>& row, std::uint64_t tail, std::uint64_t bytes) {
+// of copies, none of which stays. None: there is no such stretch, or it has `moved_max` of them.
+std::optional<std::size_t> least_moved(const std::vector<Lying>& row, std::uint64_t tail, std::uint64_t bytes,
+                                       std::uint64_t moved_max) {
   std::optional<std::size_t> best;
-  std::uint64_t least = kMovesMax * bytes;
+  std::uint64_t least = moved_max;
   std::uint64_t free = 0;
   std::uint64_t moved = 0;
   for (std::size_t first = 0, last = 0; last <= row.size(); ++last) {  // the stretch holds the copies [first, last)
@@ -93,8 +97,8 @@ std::vector<std::pair<std::uint64_t, Slot>> EngineImpl::copies_for(const Session
 
 // Free bytes that lie apart come side by side, where that takes less than a transfer: of all stretches of the tier's
 // addresses that have enough of them, in the one with the fewest bytes of copies, the first of these moves down. True:
-// one is on its way.
-bool EngineImpl::join_free(Session& session, std::size_t tier, std::uint64_t bytes) {
+// one is on its way. `far`: less than a transfer of the drives.
+bool EngineImpl::join_free(Session& session, std::size_t tier, std::uint64_t bytes, bool far) {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
   const auto copies = copies_for(session, tier, bytes);
@@ -113,12 +117,35 @@ bool EngineImpl::join_free(Session& session, std::size_t tier, std::uint64_t byt
   }
   const std::uint64_t tail = place.space.capacity_bytes() - end;
   if (between + tail != place.space.free_bytes()) return false;  // some of it is not to be had
-  const auto first = least_moved(row, tail, bytes);
+  const auto first = least_moved(row, tail, bytes, (far ? kFarMovesMax : kMovesMax) * bytes);
   if (!first) return false;
   const auto [offset, slot] = copies[*first];
   if (session.at(slot).published == level && !claim(session, slot)) return false;
   start_slide(session, slot, level, offset - row[*first].free_before);
   return true;
+}
+
+// Whether the copy, if it goes from a device, is written to the drives, or another one in memory for it: neither has
+// memory its bytes, nor room for them.
+bool EngineImpl::takes_drives(const Session& session, std::size_t tier, Slot slot) const {
+  const Tensor& tensor = session.at(slot);
+  if (tiers_[tier].level != Level::kDevice || memory_tier_ == SIZE_MAX || home_level_ != Level::kBlock) return false;
+  if (tensor.has(Level::kMemory) || droppable(session, slot, Level::kDevice)) return false;
+  return session.places[memory_tier_]->used_bytes() + tensor.extent_bytes() > limit_bytes(session, memory_tier_);
+}
+
+// Free bytes come side by side for all of what is wanted; or, where a copy that stays lies between them, for the
+// largest of it: the rest may lie elsewhere.
+bool EngineImpl::join_parts(Session& session, std::size_t tier, std::vector<std::uint64_t> sizes) {
+  const Place& place = *session.places[tier];
+  std::ranges::sort(sizes);
+  std::uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
+  for (std::size_t least = 0; least < std::min(sizes.size(), kPartsMax); ++least) {
+    if (bytes <= place.space.largest_free_bytes()) return false;
+    if (join_free(session, tier, bytes, true)) return true;
+    bytes -= sizes[least];
+  }
+  return false;
 }
 
 // Gives up what lies in the best run of `bytes`. False: there is none.

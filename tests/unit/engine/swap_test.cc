@@ -3,6 +3,10 @@
 // for nothing, and what is fetched, filled with zeros, or neither.
 #include <gmock/gmock.h>
 
+#include <numeric>
+#include <string>
+#include <vector>
+
 #include "unit/engine/harness.h"
 
 namespace terrace::engine {
@@ -191,6 +195,64 @@ TEST(Swap, CopiesSlideTogetherBeforeOneIsWrittenBack) {
   EXPECT_EQ(harness.read(client, tensors[1]), 100u);
   EXPECT_EQ(harness.read(client, tensors[3]), 300u);
   EXPECT_EQ(harness.read(client, wide), 5000u);
+}
+
+// What the device and memory have is dirty and fills them, but for what is given up: no room below is to be had without
+// the drives.
+struct Full {
+  explicit Full(const std::vector<std::uint64_t>& sizes, std::uint64_t memory = 8) : harness(options(sizes)) {
+    for (std::uint64_t i = 0; i < memory; ++i)
+      harness.write(client, harness.create(client, "host" + std::to_string(i), kMiB), i, kHost);
+    for (const std::uint64_t size : sizes) {
+      tensors.push_back(harness.create(client, std::to_string(tensors.size()), size));
+      harness.write(client, tensors.back(), tensors.size());
+    }
+    harness.settle();
+  }
+  // None of it is written down before it must be.
+  static Options options(const std::vector<std::uint64_t>& sizes) {
+    Options options = three_tiers(std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0}));
+    for (TierOptions& tier : options.tiers) tier.high_mark = 1;
+    return options;
+  }
+  std::uint64_t written() {
+    return link_bytes(harness, mover::LinkKind::kBlockWrite) + link_bytes(harness, mover::LinkKind::kDeviceToHost);
+  }
+
+  Harness harness;
+  Harness::Client& client = *harness.open();
+  std::vector<Handle> tensors;
+};
+
+constexpr std::uint64_t kHalf = kMiB / 2;
+
+TEST(Swap, CopiesSlideFartherWhereOneWouldBeWrittenToTheDrives) {
+  // Half of what is wanted is free at either end, and thirteen times as much lies between.
+  const std::vector<std::uint64_t> sizes(28, kHalf);
+  for (const std::uint64_t memory : {8, 0}) {
+    Full full(sizes, memory);
+    ASSERT_TRUE(full.harness.ask(full.client.id, DontNeed{{full.tensors.front(), full.tensors.back()}}));
+    const std::uint64_t before = full.written();
+    full.harness.write(full.client, full.harness.create(full.client, "wide", kMiB), 5000);
+    EXPECT_EQ(full.written() == before, memory == 8) << "of " << memory << " MiB";
+    for (std::uint64_t i = 1; i + 1 < sizes.size(); ++i)
+      EXPECT_EQ(full.harness.read(full.client, full.tensors[i]), i + 1);
+  }
+}
+
+TEST(Swap, CopiesSlideForTheLargestOfASetWhereALeasedOneStaysBetween) {
+  // Free are tensors 0, 3 and 5, half as large as the larger one of the set; 2 stays.
+  Full full({kHalf, kMiB, kMiB, kHalf, kHalf, kHalf, kMiB, kMiB});
+  const auto& tensors = full.tensors;
+  ASSERT_TRUE(full.harness.reply(full.harness.send(full.client.id, Acquire{kDevice, shm::Mode::kRead, {tensors[2]}})));
+  ASSERT_TRUE(full.harness.ask(full.client.id, DontNeed{{tensors[0], tensors[3], tensors[5]}}));
+  const Handle wide = full.harness.create(full.client, "wide", kMiB);
+  const Handle narrow = full.harness.create(full.client, "narrow", kHalf);
+  const std::uint64_t before = full.written();
+  const RequestId asked = full.harness.send(full.client.id, Acquire{kDevice, shm::Mode::kOverwrite, {wide, narrow}});
+  full.harness.settle();
+  EXPECT_TRUE(full.harness.reply(asked));
+  EXPECT_EQ(full.written(), before);
 }
 
 TEST(Swap, WhoNeedsAllOfATierWaitsForACopyThatSlidesThere) {
