@@ -273,6 +273,7 @@ Machine Learner::part() const {
   const auto divide = [this](PlannedTier& tier, double weights) {
     const double mine = std::min(weight_ / weights, 1.0);
     tier.capacity_bytes = static_cast<std::uint64_t>(static_cast<double>(tier.capacity_bytes) * mine);
+    tier.left_bytes = static_cast<std::uint64_t>(static_cast<double>(tier.left_bytes) * mine);
     tier.in.bytes_per_s *= mine;
     tier.out.bytes_per_s *= mine;
   };

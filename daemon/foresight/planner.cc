@@ -166,20 +166,25 @@ class Planner {
     return true;
   }
 
-  // A group waits for all tiers at once.
-  void add_waits(const SweepResult& result) {
+  // A group waits for all tiers at once. True: somebody waits.
+  bool add_waits(const SweepResult& result) {
     for (std::size_t group = 0; group < result.waits_ns.size(); ++group)
       waits_[group] = std::max(waits_[group], result.waits_ns[group]);
+    return std::ranges::any_of(result.waits_ns, [](std::int64_t ns) { return ns > 0; });
   }
 
   std::int64_t begin_ns(const HorizonUse& use) const { return timing_.begins[use.group]; }
 
-  // Without room for what is not foreseen: the part of its uses that the last such step had beyond its template.
+  // Without room for what is not foreseen: the part of its uses that the last such step had beyond its template. All
+  // that there is where somebody waits for memory alone: what does not pack goes over a link that has time, and what is
+  // kept need not go on to one that has none.
   std::uint64_t planned_bytes(const PlannedTier& device) const {
-    if (match_.matched == 0) return device.capacity_bytes;  // nor was there a template
+    const std::uint64_t left_bytes = memory_is_late_ && !devices_are_late_ ? device.left_bytes : 0;
+    const std::uint64_t bytes = device.capacity_bytes + left_bytes;
+    if (match_.matched == 0) return bytes;  // nor was there a template
     const double part = static_cast<double>(match_.added) / static_cast<double>(match_.matched + match_.added);
-    const auto unforeseen = static_cast<std::uint64_t>(part * static_cast<double>(device.capacity_bytes));
-    return device.capacity_bytes - std::min(unforeseen, device.capacity_bytes / kUnforeseenOneIn);
+    const auto unforeseen = static_cast<std::uint64_t>(part * static_cast<double>(bytes));
+    return bytes - std::min(unforeseen, bytes / kUnforeseenOneIn);
   }
 
   bool link_bound() const { return !waited_.empty(); }
@@ -223,7 +228,7 @@ class Planner {
       origin.push_back(at);
     }
     const SweepResult result = sweep(input);
-    add_waits(result);
+    devices_are_late_ = add_waits(result) || devices_are_late_;
     for (std::size_t i = 0; i < origin.size(); ++i)
       if (result.given_up[i]) uses_[origin[i]].give_up = true;
     for (const SweepOut& out : result.outs) {
@@ -372,8 +377,7 @@ class Planner {
     input.spare_bytes = spare;
     plan_.evenly = !spare.empty();
     const SweepResult result = sweep(input);
-    add_waits(result);
-    memory_is_late_ = memory_is_late_ || std::ranges::any_of(result.waits_ns, [](std::int64_t ns) { return ns > 0; });
+    memory_is_late_ = add_waits(result) || memory_is_late_;
     for (std::size_t i = 0; i < origin.size(); ++i) {
       HorizonUse& use = uses_[origin[i]];
       (use.place == machine_.memory.place ? use.give_up : use.give_up_below) = result.given_up[i];
@@ -468,6 +472,7 @@ class Planner {
   std::vector<std::int64_t> waits_;   // by group: for how long it does for links, in this round
   std::vector<std::int64_t> waited_;  // likewise, in a former round; empty: nobody did
   bool memory_is_late_ = false;       // in a former round
+  bool devices_are_late_ = false;     // likewise
   std::vector<TimedClean> cleans_;
   std::vector<TimedFetch> fetches_;
   std::size_t window_begin_ = 0;  // in `uses_`

@@ -52,12 +52,12 @@ foresight::Machine machine_of(const engine::Options& options, const config::Link
     const bool is_memory = tier.kind == tier::Kind::kMemory;
     foresight::PlannedTier planned = is_memory ? of_block : of_device;
     planned.place = is_memory ? shm::kPlaceHost : shm::kPlaceDevice0 + devices++;
-    planned.capacity_bytes = is_memory ? tier.capacity_bytes : foresight::usable_bytes(tier.capacity_bytes);
+    planned.capacity_bytes = tier.capacity_bytes;
     if (is_memory) {
       machine.has_memory = true;
       machine.memory = planned;
     } else {
-      machine.devices.push_back(planned);
+      machine.devices.push_back(foresight::with_room_left(planned));
     }
   }
   return machine;

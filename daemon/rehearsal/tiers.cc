@@ -51,8 +51,9 @@ foresight::Machine machine_of(const workload::Node& node, const std::vector<engi
   foresight::Machine machine;
   if (tiers.size() == 1) return machine;
   const workload::LinkSpeed& below = node.host_bytes > 0 ? node.hbm : node.block;
-  machine.devices.push_back({shm::kPlaceDevice0, foresight::usable_bytes(tiers[0].capacity_bytes),
-                             pace(below, Direction::kIn), pace(below, Direction::kOut), below.both_ways().toll()});
+  machine.devices.push_back(
+      foresight::with_room_left({shm::kPlaceDevice0, tiers[0].capacity_bytes, pace(below, Direction::kIn),
+                                 pace(below, Direction::kOut), below.both_ways().toll()}));
   machine.has_memory = node.host_bytes > 0 && node.block_bytes > 0;
   if (machine.has_memory)
     machine.memory = {shm::kPlaceHost, tiers[1].capacity_bytes, pace(node.block, Direction::kIn),

@@ -121,6 +121,25 @@ TEST(Planner, WhatGoesFromMemoryLiesEvenlyOverTheStepAndIsTheSameInEach) {
   EXPECT_LE(made.period_ns, 100 * kRunNs) << "nobody waits";
 }
 
+TEST(Planner, AllOfADeviceIsPlannedWithWhereMemoryAloneIsShort) {
+  // Of 100 MB, the device has 60 and 4 more where extents do not pack, and memory 30: 10 go to the drives, at 0.1 of
+  // the speed that the runs would hide, or 6.
+  Machine machine;
+  machine.devices.push_back({kDevice, 60'000'000, {10e9, 0}, {10e9, 0}, 0, 4'000'000});
+  machine.has_memory = true;
+  machine.memory = {kHost, 31'000'000, {0.1e9, 0}, {0.1e9, 0}};  // 30 MB, and what extents do not fill
+  const Template known = loop(100, 1'000'000, kDevice, shm::Mode::kWrite);
+  const auto given_up_by = [&] { return given_up(plan(machine, {&known, &known, &known, &known}, 2)); };
+  const std::uint64_t all = given_up_by();
+  machine.devices.front().left_bytes = 0;
+  EXPECT_LE(all + 3, given_up_by());
+  machine.devices.front().left_bytes = 4'000'000;
+  machine.memory.in = machine.memory.out = {10e9, 0};
+  EXPECT_LE(all + 3, given_up_by()) << "nobody waits";
+  machine.devices.front().in = machine.devices.front().out = machine.memory.in = machine.memory.out = {0.1e9, 0};
+  EXPECT_LE(all + 3, given_up_by()) << "the device's link is short, too";
+}
+
 TEST(Planner, SaysOfWhatADeviceGivesUpWhetherMemoryKeepsIt) {
   // Of 100 MB, the device has 10 and memory 50.
   Machine machine;
