@@ -18,7 +18,7 @@ struct PlannedTier {
   std::uint64_t capacity_bytes = 0;
   LinkPace in;
   LinkPace out;
-  double toll = 0;  // BothWays's, of the two
+  double toll = 0;               // BothWays's, of the two
   std::uint64_t left_bytes = 0;  // of a device; `capacity_bytes` are without
 };
 
