@@ -26,7 +26,8 @@ void EngineImpl::on(const Request& request, const Release& body) {
       outcome = step.outcome;
       ended |= outcome == shm::Outcome::kDone && step.word.wanted && !step.word.leased();
       const bool wrote = !session.is_share() || session.at(handle.slot).holder == request.session;
-      if (outcome == shm::Outcome::kDone && body.torn && wrote) tear(session, handle.slot);
+      const bool torn = body.torn && body.modes[i] == shm::Mode::kOverwrite;
+      if (outcome == shm::Outcome::kDone && torn && wrote) tear(session, handle.slot);
     }
     if (outcome == shm::Outcome::kDone) continue;
     if (!result) continue;  // the rest is released all the same; the first failure is named

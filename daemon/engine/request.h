@@ -98,7 +98,7 @@ struct Acquire {
 struct Release {
   Modes modes;
   std::vector<Handle> tensors;
-  bool torn = false;  // an overwrite that was given up: reading it is kFailedPrecondition
+  bool torn = false;  // overwrites that were given up: reading them is kFailedPrecondition
 };  // of leases that Acquire granted
 struct Move {
   std::uint32_t place = 0;

@@ -166,7 +166,7 @@ TerraceService::Unary* TerraceService::Acquire(Context* context, const v1::Acqui
   const std::vector<Handle> handles = set.tensors;
   return submit(*context, request->token(),
                 engine::Acquire{set.place, *modes, std::move(set.tensors), request->passing()}, located(response),
-                [modes = *modes, handles] { return engine::Release{modes, handles}; });
+                [modes = *modes, handles] { return engine::Release{modes, handles, true}; });
 }
 
 TerraceService::Unary* TerraceService::Release(Context* context, const v1::ReleaseRequest* request,

@@ -105,7 +105,9 @@ Result<void> Rehearsal::fill(Job& job) {
   for (std::size_t at = 0; at < tensors.size(); ++at) {
     if (!tensors[at].home) continue;
     writes.emplace_back();
-    writes.back().place = options_.node.host_bytes > 0 ? workload::Place::kHost : workload::Place::kHbm;
+    const bool fits = align_up(tensors[at].bytes, kPageBytes) <= options_.node.host_bytes / options_.jobs;
+    writes.back().name = fmt::format("that fills tensor {}", at);
+    writes.back().place = fits ? workload::Place::kHost : workload::Place::kHbm;
     writes.back().write.push_back(static_cast<workload::TensorId>(at));
   }
   job.runs = writes;

@@ -121,6 +121,20 @@ TEST_F(Former, WhatIsOverwrittenNeedsNoDisk) {
   EXPECT_EQ(harness_.read(*client_, away, kHost), 4u);
 }
 
+TEST_F(Former, ASetNeedsTheDiskForWhatItReadsOfIt) {
+  const Handle away = on_disk("away", 3);
+  const Handle other = on_disk("other", 5);
+  die();
+  const std::vector modes{shm::Mode::kOverwrite, shm::Mode::kRead};
+  EXPECT_THAT(refusal(Acquire{kHost, modes, {away, other}}), HasSubstr("block tier is not served before"));
+  const RequestId waits = harness_.send(client_->id, Acquire{kHost, modes, {away, other}});
+  harness_.settle();
+  EXPECT_FALSE(harness_.answered(waits));
+  end_former();
+  ASSERT_TRUE(harness_.reply(waits).has_value());
+  EXPECT_EQ(harness_.look(*client_, other), 5u);
+}
+
 TEST_F(Former, WhatAReadMayLandInIsNobodyElses) {
   const Handle read = being_read("read", 3);
   die();

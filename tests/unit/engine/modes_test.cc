@@ -82,6 +82,15 @@ TEST_F(ModesOfASet, AreAsManyAsTensors) {
   EXPECT_EQ(passing.error().code, ErrorCode::kInvalidArgument) << "one of them is a use";
 }
 
+TEST_F(ModesOfASet, GivenUpOnlyWhatWasOverwrittenIsTorn) {
+  fill_all();
+  ASSERT_TRUE(acquire());
+  ASSERT_TRUE(harness_.ask(client_->id, Release{modes_, set_, true}));
+  EXPECT_EQ(harness_.read(*client_, set_[0]), 100u);
+  EXPECT_EQ(harness_.read(*client_, set_[1]), 200u);
+  EXPECT_THAT(harness_.read(*client_, set_[2]).error().message, HasSubstr("'overwritten' is torn"));
+}
+
 TEST_F(ModesOfASet, WhatWasTornMeanwhileFailsOnlyWhoReadsIt) {
   fill_all();
   ASSERT_TRUE(harness_.acquire(*client_, kDevice, kOverwrite, {set_[2]}));
@@ -106,6 +115,25 @@ TEST_F(ModesOfASet, AreUndoneOneByOneAfterARestart) {
   EXPECT_EQ(harness_.read(*client_, set_[0]), 100u);
   EXPECT_EQ(harness_.read(*client_, set_[1]), 200u);
   EXPECT_THAT(harness_.read(*client_, set_[2]).error().message, HasSubstr("'overwritten' is torn"));
+}
+
+// It is torn while the set that reads another one, and overwrites it, is on its way; and while one that reads it is.
+TEST_F(ModesOfASet, OnItsWayFailsByATearOfWhatItReadsAlone) {
+  fill_all();
+  for (const std::size_t torn : {2, 0}) {
+    for (std::size_t at = 0; at < set_.size(); ++at)
+      harness_.write(*client_, set_[at], 100 * (at + 1), at == torn ? kDevice : kHost);
+    ASSERT_TRUE(harness_.ask(client_->id, Move{shm::kPlaceBlock, {set_[1], set_[torn == 2 ? 0 : 2]}}));
+    ASSERT_TRUE(harness_.acquire(*client_, kDevice, kOverwrite, {set_[torn]}));
+    const RequestId asked = harness_.send(client_->id, Acquire{kDevice, modes_, set_});
+    ASSERT_FALSE(harness_.transfers.empty()) << "something of it is fetched";
+    ASSERT_TRUE(harness_.reply(harness_.send(client_->id, Release{kOverwrite, {set_[torn]}, true})).has_value());
+    harness_.settle();
+    const auto reply = harness_.reply(asked);
+    ASSERT_EQ(reply.has_value(), torn == 2) << (reply ? "" : reply.error().message);
+    if (!reply) continue;
+    for (std::size_t at = 0; at < set_.size(); ++at) harness_.release(*client_, set_[at], modes_[at]);
+  }
 }
 
 // Four quarters less a bit: those that are read lie so that the others have no room side by side, and nothing but this

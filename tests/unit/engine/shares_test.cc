@@ -30,8 +30,8 @@ class Shares : public ::testing::Test {
     return shm::acquire(client.table.word(tensor.slot), tensor.incarnation, mode).outcome == shm::Outcome::kDone;
   }
   // As replies that wait are: not there yet.
-  RequestId ask(const Harness::Client& client, shm::Mode mode, std::vector<Handle> set, Time deadline = kNever) {
-    const RequestId id = harness_.send(client.id, Acquire{kHost, mode, std::move(set)}, deadline);
+  RequestId ask(const Harness::Client& client, Modes modes, std::vector<Handle> set, Time deadline = kNever) {
+    const RequestId id = harness_.send(client.id, Acquire{kHost, std::move(modes), std::move(set)}, deadline);
     harness_.settle();
     return id;
   }
@@ -95,6 +95,34 @@ TEST_F(Shares, AreWrittenByOneWhoHasTheTensorAlone) {
   EXPECT_FALSE(lease(*reader_, tensor_, shm::Mode::kRead)) << "readers that come later do not starve who writes";
   harness_.release(*reader_, tensor_, shm::Mode::kRead);
   EXPECT_TRUE(harness_.reply(writes).has_value());
+}
+
+// Who reads one tensor of a set and writes another waits for readers of the latter alone, and has that one alone.
+TEST_F(Shares, AreReadAndWrittenInOneSet) {
+  begin();
+  const Handle written = harness_.create(*writer_, "written", kMiB);
+  harness_.write(*writer_, written, 2000, kHost);
+  const std::vector<Handle> both{tensor_, written};
+  const std::vector modes{shm::Mode::kRead, shm::Mode::kWrite};
+  for (const Handle each : both) {
+    ASSERT_TRUE(harness_.read(*reader_, each, kHost)) << "from here on everybody's";
+    ASSERT_TRUE(lease(*reader_, each, shm::Mode::kRead));
+  }
+  const RequestId waits = ask(*writer_, modes, both);
+  EXPECT_FALSE(harness_.answered(waits));
+  harness_.release(*reader_, written, shm::Mode::kRead);
+  harness_.settle();
+  ASSERT_TRUE(harness_.reply(waits).has_value()) << "though the reader still has the other";
+  EXPECT_EQ(word(*reader_, tensor_).readers, 1u);
+  EXPECT_TRUE(word(*writer_, tensor_).readers == 1 && word(*writer_, tensor_).writers == 0);
+  EXPECT_TRUE(word(*writer_, written).readers == 0 && word(*writer_, written).writers == 1);
+  EXPECT_FALSE(lease(*reader_, written, shm::Mode::kRead));
+  EXPECT_TRUE(lease(*reader_, tensor_, shm::Mode::kRead));
+  harness_.fill(*writer_, written, 3000);
+  for (std::size_t i = 0; i < both.size(); ++i) harness_.release(*writer_, both[i], modes[i]);
+  EXPECT_EQ(harness_.read(*reader_, written, kHost), 3000u);
+  EXPECT_EQ(harness_.reply(ask(*reader_, modes, both)).error().code, ErrorCode::kPermissionDenied)
+      << "a set that is written in part is written";
 }
 
 TEST_F(Shares, AreReadBesideWhoWroteAndReadsNow) {

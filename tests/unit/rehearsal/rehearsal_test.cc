@@ -300,6 +300,17 @@ TEST(Rehearsal, ARunDoesNotStandInItsOwnWay) {
   for (const StepReport& report : reports) EXPECT_LT(report.makespan, std::chrono::seconds(1)) << "no deadline passes";
 }
 
+TEST(Rehearsal, ATensorThatMemoryDoesNotHoldIsFilledInHbm) {
+  workload::Workload wide;
+  wide.name = "wide";
+  for (const std::uint64_t mib : {12, 2}) wide.tensors.push_back({.bytes = mib * kMiB, .home = true});
+  wide.runs.emplace_back();
+  wide.runs.back().read = {0, 1};
+  wide.steps.push_back({.end = 1});
+  const auto reports = steps({.workload = wide, .node = node_of(16 * kMiB, 8 * kMiB, workload::kUnlimited, kSpeed)}, 2);
+  EXPECT_EQ(reports.size(), 2u);
+}
+
 // Not part of the project: where TERRACE_WORKLOADS names their folder (docs/workloads.md).
 struct Bar {
   const char* workload;
