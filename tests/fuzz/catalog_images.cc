@@ -110,8 +110,7 @@ class EndingNode {
       if (asked.empty() || !result) continue;
       Trainer& trainer = trainers_[asked.mapped().trainer];
       if (const auto* made = std::get_if<engine::Handles>(&*result)) trainer.tensors.push_back(made->tensors.at(0));
-      if (const auto* leased = std::get_if<engine::Acquire>(&asked.mapped().body);
-          leased && leased->mode != shm::Mode::kRead)
+      if (const auto* leased = std::get_if<engine::Acquire>(&asked.mapped().body); leased && leased->modes.write())
         node_.fill(*trainer.client, leased->tensors.at(0), named_ << 20);
     }
   }

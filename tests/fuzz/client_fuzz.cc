@@ -99,8 +99,9 @@ void ask(Input& input) {
   TERRACE_CHECK(memory.has_value());
   const shm::RegionView region = shm::view_region(memory->data(), layout);
   static const Fd doorbell(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  Calls calls(region, doorbell.get(), [&](std::span<const std::uint64_t> handles, shm::Mode) {
-    for (const std::uint64_t handle : handles) TERRACE_CHECK(static_cast<std::uint32_t>(handle) < kSlots);
+  Calls calls(region, doorbell.get(), [&](std::uint64_t handle, shm::Mode mode) {
+    TERRACE_CHECK(static_cast<std::uint32_t>(handle) < kSlots);
+    TERRACE_CHECK(mode == shm::Mode::kRead || mode == shm::Mode::kOverwrite);
   });
   std::vector<std::shared_ptr<client::Call>> asked;
   for (int i = 0; i < kActsMax && !input.empty(); ++i) {
@@ -108,11 +109,13 @@ void ask(Input& input) {
       case 0: {
         const std::array<shm::CreateRecord, 2> records{};
         const std::array<std::uint64_t, 2> handles = {1, 2};
+        const std::array<shm::Mode, 2> modes = {shm::Mode::kRead, shm::Mode::kOverwrite};
         const bool creates = input.below(2) == 0;
         const auto operation = creates ? shm::Operation::kCreate : static_cast<shm::Operation>(2 + input.below(9));
         auto call = calls.submit(
             {.operation = operation,
              .handles = creates ? std::span<const std::uint64_t>{} : handles,
+             .modes = modes,
              .records = creates ? std::span<const shm::CreateRecord>(records) : std::span<const shm::CreateRecord>{},
              .waits_for_room = false},
             client::deadline_after({}));

@@ -192,6 +192,12 @@ class Hostile {
         std::memcpy(block + i * sizeof handle, &handle, sizeof handle);
       }
     }
+    if (submission.operation == shm::Operation::kAcquire) {
+      // Mixed, each mode in turn; or none that there is.
+      std::byte* const modes = block + submission.count * sizeof(std::uint64_t);
+      for (std::uint32_t i = 0; i < submission.count; ++i)
+        modes[i] = static_cast<std::byte>(submission.mode < 3 ? (submission.mode + i) % 3 : submission.mode);
+    }
     if (input.below(8) == 0) {
       auto* const field = reinterpret_cast<std::byte*>(&submission) + 8 * input.below(8);
       const std::uint64_t number = input.number();
