@@ -31,6 +31,11 @@ class Measured:
         return statistics.median(self.turns)
 
     @property
+    def carried(self) -> tuple[float, float]:
+        """Bytes read and written, each in a second of its steps."""
+        return self.read_bytes / self.steps / self.seconds, self.written_bytes / self.steps / self.seconds
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """Of a reference, which has two turns a round: against itself."""
         pairs = list(zip(self.turns[::2], self.turns[1::2]))

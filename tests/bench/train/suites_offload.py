@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters, gradients and optimizer states: in memory and on the block tier, against plain PyTorch and DeepSpeed."""
 
+from collections.abc import Callable
+
 from contender import Contender
 from link import Link, NoLink
 from rounds import Measured, last_losses, take_turns
@@ -31,7 +33,9 @@ def block_rows(size: str) -> list[Declared]:
                      "ZeRO-3 NVMe offload", 0.5),
             Declared(f"train.block_{size}.memory", "peak memory of all processes, the same", 1.0),
             Declared(f"train.block_{size}.bound", "step time, the same, against the larger of compute and bytes / link "
-                     "speed", 1.25)]
+                     "speed", 1.25),
+            Declared(f"train.block_{size}.beside_disk", "step time, the same, against plain PyTorch while the disk carries "
+                     "as much", 1.25)]
 
 
 def _counts(of: Measured, peer: Measured | None) -> list[Count]:
@@ -119,18 +123,17 @@ def _settings_words(of: Contender) -> str:
 
 def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
     """Parameters and states on the block tier: Terrace, DeepSpeed's NVMe offload, and the bound."""
-    against_peer, memory, bound = block_rows(size)
+    against_peer, memory, bound, beside_disk = block_rows(size)
     needed = 3 * model.state_bytes
     if (why := run.short_of_disk(needed)) is not None:
-        for declared in (against_peer, memory, bound):
+        for declared in (against_peer, memory, bound, beside_disk):
             run.missing(declared, why)
         return
     references = [run.contender(PLAIN, "plain", model)]
     without = run.peers.missing.get("deepspeed")
     if without is None:
         references.append(_deepspeed(run, model))
-    subject = run.contender(TERRACE, "terrace", model, memory=tier_bytes(model), block=model.state_bytes * 5 // 4,
-                            all_guaranteed=True, step_in_backward=True)
+    subject = _block_subject(run, TERRACE, model)
     of = f"{model.words}, {run.limit([*references, subject])}"
     link = Link(run.place.folder)
     found: dict[str, Measured] = {}
@@ -155,8 +158,32 @@ def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
     _memory_row(run, memory, ours, found[DEEPSPEED], words)
     if ours.failed or plain.failed or why_no_link:
         run.missing(bound, str(ours.failed or plain.failed or why_no_link))
+    else:
+        add_bound_row(run, bound, ours, plain.seconds, plain.interval, link, model, of, [])
+    _beside_disk_row(run, beside_disk, ours, model, rounds, say)
+
+
+def _block_subject(run: Run, name: str, model: Model) -> Contender:
+    return run.contender(name, "terrace", model, memory=tier_bytes(model), block=model.state_bytes * 5 // 4,
+                         all_guaranteed=True, step_in_backward=True)
+
+
+def _beside_disk_row(run: Run, declared: Declared, before: Measured, model: Model, rounds: int,
+                     say: Callable[[str], None]) -> None:
+    """Against compute while fio has the disk carry as many bytes a second as ours did before: what that takes of the
+    processors and of memory's bandwidth, of a virtual machine by its host too, it takes of any step."""
+    if before.failed:
+        run.missing(declared, before.failed)
         return
-    add_bound_row(run, bound, ours, plain.seconds, plain.interval, link, model, of, [])
+    carried = before.carried
+    plain = run.contender("plain, beside the disk", "plain", model, carried=carried)
+    ours = _block_subject(run, "terrace, timed", model)
+    limit = run.limit([plain, ours])
+    found = take_turns([plain], [ours], rounds, run.sizes.turn_steps, say)
+    reference, measured = found[plain.name], found[ours.name]
+    run.compare(f"on the block tier, timed, {model.words}", measured, reference)
+    _row(run, declared, measured, reference, f"plain PyTorch while fio reads {carried[0] / MIB:.0f} and writes "
+         f"{carried[1] / MIB:.0f} MiB/s, {model.words}, {limit}")
 
 
 def add_bound_row(run: Run, declared: Declared, ours: Measured, compute: float, interval: tuple[float, float] | None,

@@ -112,7 +112,7 @@ def _activations_time(run: Run, counts: list[Count], before: Measured) -> None:
     """Against a step without while fio has the disk carry as many bytes a second as ours did before: moving them takes
     memory's bandwidth, interrupts and, of a virtual machine, the host's processors from any step."""
     declared, sizes = ACTIVATIONS[1], run.sizes
-    carried = tuple(moved / before.steps / before.seconds for moved in (before.read_bytes, before.written_bytes))
+    carried = before.carried
     plain = run.contender("here, beside the disk", "activations", sizes.narrow, where="here", carried=carried)
     ours = _ours(run, "terrace, timed")
     for one in (plain, ours):

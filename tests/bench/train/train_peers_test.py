@@ -140,7 +140,9 @@ class Said(unittest.TestCase):
         self.assertEqual(bars, {
             "train.losses": 0, "train.fits_dram": 1.05, "train.dram": 0.8, "train.dram.memory": 1.0,
             "train.block_85m": 0.5, "train.block_85m.memory": 1.0, "train.block_85m.bound": 1.25,
+            "train.block_85m.beside_disk": 1.25,
             "train.block_350m": 0.5, "train.block_350m.memory": 1.0, "train.block_350m.bound": 1.25,
+            "train.block_350m.beside_disk": 1.25,
             "train.activations.memory": 0.3, "train.activations.time": 1.10, "train.activations.save_on_cpu": 1.0,
             "train.activations.torchtune": 1.0, "train.activations.beside": 1.10, "train.forward": 0.5,
             "train.billion": 1.3, "train.billion.losses": 0,
