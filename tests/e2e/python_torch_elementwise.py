@@ -2,6 +2,8 @@
 """Shows that an optimizer of the script's own, once it is declared to treat every element by itself, steps over leased
 memory to the weights that it gives without Terrace, bit for bit; and that what cannot be declared is said by name."""
 
+import copy
+
 import pytest
 import terrace.torch
 import torch
@@ -14,6 +16,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     nothing_stays_leased,
     restless,
     roomy,
+    same_for_both,
     weights,
 )
 from terrace.torch._optimizer import ManagedOptimizer
@@ -104,6 +107,46 @@ def test_parameters_that_a_step_replaces(restless, options):
     terrace.torch.elementwise(Replacing)
     in_backward = "step_in_backward" in options
     compare(Recipe(kind=Replacing, accumulation=1 if in_backward else 2, clip=not in_backward), restless, **options)
+
+
+class Decaying(Lion):
+    """Adds to its gradients unseen, as optimizers did before there was torch.no_grad()."""
+
+    def update(self, group, parameter, state):
+        gradient = parameter.grad.data
+        gradient.add_(parameter.data, alpha=0.1)
+        super().update(group, parameter, state)
+
+
+def test_gradients_that_a_step_writes_to_unseen(restless):
+    terrace.torch.elementwise(Decaying, states=["exp_avg"])
+
+    def run(model, optimizer):
+        said = []
+        for seed in range(4):
+            loss = loss_of(model, seed)
+            loss.backward()  # added to what the step before has left
+            optimizer.step()
+            said.append(loss.item())
+        return said
+
+    same_for_both(restless, run, lambda _: build(Recipe(kind=Decaying)))
+
+
+@pytest.mark.parametrize("states", [(), ["exp_avg"]], ids=["unnamed", "named"])
+def test_states_that_are_loaded_again_and_again_take_no_more_room(roomy, states):
+    terrace.torch.elementwise(Lion, states=states)
+    model, optimizer = terrace.torch.offload(*build(Recipe(kind=Lion)), client=roomy, tensor_bytes_min=1)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    kept, names = copy.deepcopy(optimizer.state_dict()), None
+    for _ in range(3):
+        optimizer.load_state_dict(kept)
+        found = roomy.tensors()
+        assert names is None or sorted(found) == names
+        names = sorted(found)
+    loss_of(model, 1).backward()
+    optimizer.step()
 
 
 def test_room_is_made_for_the_states_that_are_named(roomy):

@@ -17,6 +17,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     restless,
     same_for_both,
 )
+from terrace.torch._batch import Batch
 from terrace.torch._parameters import ManagedParameter
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
@@ -153,3 +154,28 @@ def test_an_interrupt_while_a_module_leases(restless, monkeypatch, divided):
     calls.clear()
     assert restless.leased_bytes == 0 and restless.held == 0 and top_hooks(False) is None
     assert loss_of(model, 0).item() == wanted
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_an_interrupt_while_a_step_puts_back_what_it_leased(restless, monkeypatch, at):
+    end, calls = Batch._end_lease, []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == at:
+            calls.append(None)
+            raise KeyboardInterrupt
+        end(*arguments)
+
+    model, optimizer = terrace.torch.offload(*build(Recipe()), client=restless, tensor_bytes_min=1)
+    loss_of(model, 0).backward()
+    monkeypatch.setattr(Batch, "_end_lease", staticmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert len(calls) > at, "it goes on with what is left"
+    monkeypatch.undo()
+    calls.clear()
+    gc.collect()
+    assert restless.leased_bytes == 0 and restless.held == 0
+    loss_of(model, 1).backward()
+    optimizer.step()

@@ -354,6 +354,65 @@ def test_a_checkpoint_that_is_loaded_makes_up_for_a_step_that_is_left_out(roomy)
     optimizer.step()
 
 
+WRITES = {"data": lambda weight: weight.data.mul_(0.9), "in place": lambda weight: weight.detach().clamp_(-0.01, 0.01),
+          "loaded": lambda weight: weight.copy_(torch.ones_like(weight))}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("within", [False, True], ids=["before", "in a hook of"])
+def test_a_weight_that_is_written_to_between_the_pass_and_the_step_is_refused(roomy, write, within):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 0).backward()
+
+    @torch.no_grad()
+    def written(*_):
+        write(model.embedding.weight)
+
+    if within:
+        handle = optimizer.register_step_pre_hook(written)
+    else:
+        written()
+    with pytest.raises(terrace.FailedPrecondition, match=r"'embedding.weight' was written to.*which has stepped it"):
+        optimizer.step()
+    if within:
+        handle.remove()
+    optimizer.zero_grad()
+    loss_of(model, 1).backward()
+    optimizer.step()
+
+
+def test_a_weight_is_written_to_after_the_step(roomy):
+    def run(model, optimizer):
+        said = []
+        for seed in range(3):
+            loss = loss_of(model, seed)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.clamp_(-0.1, 0.1)
+            said.append(loss.item())
+        return said, weights(model)
+
+    (losses, plain), (found, ours) = run(*build(Recipe())), run(*offloaded(roomy))
+    assert losses == found
+    assert_same(ours, plain)
+
+
+@pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(0.9), lambda weight: weight.clamp_(-0.01, 0.01)],
+                         ids=["data", "in place"])
+def test_a_step_that_is_left_out_is_refused_whatever_was_changed_of_its_weights(roomy, write):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 0).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            write(parameter)
+    optimizer.zero_grad()
+    with torch.no_grad(), pytest.raises(terrace.FailedPrecondition, match=r"optimizer.step\(\) was left out"):
+        loss_of(model, 1)
+
+
 def test_of_two_graphs_made_before_the_second_is_refused(roomy):
     model, optimizer = offloaded(roomy)
     losses = [loss_of(model, seed) for seed in range(2)]

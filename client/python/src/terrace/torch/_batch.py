@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,10 @@ class Batch:
         self._store = owner.store
         self.parameters = parameters
         self._managed = [managed for parameter in parameters if (managed := owner.managed_of(parameter)) is not None]
-        self._written: list[tuple[Place, OffloadedTensor, torch.Tensor]] = []  # states, and shards of parameters
-        self._gradients: list[tuple[Place, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = []
+        self._written: deque[tuple[Place, OffloadedTensor, torch.Tensor]] = deque()  # states, and shards of parameters
+        self._gradients: deque[tuple[Place, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = deque()
         self._addresses: list[int] = []  # of the parameters in Terrace, while they are shown
+        self._writes_gradients = False
         self._entered = False
 
     def enter(self) -> None:
@@ -64,7 +66,9 @@ class Batch:
     def _enter_gradients(self) -> None:
         places = [place_of(parameter.grad, AsGradient(parameter)) for parameter in self.parameters]
         offloaded = [(place, held) for place in places if isinstance(held := place.get(), OffloadedTensor)]
-        shown = self._store.lease([held.terrace_slot for _, held in offloaded])
+        self._writes_gradients = _optimizers.writes_gradients_unseen(self._owner.optimizer)
+        shown = self._store.lease([held.terrace_slot for _, held in offloaded],
+                                  "write" if self._writes_gradients else "read")
         for (place, held), tensor in zip(offloaded, shown, strict=True):
             place.put(tensor)
             seen = place.whole if isinstance(place, InDTensor) else tensor  # whose version tells of writes
@@ -74,36 +78,51 @@ class Batch:
         """Puts everything back, and moves to Terrace what the step has made."""
         if not self._entered:
             return
-        writes = _optimizers.writes_gradients_unseen(self._owner.optimizer)
+        refused = None
+        try:
+            try:
+                self._put_back()
+            except KeyboardInterrupt:
+                self._put_back()  # what is left of it
+                raise
+            refused = self._keep_replaced()
+        finally:
+            for managed in self._managed:
+                managed.writes += 1
+                self._owner.note_ahead(managed)
+                if managed.uses > 1 and not managed.compiled:
+                    managed.parameter.__class__ = LeasedParameter
+            leave(self._managed)
+        self._owner.adopt(self.parameters)
+        if refused is not None:
+            raise refused
+
+    def _put_back(self) -> None:
+        """Ends the leases of gradients and states. An interrupt may come at any point: it is called again then."""
         with _raw():
-            for place, held, tensor, seen, version in self._gradients:
-                if writes or seen._version != version:
+            while self._gradients:
+                place, held, tensor, seen, version = self._gradients[0]
+                if self._writes_gradients or seen._version != version:
                     self._store.written(held.terrace_slot)
                 if place.get() is tensor:
                     place.put(held)
                 self._end_lease(held, tensor)
-        self._gradients.clear()
-        for place, held, tensor in self._written:
-            value = place.get()
-            if value is None or value is tensor or not _optimizers.state_like(tensor, value, 0):
-                pass
-            elif value.stride() == tensor.stride():
-                tensor.copy_(value)
-                value = tensor
-            if value is tensor:
-                place.put(held)
-            self._end_lease(held, tensor)
-        self._written.clear()
-        refused = self._keep_replaced()
-        for managed in self._managed:
-            managed.writes += 1
-            self._owner.note_ahead(managed)
-            if managed.uses > 1 and not managed.compiled:
-                managed.parameter.__class__ = LeasedParameter
-        leave(self._managed)
-        self._owner.adopt(self.parameters)
-        if refused is not None:
-            raise refused
+                del place, held, tensor, seen
+                self._gradients.popleft()
+        while self._written:
+            self._put_back_state(*self._written[0])
+            self._written.popleft()
+
+    def _put_back_state(self, place: Place, held: OffloadedTensor, tensor: torch.Tensor) -> None:
+        value = place.get()
+        if value is None or value is tensor or not _optimizers.state_like(tensor, value, 0):
+            pass
+        elif value.stride() == tensor.stride():
+            tensor.copy_(value)
+            value = tensor
+        if value is tensor:
+            place.put(held)
+        self._end_lease(held, tensor)
 
     @staticmethod
     def _end_lease(held: OffloadedTensor, shown: torch.Tensor) -> None:

@@ -191,6 +191,7 @@ def _fill(file: Any, entry: Entry, tensor: torch.Tensor) -> None:
     _safetensors.read_into(file, entry, shown)
     if tensor.terrace_parameter is not None:
         tensor.terrace_parameter.noticed_write()
+        tensor.terrace_parameter.overwritten()
 
 
 class _SavedOptimizer(NamedTuple):

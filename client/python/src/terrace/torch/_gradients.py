@@ -27,12 +27,16 @@ _SPENT = ("this gradient was used while it was at hand, and is not kept. What ne
           "scaled, so that this step's weights are of no use. Offload without step_in_backward")
 _SPENT_AGAIN = ("a second gradient of a parameter before optimizer.zero_grad(). Gradient accumulation, and reentrant "
                 "checkpointing of blocks that share weights, need all gradients before the step: offload without "
-                "step_in_backward")
+                "step_in_backward. Where another model's backward pass only comes by, as a generator's through its "
+                "discriminator, have these weights not require gradients meanwhile (requires_grad_(False))")
 _AT_ONCE = ("two threads' backward passes have come to this parameter at once: when one steps it, the other would go on "
             "with another weight. Run one after the other, or offload without step_in_backward")
 _CHANGED = ("the backward pass has stepped it with its gradient, which was dropped, replaced or set to zero before "
             "optimizer.step(). What changes gradients before the step cannot be had with step_in_backward; this step's "
             "weights are of no use")
+_WRITTEN = ("was written to, or given to a function that writes in place, between the backward pass, which has stepped it, "
+            "and optimizer.step(), which was to step what is written: write before the backward pass or after the step, "
+            "or offload without step_in_backward; this step's weights are of no use")
 _NOT_KEPT = ("optimizer.step() would step it once more with a gradient that an earlier step has used, and that is not "
              "kept: call optimizer.zero_grad() after each step, or offload without step_in_backward")
 
@@ -100,6 +104,7 @@ class Gradient:
         self._zeros: SpentTensor | None = None  # in whose place there are zeros, while optimizer.step() is under way
         self.ahead_at: int | None = None  # the parameter's `writes` once stepped, until its optimizer.step() comes
         self.ahead_version = 0  # the parameter's then, which whoever writes to it changes
+        self.ahead_replaced = False  # all of the parameter was written since, so that nothing is left of that step
 
     @property
     def in_backward(self) -> bool:
@@ -218,11 +223,22 @@ class Gradient:
             raise FailedPrecondition(
                 f"terrace.torch.offload(step_in_backward=True): the parameter '{parameter.terrace.name}': "  # type: ignore[attr-defined]
                 f"{_CHANGED if stepped else _NOT_KEPT}")
+        if used and self._written_since():
+            raise FailedPrecondition(
+                f"terrace.torch.offload(step_in_backward=True): the parameter "
+                f"'{parameter.terrace.name}' {_WRITTEN}")  # type: ignore[attr-defined]
         if spent is not None and not used:
             with _raw():
                 parameter.grad = torch.zeros_like(spent, memory_format=torch.contiguous_format)
             self._zeros = spent
         return held is not None and not used
+
+    def _written_since(self) -> bool:
+        """Whether somebody wrote to the parameter since the backward pass stepped it."""
+        parameter: Any = self._parameter
+        with _raw():
+            now = (parameter.terrace.writes, parameter._version)
+        return self.ahead_at is not None and now != (self.ahead_at, self.ahead_version)
 
     def step_is_over(self) -> None:
         """Gives up the zeros that the step was given."""

@@ -53,13 +53,9 @@ _TRANSLATED = ("a module was scripted or traced (torch.jit, make_fx) after terra
 
 def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
     """Raises where one was stepped in a backward pass, and its optimizer.step() has not come: PyTorch alone would still
-    have the weights before. Not where it was written to since, as by load_state_dict()."""
+    have the weights before. Not where others were put in their place since, as by load_state_dict()."""
     for one in parameters:
-        if one.gradient is None or one.gradient.ahead_at is None:
-            continue
-        with torch._C.DisableTorchFunctionSubclass():
-            version = one.parameter._version
-        if (one.writes, version) == (one.gradient.ahead_at, one.gradient.ahead_version):
+        if one.gradient is not None and one.gradient.ahead_at is not None and not one.gradient.ahead_replaced:
             raise FailedPrecondition(
                 f"terrace.torch.offload(step_in_backward=True): the parameter '{one.name}' was stepped in a backward pass, "
                 "and the model runs again before optimizer.step(): a second gradient (gradient accumulation) cannot be "

@@ -18,9 +18,9 @@ from ._lazy import OffloadedParameter, OffloadedTensor, given_memory, leaves, ru
 from ._lazy_storage import storage_of
 from ._metadata import METADATA
 from ._modes import check_not_compiled
-from ._parameters import ManagedParameter, entered, is_managed_parameter
+from ._parameters import ManagedParameter, entered, is_managed_parameter, shown_parameter
 from ._transforms import saves_unasked, view_of
-from ._writes import may_write_unseen, read_only_target, resolved, slot_of, store_of, write_the_same
+from ._writes import may_write_unseen, overwritten, read_only_target, resolved, slot_of, store_of, write_the_same
 
 _aten = torch.ops.aten
 _raw = torch._C.DisableTorchFunctionSubclass
@@ -135,6 +135,10 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
                         lazy.terrace_parameter.written()
                     elif lazy.terrace_parameter is not None:
                         lazy.terrace_parameter.noticed_write()
+        for written in overwritten(func, args):
+            parameter = shown_parameter(written)
+            if parameter is not None:
+                parameter.overwritten()
         result = _replaced(result, {id(shown): lazy for lazy in tensors for shown in (by[id(lazy)],)})
         by.clear()
         for lazy in tensors:

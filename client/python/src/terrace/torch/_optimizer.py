@@ -182,7 +182,10 @@ class ManagedOptimizer:
                 if isinstance(held, OffloadedTensor) and held.terrace_store is not self.store:
                     held = held.clone()  # of another job: from now on this one's own
                 if _optimizers.state_like(of.placeholder, held, self._bytes_min):
-                    place.put(self._moved(of, self._reserved.get((id(parameter), key)), key, held))
+                    where = (id(parameter), key)
+                    made = self._moved(of, self._reserved.get(where), key, held)
+                    self._reserved[where] = made.terrace_slot  # for what is loaded in its place
+                    place.put(made)
                     moved = True
         return moved
 
@@ -209,9 +212,11 @@ class ManagedOptimizer:
         return bool(kept)
 
     def _moved(self, of: Like, slot: Slot | None, key: str, value: torch.Tensor) -> OffloadedTensor:
-        geometry = None if slot is None else slot.placeholder
-        if (slot is None or geometry is None or slot.lazies or slot.shown or geometry.stride() != value.stride()
-                or geometry.shape != value.shape or geometry.dtype != value.dtype):
+        if slot is not None and not slot.lazies and not slot.shown and not _has_geometry_of(slot, value):
+            self._slots.remove(slot)
+            self.store.forget([slot])
+            slot = None
+        if slot is None or slot.lazies or slot.shown:
             (slot,) = self.store.create([(f"{of.name}/{key}", of.owner, value)])
             self._slots.append(slot)
         self.store.unneeded.discard(slot)
@@ -238,6 +243,7 @@ class ManagedOptimizer:
         before."""
         if self.in_backward and managed.gradient is not None:
             managed.gradient.ahead_at = managed.writes
+            managed.gradient.ahead_replaced = False
             with _raw():
                 managed.gradient.ahead_version = managed.parameter._version
             self._ahead.append(managed.gradient)
@@ -369,6 +375,11 @@ class ManagedOptimizer:
         self._stepped_now.clear()  # what was stepped is of a training that goes on no more
         self._options_used.clear()
         self.adopt_all()
+
+
+def _has_geometry_of(slot: Slot, value: torch.Tensor) -> bool:
+    geometry = slot.placeholder
+    return bool(geometry.stride() == value.stride() and geometry.shape == value.shape and geometry.dtype == value.dtype)
 
 
 def _proxy_class(kind: type[optim.Optimizer], owner: weakref.ref[ManagedOptimizer]) -> type[optim.Optimizer]:

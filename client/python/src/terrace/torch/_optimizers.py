@@ -144,9 +144,9 @@ def may_keep_more(optimizer: optim.Optimizer) -> bool:
 
 
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:
-    """Whether a step writes to gradients without a change of their versions: PyTorch's fused kernels do where they undo
-    a GradScaler's scale."""
-    return getattr(optimizer, "grad_scale", None) is not None
+    """Whether a step may write to gradients without a change of their versions: PyTorch's fused kernels do where they undo
+    a GradScaler's scale, and a declared class's step may do so through `.data`."""
+    return getattr(optimizer, "grad_scale", None) is not None or _known(type(optimizer)) not in _PYTORCH
 
 
 def make_states_own(optimizer: optim.Optimizer) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _raw = torch._C.DisableTorchFunctionSubclass
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class ManagedParameter:
@@ -41,7 +43,8 @@ class ManagedParameter:
         self.aliased = False  # something outlived the last use, and may have written
         self.saved_alias = False  # what outlives this use is autograd's, which does not write
         self.compiled = False  # used by compiled code, which knows ordinary parameters
-        self.cast: Any = None  # see _saved.py
+        self.seen: tuple[int, int, int] = (-1, -1, -1)  # by which thread, and at which version and `writes`
+        self.seen_at = 0  # the sequence number of autograd's nodes when that thread saw it so first: see _saved.py
         self.gradient: Any = None  # its Gradient, where it has one
         self.building: Any = None  # the Building that it is part of, until it is offloaded: see _init.py
         self.taken: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by id: from .data
@@ -108,6 +111,9 @@ class ManagedParameter:
         found = self.parameter
         with _raw():
             _set_data(found, shown)
+            seen = (threading.get_ident(), found._version, self.writes)
+        if seen != self.seen:
+            self.seen, self.seen_at = seen, _sequence_number()
         found.__class__ = nn.Parameter if self.compiled else LeasedParameter  # once it is right for who comes
         self.aliased = self.saved_alias = False
         self.address = shown.data_ptr()
@@ -146,6 +152,11 @@ class ManagedParameter:
         if self.uses:
             self.store.may_be_written(self.slot)
 
+    def overwritten(self) -> None:
+        """All of it was written: nothing is left of what was there."""
+        if self.gradient is not None:
+            self.gradient.ahead_replaced = True
+
     def noticed_write(self) -> None:
         """Bytes were written by another way than the parameter: autograd is to know."""
         found = self.parameter
@@ -169,6 +180,7 @@ class ManagedParameter:
         with torch.no_grad(), entered(self.store, [self], []):
             torch.Tensor.copy_(found.detach(), value)
             self.written()
+        self.overwritten()
 
     def keep_replaced(self, address: int) -> None:
         """Keeps what was put, unseen, in the place of what was shown at this address."""

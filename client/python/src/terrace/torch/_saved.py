@@ -8,12 +8,12 @@ so that ours hand on to those below them (of activations, of save_on_cpu) what i
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._errors import FailedPrecondition
 from . import _managed
@@ -110,14 +110,12 @@ def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
     managed = getattr(found, "__dict__", {}).get("terrace")
     if managed is None or whole.stride() != managed.slot.placeholder.stride():
         return None
-    storage = whole.untyped_storage()
     assert found is not None
     with torch._C.DisableTorchFunctionSubclass():
-        version = (found._version, managed.writes)
-    if managed.cast is None or managed.cast[0].cdata != storage._cdata or managed.cast[0].expired():
-        managed.cast = (StorageWeakRef(storage), version)  # type: ignore[no-untyped-call]
-    # autocast keeps a cast also where the parameter changed meanwhile: such a one is kept as it is
-    return managed if managed.cast[1] == version else None
+        now = (threading.get_ident(), found._version, managed.writes)
+    # autocast keeps a cast also where the parameter changed meanwhile. One that may be of what was there before, as it is
+    # older than the first look at what is there now, is kept as it is
+    return managed if managed.seen == now and made_by._sequence_nr() >= managed.seen_at else None
 
 
 def _unpack(packed: Any) -> Any:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _IN_PLACE = frozenset(getattr(torch.Tensor, name) for name in dir(torch.Tensor)
                       if name == "__setitem__" or name in {f"__i{of[2:]}" for of in dir(torch.Tensor)})  # __iadd__
+_OVERWRITES = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy_", "_foreach_zero_"))
 _COPIES = frozenset((torch.Tensor.copy_, torch.ops.aten.copy_.default))
 
 
@@ -48,6 +49,13 @@ def may_write_unseen(func: Callable[..., Any]) -> bool:
         return func._schema.is_mutable
     name = getattr(func, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
+
+
+def overwritten(func: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+    """What a function has written all of, whatever was there."""
+    overload = isinstance(func, torch._ops.OpOverload)
+    name = func._schema.name.removeprefix("aten::") if overload else getattr(func, "__name__", "")
+    return list(leaves(args[:1])) if name in _OVERWRITES else []
 
 
 def read_only_target(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
