@@ -226,6 +226,29 @@ def test_a_step_needs_no_more_than_what_offload_asks_for(disk, kind):
             assert torch.equal(one, other)
 
 
+class Tiny(nn.Module):
+    """Of which each parameter takes a page, and has 12 bytes."""
+
+    def __init__(self):
+        super().__init__()
+        self.many = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(400)])
+
+    def forward(self, x):
+        return x[:, :3] * sum(self.many)
+
+
+def test_small_parameters_take_a_page_each(disk):
+    model = Tiny()
+    model, optimizer = model, torch.optim.AdamW(model.parameters())
+    wanted = 400 * 4096
+    with terrace.serve("4MiB", block=f"{disk}:64MiB", metrics=False, guarantees={"host": wanted}) as client:
+        terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
+        for _ in range(STEPS):
+            model(torch.randn(2, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 def test_what_is_kept_of_a_step_stands_for_what_is_there(served):
     """A step of the script's own that keeps what it was shown finds the content later, and keeps no memory."""
     kept = []

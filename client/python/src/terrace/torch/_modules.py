@@ -224,7 +224,7 @@ def _called(name: str, part: nn.Module) -> str:
 
 def largest(module: nn.Module, store: Store) -> tuple[int, str]:
     """Bytes of the largest set of a store that is leased at once, and whose it is."""
-    found = [(sum(one.slot.nbytes for one in own), _called(name, part))
+    found = [(sum(one.slot.room_bytes for one in own), _called(name, part))
              for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
              for its, own in uses.sets if its is store]
     return max(found, default=(0, ""))

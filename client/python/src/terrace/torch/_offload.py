@@ -408,7 +408,7 @@ def _check_room(model: nn.Module, store: Store, shards: Shards, in_memory: list[
                 stepped: ManagedOptimizer | None) -> None:
     """Looks at all that the job leases from its own session at once."""
     most, what = max(_modules.largest(model, store), shards.largest(),
-                     *((one.like.nbytes, f"the gradient of '{one.name}'") for one in in_memory))
+                     *((one.like.room_bytes, f"the gradient of '{one.name}'") for one in in_memory))
     if stepped is not None:
         of_step, name = stepped.largest()
         if of_step > most:

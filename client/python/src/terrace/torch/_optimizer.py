@@ -141,7 +141,7 @@ class ManagedOptimizer:
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that a step must lease at once, and the parameter's name."""
-        found = [(of.nbytes * self._tensors_of(group), of.name)
+        found = [(of.room_bytes * self._tensors_of(group), of.name)
                  for group in self.optimizer.param_groups for parameter in group["params"]
                  if (of := self.like_of(parameter)) is not None]
         return max(found, default=(0, ""))
@@ -325,7 +325,7 @@ class ManagedOptimizer:
         for parameter in parameters:
             of = self.like_of(parameter)
             tensors = max(named, self._of_itself + self._states_kept(parameter)) if more else named
-            size = 0 if of is None else of.nbytes * tensors
+            size = 0 if of is None else of.room_bytes * tensors
             if batch and total + size > self.batch_bytes:
                 yield batch
                 batch, total = [], 0

@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .._errors import FailedPrecondition, InvalidArgument
 from ._modes import ordinary
 from ._placeholder import elements_spanned
+from ._slot import room_for
 
 if TYPE_CHECKING:
     from ._gradients import Gradient
@@ -33,6 +34,9 @@ class Like(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def room_bytes(self) -> int: ...
+
 
 @dataclasses.dataclass
 class Geometry:
@@ -46,6 +50,11 @@ class Geometry:
     def nbytes(self) -> int:
         """Bytes of a tensor like it."""
         return elements_spanned(self.placeholder.shape, self.placeholder.stride()) * self.placeholder.itemsize
+
+    @property
+    def room_bytes(self) -> int:
+        """What it takes where it is leased."""
+        return room_for(self.nbytes)
 
 
 def wanted_parts(call: str, what: Any, optimizer: object, in_backward: bool) -> frozenset[str]:

@@ -158,7 +158,7 @@ class Shards:
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that is leased at once, and what it is."""
-        return max(((sum(one.slot.nbytes for one in its), f"the group of '{its[0].slot.name}', gathered together,")
+        return max(((sum(one.slot.room_bytes for one in its), f"the group of '{its[0].slot.name}', gathered together,")
                     for its in self._sets), default=(0, ""))
 
     def move_in(self) -> None:

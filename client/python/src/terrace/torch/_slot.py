@@ -20,6 +20,14 @@ from ._waits import Waits
 _from_capsule = torch._C._from_dlpack
 
 
+_PAGE_BYTES = 4096
+
+
+def room_for(nbytes: int) -> int:
+    """What a tensor of so many bytes takes where it is leased: whole pages."""
+    return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
 def nobody() -> None:
     """A reference to nothing."""
 
@@ -53,6 +61,11 @@ class Slot:
     def nbytes(self) -> int:
         """Bytes of its tensor."""
         return self.tensor.nbytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What it takes where it is leased."""
+        return room_for(self.nbytes)
 
     @property
     def shown(self) -> bool:
