@@ -239,9 +239,8 @@ class Tiny(nn.Module):
 
 def test_small_parameters_take_a_page_each(disk):
     model = Tiny()
-    model, optimizer = model, torch.optim.AdamW(model.parameters())
-    wanted = 400 * 4096
-    with terrace.serve("4MiB", block=f"{disk}:64MiB", metrics=False, guarantees={"host": wanted}) as client:
+    optimizer = torch.optim.AdamW(model.parameters())
+    with terrace.serve("4MiB", block=f"{disk}:64MiB", metrics=False, guarantees={"host": 400 * 4096}) as client:
         terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
         for _ in range(STEPS):
             model(torch.randn(2, WIDTH)).square().mean().backward()

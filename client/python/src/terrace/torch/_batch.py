@@ -107,7 +107,6 @@ class Batch:
                 if place.get() is tensor:
                     place.put(held)
                 self._end_lease(held, tensor)
-                del place, held, tensor, seen
                 self._gradients.popleft()
         while self._written:
             self._put_back_state(*self._written[0])
