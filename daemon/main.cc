@@ -194,7 +194,8 @@ Result<void> serve(const Plan& plan, const Arguments& arguments, front::Inherita
   });
 }
 
-// Before there are threads: signals come to the reactor alone.
+// Signals come to the reactor alone: before there are threads, of which CUDA's driver starts some as it is asked for the
+// GPUs. They would have the mask of who asked, and a signal would end the process in one of them.
 void block_signals() {
   sigset_t set;
   sigemptyset(&set);
@@ -207,7 +208,7 @@ void block_signals() {
 
 // The kernel's table of a process's descriptors doubles when it is full, and with more than one thread whoever opened
 // the one too many waits until all processors have been seen at rest: 20 ms in which the reactor would serve nobody.
-// Before there are threads it need not wait.
+// Before it serves, nobody waits for that.
 void widen_descriptor_table(std::uint64_t descriptors) {
   const Fd any(::eventfd(0, EFD_CLOEXEC));
   if (!any) return;
@@ -251,12 +252,12 @@ int check_configuration(const Arguments& arguments) {
 int run(const Arguments& arguments) {
   if (arguments.check_config) return check_configuration(arguments);
   if (arguments.catalog >= 0) return answer_predecessor(arguments);
+  block_signals();
   auto inheritance = inherit();
   if (!inheritance) return report("terraced", inheritance.error());
   const auto plan = make_plan(arguments, arguments.discard ? std::nullopt : front::former_gpus(inheritance->adopted));
   if (!plan) return report("terraced", plan.error());
   widen_descriptor_table(config::descriptors_at_most(plan->config));
-  block_signals();
   spdlog::set_default_logger(spdlog::stderr_logger_mt("terraced"));
   spdlog::set_level(static_cast<spdlog::level::level_enum>(plan->config.log_level));
   fmt::print("{}", plan->report);

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fake driver's entry points: the driver itself, devices, contexts, streams and events.
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "gpu/fake_cuda/entry.h"
@@ -23,6 +26,17 @@ Status event_status(EventState& event) {
   return event.reached < event.recorded ? cuda::kNotReady : event.status;
 }
 
+// The driver has threads of its own from here on, with the signal mask of who came first.
+void start_thread() {
+  static const bool started = [] {
+    std::thread([] {
+      while (true) ::pause();
+    }).detach();
+    return true;
+  }();
+  static_cast<void>(started);
+}
+
 }  // namespace
 
 cuda::Context current() { return stack.empty() ? nullptr : stack.back(); }
@@ -34,6 +48,7 @@ Status cuInit(unsigned flags) {
   if (flags != 0) return cuda::kInvalidValue;
   if (visible_count() == 0) return cuda::kNoDevice;
   state().initialized = true;
+  start_thread();
   return 0;
 }
 
