@@ -262,6 +262,10 @@ std::vector<PlaceOffer> Client::places() const {
   const Use session = use();
   return session ? session->offers() : std::vector<PlaceOffer>();
 }
+Result<std::optional<int>> Client::cuda_device(Place place) const {
+  const Use session = use();
+  return session ? session->cuda_device(place) : client_closed();
+}
 std::uint64_t Client::reconnects() const {
   const Use session = use();
   return session ? session->reconnects() : 0;

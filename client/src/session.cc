@@ -196,6 +196,17 @@ std::vector<PlaceOffer> Session::offers() const {
   return offers;
 }
 
+Result<std::optional<int>> Session::cuda_device(Place place) const {
+  for (const std::unique_ptr<PlaceRange>& range : ranges_) {
+    if (range == nullptr || range->record().place != place.number()) continue;
+    if (!range->is_gpu()) return std::nullopt;
+    const Result<std::shared_ptr<Gpu>> gpu = Gpu::find(range->record().gpu);
+    if (!gpu) return std::unexpected(gpu.error());
+    return (*gpu)->ordinal();
+  }
+  return fail(ErrorCode::kInvalidArgument, "this session cannot lease in " + place.name());
+}
+
 shm::Outcome Session::give_back(std::uint64_t handle, shm::Mode mode) noexcept {
   const auto slot = static_cast<std::uint32_t>(handle);
   const auto incarnation = static_cast<std::uint32_t>(handle >> 32);

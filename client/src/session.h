@@ -54,6 +54,7 @@ class Session {
   std::uint32_t id() const { return id_; }
   const std::string& path() const { return path_; }
   std::vector<PlaceOffer> offers() const;
+  Result<std::optional<int>> cuda_device(Place place) const;
   // How often a daemon has gone on with the session.
   std::uint64_t reconnects() const { return reconnects_.load(std::memory_order_relaxed); }
   std::uint64_t pinned_bytes() const;

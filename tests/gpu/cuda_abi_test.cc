@@ -60,6 +60,7 @@ static_assert(kAttributeReadOnlyHostRegister == CU_DEVICE_ATTRIBUTE_READ_ONLY_HO
 static_assert(kAllocationPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
 static_assert(kHandlePosixDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(kAccessRead == CU_MEM_ACCESS_FLAGS_PROT_READ);
 static_assert(kAccessReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 static_assert(kGranularityMinimum == CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 static_assert(kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);

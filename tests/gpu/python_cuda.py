@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows HBM from Python on the fake driver: leases of it are DLPack CUDA tensors of the right device, numpy refuses
-them, what is written there comes back in host memory, a release waits for its stream, and terrace.torch refuses to train
-there."""
+them, what is written there comes back in host memory, a release waits for its stream, a model on the CPU is not trained
+there, and what stands for tensors there reads as NaN."""
 
 import ctypes
 import mmap
@@ -13,6 +13,7 @@ import pytest
 import terrace.torch
 import torch
 from python_fixtures import wait_until
+from terrace._terrace import Placeholder
 
 BYTES = 3 * (1 << 20) + 500
 FAKE = os.environ["FAKE_CUDA"]
@@ -207,11 +208,34 @@ def test_a_host_lease_ends_behind_its_stream_whatever_is_exported(client, driver
     assert driver.cuMemFree_v2(device) == 0
 
 
-def test_a_gpus_memory_is_no_place_to_train_in(client):
+def test_a_model_on_the_cpu_is_not_trained_in_a_gpus_memory(client):
     assert {place.name: place.gpu for place in client.places()} == {"host": False, "device:0": True}
     model = torch.nn.Linear(64, 64)
     for train in (lambda: terrace.torch.offload(model, client=client, place="device:0"),
                   terrace.torch.init(client=client, place="device:0").__enter__):
-        with pytest.raises(terrace.InvalidArgument, match="place is 'device:0', a GPU's own memory.*use 'host'"):
+        with pytest.raises(terrace.InvalidArgument, match="'device:0', which is memory of cuda:0, and the model is on cpu"):
             train()
     assert type(model.weight) is torch.nn.Parameter and not client.tensors()
+    terrace.torch.offload(model, client=client)
+    assert terrace.torch.summary() and client.tensors()
+
+
+def test_a_placeholder_of_a_gpu_reads_as_nan_and_cannot_be_written(driver):
+    size = (5 << 20) + 12
+    placeholder = Placeholder(size, 0)
+    capsule = placeholder.part(0, size)
+    address_of = ctypes.pythonapi.PyCapsule_GetPointer
+    address_of.restype, address_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    address = ctypes.c_uint64(ctypes.c_uint64.from_address(address_of(capsule, b"dltensor")).value)
+    read = (ctypes.c_char * size)()
+    assert driver.cuMemcpyDtoHAsync_v2(read, address, ctypes.c_size_t(size), None) == 0
+    assert driver.cuStreamSynchronize(None) == 0
+    assert bytes(read) == b"\xff" * size
+    assert driver.cuMemcpyHtoDAsync_v2(address, read, ctypes.c_size_t(size), None) != 0
+    del placeholder
+    assert driver.cuMemcpyDtoHAsync_v2(read, address, ctypes.c_size_t(size), None) == 0  # what was exported keeps it
+    assert driver.cuStreamSynchronize(None) == 0
+    del capsule
+    assert driver.cuMemcpyDtoHAsync_v2(read, address, ctypes.c_size_t(size), None) != 0
+    with pytest.raises(terrace.Error, match="cuDeviceGet: CUDA_ERROR_INVALID_DEVICE"):
+        Placeholder(size, 7)

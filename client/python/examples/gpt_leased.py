@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains gpt_model's GPT with every parameter, gradient and Adam moment in Terrace, leased layer by layer
-by hand: what a program does that terrace.torch.offload() cannot serve, as one that computes on a GPU.
+by hand: what a program does that terrace.torch.offload() cannot serve, as one that computes elsewhere than where it
+leases.
 
 At no time does more than a layer or two of the state lie where PyTorch can reach it: each pass leases what the layer at
 hand needs, tells Terrace which layer comes next, and lets go. Activations between layers stay in PyTorch's memory (they

@@ -3,8 +3,9 @@
 """Trains a byte-level GPT whose parameters and Adam moments live in Terrace, in tiers that are too small for them; then
 trains it again with everything in memory, in a process of its own, and shows that the losses are equal bit for bit.
 
-Both runs are one ordinary training loop; the first has one more line, with terrace.torch.offload(). Where the device
-tier is a GPU's memory, or PyTorch computes on a GPU, layers are leased by hand instead (gpt_leased.py).
+Both runs are one ordinary training loop; the first has one more line, with terrace.torch.offload(). With --gpu cuda:0 it
+trains on that GPU, in whose memory the device tier is then. Where PyTorch computes on one and the tier's memory is
+another's, layers are leased by hand instead (gpt_leased.py).
 
 The text is the sources of Python's standard library. A private daemon is started and taken down again. The exit status
 is 0 if the losses were equal, 1 if they were not.
@@ -54,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--gpu", default="emulated", help='what the device tier is: "emulated", or "cuda:0" for a '
                         "GPU's own memory (%(default)s)")
     parser.add_argument("--way", choices=("offload", "leases"), help="one line with terrace.torch.offload(), or each "
-                        "layer leased by hand (default: offload, and leases with a GPU)")
+                        "layer leased by hand (default: offload, where the device tier is where PyTorch computes)")
     parser.add_argument("--memory", default="128MiB", help="size of the memory tier (%(default)s)")
     parser.add_argument("--block-size", default="2GiB", help="size of the block tier (%(default)s)")
     parser.add_argument("--policy", choices=("lru", "s3-fifo", "next-use"), help="the daemon's (default: its own; "
@@ -67,8 +68,9 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.batch < 1 or arguments.threads < 1:
         parser.error("--steps, --batch and --threads are 1 or more")
-    if arguments.way == "offload" and arguments.gpu.startswith("cuda"):
-        parser.error(f"--way offload leases no GPU's memory: leave out --gpu {arguments.gpu}, or use --way leases")
+    if arguments.way == "offload" and arguments.gpu.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--way offload trains where the memory is, and this PyTorch has no CUDA: leave out --gpu "
+                     f"{arguments.gpu}, or use --way leases")
     return arguments
 
 
@@ -83,10 +85,16 @@ def block_folder(arguments: argparse.Namespace) -> pathlib.Path:
     return built if built.is_dir() else pathlib.Path("/var/tmp")
 
 
+def compute_device(arguments: argparse.Namespace) -> torch.device:
+    """Where PyTorch computes: on the GPU that is named, else on one that there is, where layers are leased by hand."""
+    named = arguments.gpu.startswith("cuda")
+    return torch.device("cuda" if torch.cuda.is_available() and (named or arguments.way != "offload") else "cpu")
+
+
 def way_of(arguments: argparse.Namespace, client: terrace.Client, device: torch.device) -> str:
     """How it trains: as told, else by what holds the device tier and what computes."""
-    on_gpu = device.type != "cpu" or any(place.gpu for place in client.places())
-    return arguments.way or ("leases" if on_gpu else "offload")
+    in_gpu = any(place.gpu for place in client.places())
+    return arguments.way or ("offload" if in_gpu == (device.type == "cuda") else "leases")
 
 
 def start(way: str, client: terrace.Client, shape: Shape, recipe: Recipe, text: Text, steps: int,
@@ -187,7 +195,7 @@ def train_beside(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[st
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         file = pathlib.Path(temporary) / "in_memory.json"
         command = [sys.executable, "-B", __file__, "--in-memory-only", "--json", str(file)]
-        for option in ("steps", "batch", "threads"):
+        for option in ("steps", "batch", "threads", "gpu"):
             command += [f"--{option}", str(getattr(arguments, option))]
         if arguments.way is not None:
             command += ["--way", arguments.way]
@@ -275,7 +283,7 @@ def wait_for_interrupt(client: terrace.ServedClient) -> None:
 def main() -> int:
     arguments = parse_arguments()
     make_deterministic(arguments.threads)
-    device = torch.device("cuda" if torch.cuda.is_available() and arguments.way != "offload" else "cpu")
+    device = compute_device(arguments)
     shape, recipe, text = Shape(batch=arguments.batch), Recipe(), Text()
     if arguments.in_memory_only:
         return run_in_memory(arguments, shape, recipe, text, device)

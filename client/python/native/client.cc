@@ -423,6 +423,12 @@ void bind_client(nb::module_& module) {
           .def_prop_ro("held", [](const Session& self) { return self.here().client.held(); })
           .def_prop_ro("leased_bytes", [](const Session& self) { return self.here().leased->now(); })
           .def_prop_ro("leased_bytes_max", [](const Session& self) { return self.here().leased->max(); })
+          .def(
+              "_cuda_device",
+              [](const Session& self, const std::string& place) {
+                return value_or_raise(self.here().client.cuda_device(place_of(place)));
+              },
+              "place"_a)
           .def_prop_ro("_places", [](const Session& self) {
             std::vector<std::tuple<std::string, std::uint64_t, std::uint64_t, bool>> places;
             for (const PlaceOffer& offer : self.here().client.places())

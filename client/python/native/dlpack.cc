@@ -46,9 +46,8 @@ struct DlManagedTensorVersioned {
 static_assert(sizeof(DlTensor) == 48 && sizeof(DlManagedTensor) == 64 && sizeof(DlManagedTensorVersioned) == 80);
 constexpr std::uint64_t kFlagReadOnly = 1;
 
-DlDevice dl_device(const Hold& hold) {
+DlDevice dl_device(std::optional<int> gpu) {
   constexpr std::int32_t kCuda = 2;
-  const std::optional<int> gpu = hold.cuda_device();
   return gpu ? DlDevice{.type = kCuda, .index = *gpu} : DlDevice{};
 }
 
@@ -130,7 +129,7 @@ nb::object make_capsule(std::shared_ptr<const Hold> hold) {
   made->shape = tensor.shape();
   made->strides = tensor.strides();
   made->managed.tensor = {.data = const_cast<std::byte*>(hold->address()),
-                          .device = dl_device(*hold),
+                          .device = dl_device(hold->cuda_device()),
                           .rank = static_cast<std::int32_t>(made->shape.size()),
                           .dtype = dl_type(tensor.dtype()),
                           .shape = made->shape.data(),
@@ -147,12 +146,13 @@ nb::object dlpack_capsule(std::shared_ptr<const Hold> hold, bool versioned) {
   return make_capsule<DlManagedTensor, kUnversionedName>(std::move(hold));
 }
 
-nb::object dlpack_bytes(const std::byte* address, std::size_t bytes, std::shared_ptr<const void> owner) {
+nb::object dlpack_bytes(const std::byte* address, std::size_t bytes, std::shared_ptr<const void> owner,
+                        std::optional<int> cuda_device) {
   auto made = std::make_unique<Export<DlManagedTensor>>();
   made->shape = {static_cast<std::int64_t>(bytes)};
   made->strides = {1};
   made->managed.tensor = {.data = const_cast<std::byte*>(address),
-                          .device = {},
+                          .device = dl_device(cuda_device),
                           .rank = 1,
                           .dtype = dl_type(DType::kUint8),
                           .shape = made->shape.data(),
@@ -161,7 +161,7 @@ nb::object dlpack_bytes(const std::byte* address, std::size_t bytes, std::shared
 }
 
 nb::object dlpack_device(const Hold& hold) {
-  const DlDevice device = dl_device(hold);
+  const DlDevice device = dl_device(hold.cuda_device());
   return nb::make_tuple(device.type, device.index);
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "lease.h"
 
@@ -20,8 +21,9 @@ nanobind::object dlpack_capsule(std::shared_ptr<const Hold> hold, bool versioned
 // too.
 nanobind::object dlpack_device(const Hold& hold);
 
-// A capsule for other memory of the CPU, as bytes; `owner` lives until the consumer's deleter. The caller holds the
-// GIL.
-nanobind::object dlpack_bytes(const std::byte* address, std::size_t bytes, std::shared_ptr<const void> owner);
+// A capsule for other memory, of the CPU or of the GPU with this number, as bytes; `owner` lives until the consumer's
+// deleter. The caller holds the GIL.
+nanobind::object dlpack_bytes(const std::byte* address, std::size_t bytes, std::shared_ptr<const void> owner,
+                              std::optional<int> cuda_device);
 
 }  // namespace terrace::python

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "placeholder.h"
 
+#include <nanobind/stl/optional.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 
 #include "dlpack.h"
 #include "errors.h"
+#include "gpu_range.h"
 
 namespace terrace::python {
 
@@ -53,34 +55,41 @@ void fill(int file, std::size_t bytes) {
   ::munmap(piece, bytes);
 }
 
-}  // namespace
-
-Placeholder::Placeholder(std::size_t bytes) : bytes_(bytes) {
-  if (bytes == 0 || bytes > std::size_t{1} << 46)
-    raise({ErrorCode::kInvalidArgument, "a placeholder is of 1 byte to 64 TiB"});
-  const std::size_t piece = std::max(kPieceBytesMin, std::bit_ceil((bytes + kPiecesMax - 1) / kPiecesMax));
-  const std::size_t whole = (bytes + piece - 1) / piece * piece;
+std::shared_ptr<const std::byte> repeat_on_cpu(std::size_t piece, std::size_t whole) {
   const Descriptor file(::memfd_create("terrace-placeholder", MFD_CLOEXEC));
   if (file.number() < 0) raise_errno("memfd_create");
   fill(file.number(), piece);
   void* reserved = ::mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) raise_errno("mmap");
   auto* const base = static_cast<std::byte*>(reserved);
-  memory_ = {base, [whole](const std::byte* at) { ::munmap(const_cast<std::byte*>(at), whole); }};
+  std::shared_ptr<const std::byte> memory(
+      base, [whole](const std::byte* at) { ::munmap(const_cast<std::byte*>(at), whole); });
   for (std::size_t offset = 0; offset < whole; offset += piece)
     if (::mmap(base + offset, piece, PROT_READ, MAP_SHARED | MAP_FIXED, file.number(), 0) == MAP_FAILED)
       raise_errno("mmap");
+  return memory;
+}
+
+}  // namespace
+
+Placeholder::Placeholder(std::size_t bytes, std::optional<int> cuda_device) : bytes_(bytes), cuda_device_(cuda_device) {
+  if (bytes == 0 || bytes > std::size_t{1} << 46)
+    raise({ErrorCode::kInvalidArgument, "a placeholder is of 1 byte to 64 TiB"});
+  const std::size_t piece = std::max(kPieceBytesMin, std::bit_ceil((bytes + kPiecesMax - 1) / kPiecesMax));
+  const std::size_t pieces = (bytes + piece - 1) / piece;
+  memory_ =
+      cuda_device ? value_or_raise(repeat_on_gpu(*cuda_device, piece, pieces)) : repeat_on_cpu(piece, piece * pieces);
 }
 
 nb::object Placeholder::part(std::size_t offset, std::size_t bytes) const {
   if (offset > bytes_ || bytes > bytes_ - offset)
     raise({ErrorCode::kInvalidArgument, "the part lies outside the placeholder"});
-  return dlpack_bytes(memory_.get() + offset, bytes, memory_);
+  return dlpack_bytes(memory_.get() + offset, bytes, memory_, cuda_device_);
 }
 
 void bind_placeholder(nb::module_& module) {
   nb::class_<Placeholder>(module, "Placeholder", "Address space that stands for tensors whose bytes are elsewhere.")
-      .def(nb::init<std::size_t>(), "bytes"_a)
+      .def(nb::init<std::size_t, std::optional<int>>(), "bytes"_a, "cuda_device"_a = nb::none())
       .def("part", &Placeholder::part, "offset"_a, "bytes"_a)
       .def_prop_ro("nbytes", &Placeholder::bytes);
 }

@@ -6,15 +6,16 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 namespace terrace::python {
 
 // The Python object `_terrace.Placeholder`: `bytes` of address space that cannot be written, and in which every
-// floating point number is NaN. It costs two MiB of memory, or one part in 8192 of it where that is more. What was
-// exported keeps it mapped.
+// floating point number is NaN: the CPU's, or that of the GPU with this number. It costs two MiB of memory there, or
+// one part in 8192 of it where that is more. What was exported keeps it mapped.
 class Placeholder {
  public:
-  explicit Placeholder(std::size_t bytes);
+  Placeholder(std::size_t bytes, std::optional<int> cuda_device);
 
   // A DLPack capsule ("dltensor", bytes) of a part of it.
   nanobind::object part(std::size_t offset, std::size_t bytes) const;
@@ -22,6 +23,7 @@ class Placeholder {
 
  private:
   std::size_t bytes_ = 0;
+  std::optional<int> cuda_device_;
   std::shared_ptr<const std::byte> memory_;
 };
 

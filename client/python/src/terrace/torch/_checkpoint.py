@@ -245,17 +245,22 @@ def _check_states(path: pathlib.Path, states: dict[int, dict[str, Any]], optimiz
 
 def _load_optimizer(saved: _SavedOptimizer, optimizer: optim.Optimizer) -> None:
     optimizer.load_state_dict({"state": {}, "param_groups": saved.groups})
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in sorted(saved.states.items()):
-        _load_state(saved.file, optimizer, parameters[number], state)
+        parameter, group = parameters[number]
+        counts_on_device = bool(group.get("fused") or group.get("capturable"))
+        _load_state(saved.file, optimizer, parameter, state, counts_on_device)
 
 
-def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, state: dict[str, Any]) -> None:
-    """Reads one parameter's states; an offloaded optimizer then moves them to Terrace."""
+def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, state: dict[str, Any],
+                counts_on_device: bool) -> None:
+    """Reads one parameter's states; an offloaded optimizer then moves them to Terrace. counts_on_device: what counts the
+    steps is where the parameter is, and not with the CPU."""
     made = optimizer.state[parameter]
     for key, value in state.items():
         if isinstance(value, Entry):
-            tensor = torch.empty(value.shape, dtype=value.dtype)
+            where = parameter.device if counts_on_device or key != "step" else "cpu"
+            tensor = torch.empty(value.shape, dtype=value.dtype, device=where)
             _safetensors.read_into(file, value, tensor)
             value = tensor
         made[key] = value

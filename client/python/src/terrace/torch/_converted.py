@@ -22,13 +22,14 @@ from ._lazy import OffloadedTensor, leaves
 from ._metadata import METADATA
 from ._modes import ordinary
 from ._placeholder import PlaceholderSpace
+from ._storages import over
 
 Tensors = dict[str, torch.Tensor]
 Revert = Callable[[Any, Tensors], Tensors]
 
 SOURCES_HELD = 2  # whose parts follow each other in a file: a layer's experts have two weights
 _raw = torch._C.DisableTorchFunctionSubclass
-_ITSELF = (torch.Tensor.contiguous, torch.Tensor.detach, torch.Tensor.cpu)
+_ITSELF = (torch.Tensor.contiguous, torch.Tensor.detach)
 _SHOWN = (torch.Tensor.untyped_storage,)  # which tells tensors apart, and says how large they are
 
 
@@ -50,7 +51,8 @@ class ConvertedTensor(torch.Tensor):
         if func in METADATA or func in _SHOWN:
             with _raw():
                 return func(*args, **(kwargs or {}))
-        if func in _ITSELF and len(args) == 1 and not kwargs and args[0].is_contiguous():
+        is_itself = func in _ITSELF or (func is torch.Tensor.cpu and args[0].is_cpu)
+        if is_itself and len(args) == 1 and not kwargs and args[0].is_contiguous():
             return args[0]
         made = {id(one): one.terrace_make() for one in leaves((args, kwargs)) if isinstance(one, ConvertedTensor)}
         if func is torch.Tensor.data_ptr:
@@ -156,13 +158,14 @@ def _stand_ins(convert: Callable[[Tensors], Tensors], state: Tensors, source_of:
     storages = {part.untyped_storage()._cdata: part.untyped_storage() for part in parts.values()}
     sources = Sources(convert, weights)
     with ordinary():
-        space = PlaceholderSpace(sum(storage.nbytes() + 64 for storage in storages.values()))
+        device = next((one.device for one in weights.values()), torch.device("cpu"))
+        space = PlaceholderSpace(sum(storage.nbytes() + 64 for storage in storages.values()), device)
         places = {number: space.take([storage.nbytes()], [1], torch.uint8).untyped_storage()
                   for number, storage in storages.items()}
         for name, part in parts.items():
             if name not in made:
-                shown = torch.empty(0, dtype=part.dtype).set_(places[part.untyped_storage()._cdata],
-                                                              part.storage_offset(), part.shape, part.stride())
+                shown = over(places[part.untyped_storage()._cdata], part.dtype, int(part.storage_offset()), part.shape,
+                             part.stride())
                 stands: Any = torch.Tensor._make_subclass(ConvertedTensor, shown)
                 stands.terrace_name, stands.terrace_source = name, source_of[name]
                 stands.terrace_sources = sources

@@ -17,10 +17,10 @@ from .. import _checks
 from .._client import TIMEOUT_SECONDS, Client
 from .._errors import InvalidArgument
 from ._default_client import client_for
-from ._heap import give_back_free_pages
+from ._gpu import give_back_free
 from ._lazy import OffloadedParameter, tell_of_copies
 from ._parameters import ManagedParameter
-from ._refusals import alone, check_place
+from ._refusals import alone, place_for
 from ._storages import users_of
 from ._store import Store
 from ._streamed import stream_saves
@@ -54,7 +54,7 @@ class Building:
         known = self._waiting.get(id(parameter))
         if type(parameter) is not nn.Parameter or (known is not None and known[0]() is parameter):
             return
-        if parameter.device.type != "cpu" or alone(parameter, self._bytes_min):
+        if parameter.device != self.store.device or alone(parameter, self._bytes_min):
             return
         if known is not None:
             self._bytes -= self._waiting.pop(id(parameter))[2]  # of one that is gone, and had the same number
@@ -72,7 +72,7 @@ class Building:
         for reference, name in aside:
             self._move(reference(), name)
         self._forget_gone()
-        give_back_free_pages()
+        give_back_free(self.store.device)
 
     def take_back(self, managed: ManagedParameter, value: torch.Tensor) -> None:
         """The parameter becomes an ordinary one again, with other data: it was cast."""
@@ -103,7 +103,7 @@ class Building:
         self._left_bytes += slot.nbytes
         if self._left_bytes > max(self._waiting_bytes_max, _LEFT_BYTES_MIN):
             self._left_bytes = 0
-            give_back_free_pages()
+            give_back_free(self.store.device)
         self._moved += 1
         if 2 * self._moved > len(self.store.slots):
             self._forget_gone()
@@ -167,7 +167,7 @@ def _noticed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def init(*, client: Client | None = None, place: str = "host", tensor_bytes_min: int = _BYTES_MIN,
+def init(*, client: Client | None = None, place: str | None = None, tensor_bytes_min: int = _BYTES_MIN,
          timeout: float = TIMEOUT_SECONDS) -> Iterator[None]:
     """What modules are built within the `with` has its parameters in Terrace, and is never whole in memory.
 
@@ -182,13 +182,15 @@ def init(*, client: Client | None = None, place: str = "host", tensor_bytes_min:
     it). Casting does within the `with`. Buffers, small parameters, and those whose memory something else shows as well
     stay in memory. Of this thread's modules; others are left alone.
 
-    client, place, tensor_bytes_min, timeout: as for offload(), which then needs no client.
+    client, place, tensor_bytes_min, timeout: as for offload(), which then needs no client. Without a place, that of
+    PyTorch's default device: with `torch.device("cuda"), terrace.torch.init():`, of the GPU. Parameters on another
+    device are left alone.
     ResourceExhausted, where the model's line raises it, if it does not fit.
     """
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(_CALL, "timeout", timeout)
     client = client_for(_CALL, client)
-    check_place(_CALL, client, place)
+    place = place_for(_CALL, client, place, torch.empty(0).device)
     stream_saves()
     ask_transforms()
     building = Building(Store(client, place, seconds, 1), bytes_min)

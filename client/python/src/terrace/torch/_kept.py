@@ -11,7 +11,7 @@ import torch
 from .._errors import Error, ResourceExhausted
 from .._terrace import Lease
 from ._backward_order import BackwardOrder, Saved, places_of
-from ._shelf import Shelf
+from ._shelf import Shelf, Slot
 from ._storages import StorageReference, over, shown
 
 WINDOW_PARTS = 4  # what is declared as needed soon is this part of the guarantee
@@ -78,13 +78,17 @@ class Here:
 _FEW_THREADS = 2  # one that writes past the caches is as fast as so many
 
 
-def _lay(storage: torch.UntypedStorage, lease: Lease) -> None:
-    """Copies the storage's bytes into the leased memory: past the caches, or by PyTorch's threads where those are many."""
+def _lay(storage: torch.UntypedStorage, lease: Lease, slot: Slot) -> None:
+    """Copies the storage's bytes into the leased memory: past the caches, or by PyTorch's threads where those are many.
+    Of a GPU's it begins to, on the current stream, behind which the lease ends."""
     size = storage.nbytes()
     if storage.device.type == "cpu" and lease.cuda_device is None and torch.get_num_threads() <= _FEW_THREADS:
         lease._copy_in(storage.data_ptr(), size)
     else:
-        shown(lease)[:size].copy_(over(storage, torch.uint8, 0, [size], [1]))
+        on_gpu = storage.device.type != "cpu"
+        shown(lease)[:size].copy_(over(storage, torch.uint8, 0, [size], [1]), non_blocking=on_gpu)
+        if on_gpu:
+            slot.copied(lease, storage.device)
 
 
 class InTerrace:
@@ -105,7 +109,7 @@ class InTerrace:
         self.slot = shelf.lay(self._size)
         with self._overwrite() as lease:
             shelf.ask_ahead(lambda most: order.following(saved, most))
-            _lay(storage, lease)
+            _lay(storage, lease, self.slot)
         saved.move_seconds += time.perf_counter() - begin
         saved.place = weakref.ref(self)
 

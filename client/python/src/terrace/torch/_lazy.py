@@ -167,7 +167,7 @@ class SpentTensor(torch.Tensor):
     @staticmethod
     def of(gradient: torch.Tensor, why: str) -> SpentTensor:
         """A new one, in the place of a gradient. why: what to tell."""
-        nothing = torch.zeros((), dtype=gradient.dtype).expand(gradient.shape)
+        nothing = torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
         made: SpentTensor = torch.Tensor._make_subclass(SpentTensor, nothing)
         made.terrace_why = why
         made.terrace_zeroed = False

@@ -43,8 +43,8 @@ class LazyStorage(torch.UntypedStorage):
         return int((self.terrace_slot.placeholder if kept is None else kept).data_ptr())
 
     def cpu(self) -> torch.UntypedStorage:
-        """The leased storage itself, to be read once."""
-        return self.terrace_store.read_once(self.terrace_slot).untyped_storage()
+        """The leased storage itself, to be read once; a copy of a GPU's."""
+        return self.terrace_store.read_once(self.terrace_slot).untyped_storage().cpu()
 
     size = __len__ = nbytes
 
@@ -96,7 +96,7 @@ def reduced(slot: Slot, store: Store) -> Any:
 
 
 def _location(storage: Any) -> str | None:
-    return "cpu" if isinstance(storage, LazyStorage) else None
+    return str(storage.terrace_store.device) if isinstance(storage, LazyStorage) else None
 
 
 def _nothing(storage: Any, location: str) -> None:

@@ -19,8 +19,8 @@ from . import _modules, _optimizers
 from ._ddp import check_running
 from ._frozen import Frozen
 from ._fsdp import groups_of
+from ._gpu import device_of, give_back_free
 from ._gradients import Gradient, Room
-from ._heap import give_back_free_pages
 from ._init import Building, built, client_of
 from ._lazy import OffloadedParameter
 from ._locals import is_split, local_of
@@ -28,7 +28,7 @@ from ._optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from ._parameters import ManagedParameter
 from ._parts import ParameterInMemory, wanted_parts
 from ._ranks import Ranks
-from ._refusals import check_forwards, check_model, check_place, eligible, warn_of_another, warn_of_shown
+from ._refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
 from ._shards import Shards
 from ._shared import SharedStore
 from ._store import Store
@@ -36,6 +36,7 @@ from ._streamed import stream_saves
 from ._transforms import ask_transforms
 
 TENSOR_BYTES_MIN = 4096
+_FREED_BYTES_MAX = 256 << 20
 Module = TypeVar("Module", bound=nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=optim.Optimizer | None)
 
@@ -98,7 +99,7 @@ def jobs() -> list[tuple[nn.Module, Job]]:
 
 
 def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | None = None,  # type: ignore[assignment]
-            what: str | Iterable[str] | None = None, place: str = "host", step_in_backward: bool = False,
+            what: str | Iterable[str] | None = None, place: str | None = None, step_in_backward: bool = False,
             share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
             timeout: float = TIMEOUT_SECONDS) -> tuple[Module, AnyOptimizer]:
     """Moves a model's parameters, their gradients and the optimizer's states to Terrace; returns both as they came.
@@ -111,7 +112,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     client: the session to keep them in; None: the process's own, one for all calls that are not given one.
     what: a set of "parameters", "gradients" and "states" (the optimizer's), which go to Terrace, while the others stay
         in memory; None: all that there are.
-    place: where they are leased: "host", or an emulated device's "device:N"; not a GPU's memory.
+    place: where they are leased, and computed with: "host" for a model on the CPU (or an emulated device's "device:N"),
+        and for one on a GPU the "device:N" that is that GPU's memory; None: by where the model is.
     step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
         (a sixteenth of the guarantee, if that is less), so that gradients need no other room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
@@ -140,7 +142,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
 
 
 def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | Iterable[str] | None,
-             place: str, step_in_backward: bool, ranks: Ranks | None, tensor_bytes_min: int,
+             place: str | None, step_in_backward: bool, ranks: Ranks | None, tensor_bytes_min: int,
              timeout: float) -> tuple[Module, AnyOptimizer]:
     """ranks: that all do this now, and have what is frozen in common."""
     call = "terrace.torch.offload"
@@ -175,8 +177,11 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     warn_of_shown(left)
     adopted = built(list(names))
     client = client_of(call, client, adopted, model)
-    check_place(call, client, place)
+    place = place_of_model(call, client, place, {parameter: name for parameter, (name, _) in names.items()})
     sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
+    if ranks is not None and device_of(client, place).type != "cpu":
+        raise InvalidArgument(f"{call}: share_frozen=True shares parameters in host memory, and this model is on a GPU: "
+                              "offload without it")
     if "parameters" in parts:
         check_forwards(model, names.keys() - sharded.keys())
     frozen = Frozen(names, ranks)
@@ -202,7 +207,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         _check_room(model, store, shards, in_memory if "gradients" in parts else [], stepped)
         if frozen.store is not None:
             _check_fits(frozen.store, *_modules.largest(model, frozen.store))
-        _move(managed, in_memory, shards, stepped, ranks)
+        _move(store, managed, in_memory, shards, stepped, ranks)
     except BaseException:
         _modules.detach(model)
         for parameter in names:
@@ -227,12 +232,12 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     return model, optimizer
 
 
-def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str, in_backward: bool,
+def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str | None, in_backward: bool,
               optimizer: object) -> frozenset[str]:
     """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
     parts = job.parts | {"states"} if what is None else wanted_parts(call, what, optimizer, in_backward)
     other = ("client is of another session" if client is not None and client is not job.store.client else
-             f"place is {place!r}" if place not in ("host", job.store.place) else
+             f"place is {place!r}" if place not in (None, "host", job.store.place) else
              f"step_in_backward is {in_backward}" if in_backward != job.in_backward else
              f"what is {sorted(parts)}" if (parts ^ job.parts) - {"states"} else "")
     if other:
@@ -350,10 +355,11 @@ def _make_gradients(store: Store, parameters: Sequence[ManagedParameter | Parame
         one.gradient = Gradient(one.parameter, store, Room(one.like, [slots[id(one)]] if id(one) in slots else []))
 
 
-def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], shards: Shards,
+def _move(store: Store, managed: list[ManagedParameter], in_memory: list[ParameterInMemory], shards: Shards,
           stepped: ManagedOptimizer | None, ranks: Ranks | None) -> None:
     """Moves parameters and states, and back again if that fails half way, or on another rank."""
-    moved = []
+    moved: list[ManagedParameter] = []
+    freed_bytes = 0
     try:
         if stepped is not None:
             stepped.reserve()
@@ -361,7 +367,11 @@ def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], s
             if not isinstance(one.parameter, OffloadedParameter):
                 one.move_in()
                 moved.append(one)
+                freed_bytes += one.slot.nbytes
             one.watch()
+            if one.store.device.type != "cpu" and freed_bytes > _FREED_BYTES_MAX:
+                give_back_free(one.store.device)  # where it was is the same memory that it goes to
+                freed_bytes = 0
         for other in in_memory:
             other.watch()
         shards.move_in()
@@ -369,7 +379,7 @@ def _move(managed: list[ManagedParameter], in_memory: list[ParameterInMemory], s
             stepped.adopt_all()
         if ranks is not None:
             ranks.finish()
-        give_back_free_pages()
+        give_back_free(store.device)
     except BaseException as failed:
         for watched in (*managed, *in_memory):
             if watched.gradient is not None:

@@ -276,7 +276,8 @@ def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.c
 
 def _on_cpu(self: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format) -> Any:
     """`tensor.cpu()`, where it is as far as anybody can see."""
-    return self if isinstance(self, OffloadedTensor) and memory_format is torch.preserve_format else NotImplemented
+    there = isinstance(self, OffloadedTensor) and self.device.type == "cpu"
+    return self if there and memory_format is torch.preserve_format else NotImplemented
 
 
 def _zeroed(self: torch.Tensor) -> Any:

@@ -16,11 +16,12 @@ _REGION_BYTES_MIN = 64 << 20
 
 
 class PlaceholderSpace:
-    """Hands out placeholders one after the other, from regions that grow with need: each
+    """Hands out placeholders on one device, one after the other, from regions that grow with need: each
     as large as all before it, since every one costs memory of its own, and address space costs nothing."""
 
-    def __init__(self, bytes_expected: int):
-        self._region = Placeholder(max(bytes_expected, 1))
+    def __init__(self, bytes_expected: int, device: torch.device):
+        self._device = device
+        self._region = Placeholder(max(bytes_expected, 1), device.index)
         self._used = 0
         self._whole = self._region.nbytes
 
@@ -29,13 +30,13 @@ class PlaceholderSpace:
         count = elements_spanned(size, stride)
         wanted = count * dtype.itemsize
         if self._region.nbytes - self._used < wanted:
-            self._region = Placeholder(max(wanted, _REGION_BYTES_MIN, self._whole))
+            self._region = Placeholder(max(wanted, _REGION_BYTES_MIN, self._whole), self._device.index)
             self._whole += self._region.nbytes
             self._used = 0
         memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._region.part(self._used, wanted))
         self._used += -(-wanted // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._used = min(self._used, self._region.nbytes)
-        return torch.empty(0, dtype=dtype, device="cpu").set_(memory.untyped_storage(), 0, list(size), list(stride))
+        return torch.empty(0, dtype=dtype, device=self._device).set_(memory.untyped_storage(), 0, list(size), list(stride))
 
 
 def elements_spanned(size: Sequence[int], stride: Sequence[int]) -> int:

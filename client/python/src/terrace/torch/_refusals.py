@@ -5,7 +5,7 @@ import gc
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from .._dtypes import number_of
 from .._errors import FailedPrecondition, InvalidArgument
 from ._ddp import wrong_with
 from ._fsdp import check_groups, groups_of
+from ._gpu import device_of
 from ._lazy import OffloadedParameter
 from ._locals import is_split, local_of
 from ._modules import is_called_by_us, is_compiled, used_by_each
@@ -35,18 +36,45 @@ def _is_a(value: object, module: str, name: str) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-def check_place(call: str, client: Client, place: str) -> None:
-    """Raises InvalidArgument for a place where no memory is that PyTorch could compute on as a CPU's.
+def place_for(call: str, client: Client, place: str | None, device: torch.device) -> str:
+    """Where to lease what PyTorch computes with on a device. InvalidArgument for a place that is another's memory, or
+    where there is none.
 
-    call: how the caller is named in errors."""
-    offers = {offer.name: offer for offer in client.places()}
-    offer = offers.get(_checks.text(call, "place", place))
-    if offer is None:
+    call: how the caller is named in errors. place: None: to be found."""
+    offers = [offer.name for offer in client.places()]
+    if place is None and device.type == "cpu":
+        return "host"
+    if place is None:
+        found = next((name for name in offers if _is_on(client, name, device)), None)
+        if found is None:
+            raise InvalidArgument(f"{call}: the model is on {device}, and none of this session's places ({', '.join(offers)}) "
+                                  "is that GPU's memory: give the daemon a tier of it (docs/gpu.md), or move the model to "
+                                  "the CPU")
+        return found
+    if _checks.text(call, "place", place) not in offers:
         raise InvalidArgument(f"{call}: place is {place!r}; this session can lease in {', '.join(offers)}")
-    if offer.gpu:
-        raise InvalidArgument(
-            f"{call}: place is {place!r}, a GPU's own memory, and what is leased here is computed on by the CPU: use "
-            "'host'. Lease GPU memory tensor by tensor, with terrace.Client.acquire()")
+    if (there := device_of(client, place)) != device:
+        raise InvalidArgument(f"{call}: place is {place!r}, which is memory of {there}, and the model is on {device}: move it "
+                              f"there (model.to('{there}')), or leave place out")
+    return place
+
+
+def _is_on(client: Client, place: str, device: torch.device) -> bool:
+    try:
+        return device_of(client, place) == device
+    except FailedPrecondition:  # a GPU that this process cannot see
+        return False
+
+
+def place_of_model(call: str, client: Client, place: str | None, names: Mapping[nn.Parameter, str]) -> str:
+    """Where to lease parameters, which are on one device. InvalidArgument, by name, where they are not, or not there."""
+    first = next(iter(names), None)
+    device = torch.device("cpu") if first is None else first.device
+    other = next((parameter for parameter in names if parameter.device != device), None)
+    if first is not None and other is not None:
+        raise InvalidArgument(f"{call}: the parameter '{names[first]}' is on {device}, and '{names[other]}' on "
+                              f"{other.device}; the parameters of a model on one device can be offloaded")
+    return place_for(call, client, place, device)
 
 
 def check_model(model: nn.Module, in_backward: bool) -> None:
@@ -72,7 +100,7 @@ def check_model(model: nn.Module, in_backward: bool) -> None:
     sharded = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
     for name, parameter in model.named_parameters():
         if parameter in sharded:
-            _check_device(name, parameter)
+            _check_device(name, parameter, ("cpu",))
         else:
             _check_parameter(name, parameter)
 
@@ -112,13 +140,14 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if type(parameter) is not nn.Parameter:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
                               "can be offloaded")
-    _check_device(name, parameter)
+    _check_device(name, parameter, ("cpu", "cuda"))
 
 
-def _check_device(name: str, parameter: nn.Parameter) -> None:
-    if parameter.device.type != "cpu":
+def _check_device(name: str, parameter: nn.Parameter, devices: tuple[str, ...]) -> None:
+    if parameter.device.type not in devices:
+        where = "the CPU, or on a GPU of CUDA's," if len(devices) > 1 else "the CPU, where fully_shard() has split them,"
         raise InvalidArgument(f"terrace.torch.offload: the parameter '{name}' is on {parameter.device}; parameters on "
-                              "the CPU can be offloaded")
+                              f"{where} can be offloaded")
 
 
 def eligible(model: nn.Module, bytes_min: int, moves: bool) -> tuple[dict[nn.Parameter, tuple[str, str]],

@@ -143,7 +143,7 @@ def read_header(file: Any, path: str | os.PathLike[str]) -> tuple[dict[str, Entr
 
 def read_into(file: Any, entry: Entry, tensor: torch.Tensor) -> None:
     """Reads a tensor's bytes into one of the same geometry, or converts them."""
-    direct = tensor.dtype == entry.dtype and tensor.is_contiguous()
+    direct = tensor.dtype == entry.dtype and tensor.is_contiguous() and tensor.device.type == "cpu"
     target = tensor if direct else torch.empty(entry.shape, dtype=entry.dtype)
     file.seek(entry.begin)
     content = _bytes_of(target)

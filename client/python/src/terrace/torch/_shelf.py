@@ -35,7 +35,7 @@ def class_bytes(size: int) -> int:
 class Slot:
     """A tensor in Terrace, and what shows it here."""
 
-    __slots__ = ("asked", "read", "shown", "size", "stored", "tensor", "used_in_step")
+    __slots__ = ("asked", "copies", "read", "shown", "size", "stored", "tensor", "used_in_step")
 
     def __init__(self, tensor: Tensor, size: int, stored: Waits, read: Waits):
         self.tensor = tensor
@@ -43,6 +43,7 @@ class Slot:
         self.stored = stored  # of all slots: what was leased to be laid into them
         self.read = read  # and to be read again
         self.shown: list[StorageReference] = []
+        self.copies: list[Lease] = []  # of a GPU's, that were under way
         self.asked: Asked | None = None  # a lease to overwrite it, which may be on its way
         self.used_in_step = 0
 
@@ -52,8 +53,10 @@ class Slot:
         with self.tensor.read(writable_view=True) as lease:
             note([self.read], [lease], time.perf_counter() - begin)
             leased = shown(lease)
-        if device.type != "cpu":
-            return leased[:size].to(device).untyped_storage()
+            if device.type != "cpu":
+                copied = leased[:size].to(device, non_blocking=True).untyped_storage()
+                self.copied(lease, device)
+                return copied
         storage = leased.untyped_storage()
         self.shown.append(StorageReference(storage))
         return storage
@@ -70,6 +73,12 @@ class Slot:
         note([self.stored], [lease], time.perf_counter() - begin)
         return lease
 
+    def copied(self, lease: Lease, device: torch.device) -> None:
+        """A copy between the leased memory and a GPU was begun on its current stream: the lease ends behind it."""
+        lease.release(torch.cuda.current_stream(device))
+        self.copies = [one for one in self.copies if one.shown]
+        self.copies.append(lease)
+
     def give_up(self) -> None:
         """Ends the lease that was asked for, if one was: waits for it."""
         if self.asked is not None:
@@ -77,9 +86,10 @@ class Slot:
             self.asked = None
 
     def is_shown(self) -> bool:
-        """Whether a storage of an earlier lease is still there: then its bytes must not change."""
+        """Whether a storage of an earlier lease is still there, or a GPU still copies: then its bytes must not change."""
         self.shown = [storage for storage in self.shown if not storage.expired()]
-        return bool(self.shown)
+        self.copies = [lease for lease in self.copies if lease.shown]
+        return bool(self.shown or self.copies)
 
 
 class Shelf:

@@ -14,7 +14,9 @@ import torch
 
 from .._terrace import Lease, Tensor
 from . import _managed
+from ._gpu import stream_of
 from ._placeholder import elements_spanned
+from ._storages import over
 from ._waits import Waits
 
 _from_capsule = torch._C._from_dlpack
@@ -35,7 +37,7 @@ def nobody() -> None:
 class Slot:
     """A place for one tensor of a fixed geometry: that of its placeholder."""
 
-    __slots__ = ("__weakref__", "addressed", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
+    __slots__ = ("__weakref__", "_cuda_device", "addressed", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
                  "reference", "tensor", "waits", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
@@ -46,6 +48,7 @@ class Slot:
         self.addressed: Callable[[], Any] = nobody  # to what shows it where its address was asked for
         self.placeholder = placeholder
         self.dtype = placeholder.dtype
+        self._cuda_device = placeholder.device.index  # None: a CPU's
         self.plain = placeholder.stride() == plain_strides(placeholder.shape)
         self.lease: Lease | None = None
         self.lazies = 0  # tensors of the script that stand for its content
@@ -95,11 +98,11 @@ class Slot:
         lease = self.lease
         assert lease is not None
         try:
-            shown: torch.Tensor = _from_capsule(lease.__dlpack__())
+            stream = None if self._cuda_device is None else stream_of(self._cuda_device)
+            shown: torch.Tensor = _from_capsule(lease.__dlpack__(stream=stream))
             if not self.plain:
                 geometry = self.placeholder
-                shown = torch.empty(0, dtype=self.dtype, device="cpu").set_(shown.untyped_storage(), 0, geometry.shape,
-                                                                            geometry.stride())
+                shown = over(shown.untyped_storage(), self.dtype, 0, geometry.shape, geometry.stride())
             _managed.remember(lease.address, lease, weakref.ref(self))
             return shown
         finally:

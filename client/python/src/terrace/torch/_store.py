@@ -14,6 +14,7 @@ import torch
 from .._client import Client
 from .._errors import Error, ResourceExhausted
 from .._terrace import Lease, Tensor
+from ._gpu import device_of, give_back_free
 from ._heap import give_back_freed_memory
 from ._modes import ordinary
 from ._order import Order
@@ -65,7 +66,8 @@ class Store:
         self.timeout = timeout
         self.prefix = f"torch{next(_numbers)}"
         self._count = itertools.count()
-        self.space = PlaceholderSpace(bytes_expected)
+        self.device = device_of(client, place)
+        self.space = PlaceholderSpace(bytes_expected, self.device)
         self.slots: list[Slot] = []
         self._lock = threading.RLock()  # between taking a lease and showing it; other threads may want the same one
         self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
@@ -172,9 +174,8 @@ class Store:
 
     def _acquire(self, slots: list[Slot], mode: str, noted: bool) -> list[Lease]:
         begin = time.perf_counter()
-        passing = not noted and mode == "read"
         try:
-            leases = self.client._acquire([slot.tensor for slot in slots], mode, self.place, self.timeout, True, passing)
+            leases = self._ask_for(slots, mode, passing=not noted and mode == "read")
         except Error as error:
             error.add_note(f"terrace.torch leased {sum(slot.nbytes for slot in slots)} bytes of "
                            f"{', '.join(slot.name for slot in slots[:4])}{', ...' if len(slots) > 4 else ''}; "
@@ -192,6 +193,16 @@ class Store:
                 self.order.missed()
             self.order.used(slots)
         return leases
+
+    def _ask_for(self, slots: list[Slot], mode: str, passing: bool) -> list[Lease]:
+        wanted = [slot.tensor for slot in slots], mode, self.place, self.timeout, True, passing
+        try:
+            return self.client._acquire(*wanted)
+        except ResourceExhausted:
+            if self.device.type == "cpu":
+                raise
+        give_back_free(self.device)  # the daemon may want to grow into what PyTorch keeps of the GPU's memory
+        return self.client._acquire(*wanted)
 
     def written(self, slot: Slot) -> None:
         """Says that what is shown was written: it counts as written until nothing shows it."""

@@ -32,12 +32,12 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, *, client: Client | None = None, what: str | Iterable[str] | None = None,
-                 place: str = "host", share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
+                 place: str | None = None, share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
                  timeout: float = TIMEOUT_SECONDS):
         self.client = client
         self.what = what
         self.share_frozen = _checks.flag(_CALL, "share_frozen", share_frozen)
-        self.place = _checks.text(_CALL, "place", place)
+        self.place = None if place is None else _checks.text(_CALL, "place", place)
         self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
         self.timeout = _checks.seconds(_CALL, "timeout", timeout)
         self._meter: Meter | None = None
