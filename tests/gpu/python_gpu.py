@@ -339,6 +339,7 @@ def test_a_model_that_does_not_fit_trains_on_the_gpu(small, optimizer, options, 
     plain_weights = weights(model)
     model = build(checkpoints=checkpoints)
     model, stepped = terrace.torch.offload(model, optimizer(model.parameters(), 1e-3, **options), client=small, **offloaded)
+    assert sum(one.nbytes for one in small.tensors().values()) > 40 << 20
     assert train(model, stepped, range(4), **training) == plain
     assert equal(weights(model), plain_weights)
     torch.cuda.synchronize()
@@ -434,7 +435,7 @@ def test_a_pass_is_not_captured_into_a_graph(small):
 
 
 def test_what_is_on_another_device_is_refused_by_name(small):
-    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).cuda())
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).cuda())  # of 16 KiB each
     with pytest.raises(terrace.InvalidArgument, match="'0.weight' is on cpu, and '1.weight' on cuda:0"):
         terrace.torch.offload(model, client=small)
     with pytest.raises(terrace.InvalidArgument, match="place is 'host', which is memory of cpu, and the model is on cuda:0"):

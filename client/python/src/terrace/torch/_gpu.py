@@ -20,10 +20,14 @@ def device_of(client: Client, place: str) -> torch.device:
     return torch.device("cpu") if cuda_device is None else torch.device("cuda", cuda_device)
 
 
-def stream_of(cuda_device: int) -> int:
-    """The current stream of a GPU, by its number for DLPack. FailedPrecondition while it is captured into a graph."""
+def check_not_captured() -> None:
+    """Raises FailedPrecondition while the current stream is captured into a graph."""
     if torch.cuda.is_current_stream_capturing():
         raise FailedPrecondition(_CAPTURED)
+
+
+def stream_of(cuda_device: int) -> int:
+    """The current stream of a GPU, by its number for DLPack."""
     return int(_stream(cuda_device))
 
 

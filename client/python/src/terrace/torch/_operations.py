@@ -318,3 +318,5 @@ _CASTS = frozenset(getattr(torch.Tensor, name)
 _OF_LISTS = ("_foreach_", "_amp_foreach_", "_fused_ada", "_fused_sgd_")
 _ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith(_OF_LISTS))
 run_with(run, operate)
+# Clipping takes the functions of lists where it knows the types, and these do as ordinary tensors do.
+torch.utils._foreach_utils._foreach_supported_types.append(OffloadedTensor)

@@ -190,7 +190,7 @@ def alone(parameter: torch.Tensor, bytes_min: int) -> str:
         return f"smaller than {bytes_min} bytes"
     if parameter.layout != torch.strided or not _dense(parameter):
         return "its elements overlap or have gaps"
-    if parameter.is_shared():
+    if parameter.device.type == "cpu" and parameter.is_shared():  # all of a GPU's can be
         return "is in memory that processes share"
     return ""
 

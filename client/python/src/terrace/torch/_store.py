@@ -14,7 +14,7 @@ import torch
 from .._client import Client
 from .._errors import Error, ResourceExhausted
 from .._terrace import Lease, Tensor
-from ._gpu import device_of, give_back_free
+from ._gpu import check_not_captured, device_of, give_back_free
 from ._heap import give_back_freed_memory
 from ._modes import ordinary
 from ._order import Order
@@ -150,6 +150,8 @@ class Store:
         mode: "read", "write", or "overwrite" (of slots that nothing shows: what they hold is lost).
         noted: as a use of this step, which the next one is expected to repeat.
         """
+        if self.device.type != "cpu":
+            check_not_captured()
         slots = list(slots)
         shown: dict[Slot, torch.Tensor] = {}
         absent: dict[Slot, None] = {}
