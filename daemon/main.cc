@@ -194,8 +194,8 @@ Result<void> serve(const Plan& plan, const Arguments& arguments, front::Inherita
   });
 }
 
-// Signals come to the reactor alone: before there are threads, of which CUDA's driver starts some as it is asked for the
-// GPUs. They would have the mask of who asked, and a signal would end the process in one of them.
+// Signals come to the reactor alone: before there are threads, of which CUDA's driver starts some as it is asked for
+// the GPUs. They would have the mask of who asked, and a signal would end the process in one of them.
 void block_signals() {
   sigset_t set;
   sigemptyset(&set);
