@@ -72,6 +72,25 @@ class LeasesAnswer : public AnswerSource<std::vector<Lease>> {
   LeaseOptions options_;
 };
 
+// Leases that are asked for once the overwrites of the same tensors that were given up are settled.
+class SettledFirst : public AnswerSource<std::vector<Lease>> {
+ public:
+  SettledFirst(Session& session, std::vector<Tensor> tensors, const LeaseOptions& options);
+  SettledFirst(const SettledFirst&) = delete;
+  SettledFirst& operator=(const SettledFirst&) = delete;
+  ~SettledFirst() override;
+  bool ready(std::chrono::nanoseconds timeout) override;
+  Result<std::vector<Lease>> take() override;
+
+ private:
+  Session& session_;
+  std::vector<Tensor> tensors_;
+  LeaseOptions options_;
+  Deadline deadline_;
+  std::optional<Pending<std::vector<Lease>>> asked_;
+  std::optional<Error> wrong_;
+};
+
 // Tensors, asked for run by run: all of them, or none.
 class TensorsAnswer : public AnswerSource<std::vector<Tensor>> {
  public:

@@ -133,6 +133,42 @@ Result<void> CallAnswer::take() {
   return session_.take(std::exchange(call_, nullptr));
 }
 
+SettledFirst::SettledFirst(Session& session, std::vector<Tensor> tensors, const LeaseOptions& options)
+    : session_(session), tensors_(std::move(tensors)), options_(options), deadline_(deadline_after(options.timeout)) {
+  session_.hold();
+}
+
+SettledFirst::~SettledFirst() {
+  asked_.reset();
+  if (!session_.forked()) session_.let_go();
+}
+
+bool SettledFirst::ready(std::chrono::nanoseconds timeout) {
+  if (session_.forked() || wrong_) return true;
+  const auto left = [](Deadline until) {
+    return std::max(std::chrono::nanoseconds(until - std::chrono::steady_clock::now()), std::chrono::nanoseconds(0));
+  };
+  const Deadline asked_until = deadline_after(timeout);
+  if (!asked_) {
+    const Deadline until = std::min(asked_until, deadline_);
+    const Result<void> settled = session_.settle(tensors_, left(until));
+    if (!settled && settled.error().code == ErrorCode::kDeadlineExceeded && left(deadline_) > left(until)) return false;
+    if (!settled) {
+      wrong_ = settled.error();
+      return true;
+    }
+    options_.timeout = left(deadline_);
+    asked_ = session_.acquire_async(tensors_, options_);
+  }
+  return asked_->ready(left(asked_until));
+}
+
+Result<std::vector<Lease>> SettledFirst::take() {
+  if (Result<void> usable_now = session_.usable(); !usable_now) return std::unexpected(usable_now.error());
+  if (wrong_) return std::unexpected(*wrong_);
+  return asked_ ? asked_->wait({}) : taken_already();
+}
+
 Result<std::vector<Lease>> LeasesAnswer::take() {
   if (Result<void> granted = call_.take(); !granted) return std::unexpected(granted.error());
   return call_.session().make_leases(tensors_, options_);

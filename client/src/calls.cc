@@ -23,6 +23,11 @@ constexpr bool is_undone(shm::Operation operation) {
          operation == shm::Operation::kPin;
 }
 
+bool overwrites(const Call& call) {
+  return call.operation == shm::Operation::kAcquire &&
+         std::ranges::find(call.modes, shm::Mode::kOverwrite) != call.modes.end();
+}
+
 // gRPC's UNKNOWN (2) and OUT_OF_RANGE (11) are not among ours.
 constexpr bool is_known(std::uint32_t code) { return code >= 1 && code <= 16 && code != 2 && code != 11; }
 
@@ -177,8 +182,36 @@ void Calls::abandon(const std::shared_ptr<Call>& call) {
     undo(*call);
   } else if (!call->submitted && is_undone(call->operation)) {
     forget(*call);
-  } else if (!std::exchange(call->abandoned, true)) {
-    ++abandoned_;
+  } else if (!call->abandoned) {
+    give_up(*call);
+  }
+}
+
+void Calls::give_up(Call& call) {
+  call.abandoned = true;
+  ++abandoned_;
+  if (overwrites(call)) ++overwrites_given_up_;
+}
+
+void Calls::end_given_up(const Call& call) {
+  --abandoned_;
+  if (overwrites(call)) --overwrites_given_up_;
+}
+
+bool Calls::settled(std::span<const std::uint64_t> handles, Deadline deadline) {
+  const auto names_one = [&](const auto& under_way) {
+    const Call& call = *under_way.second;
+    return call.abandoned && overwrites(call) && std::ranges::find_first_of(call.handles, handles) != call.handles.end();
+  };
+  while (true) {
+    const std::uint32_t seen = region_.completion_index->tail.load(std::memory_order_seq_cst);
+    {
+      const Lock lock(mutex_);
+      drain();
+      if (std::ranges::none_of(under_way_, names_one)) return true;
+    }
+    if (waits_ended() || std::chrono::steady_clock::now() >= deadline) return false;
+    sleep(seen, deadline);
   }
 }
 
@@ -224,8 +257,7 @@ void Calls::drain() {
     const std::shared_ptr<Call> call =
         try_submit({.operation = operation, .timeout = std::chrono::seconds(60), .handles = handles});
     if (call == nullptr) return;
-    call->abandoned = true;
-    ++abandoned_;
+    give_up(*call);
     to_undo_.pop_back();
   }
 }
@@ -246,8 +278,8 @@ void Calls::complete(const shm::Completion& completion) {
     return break_off({ErrorCode::kInternal, "terraced put a tensor beyond the end of the session's table", 0});
   forget(*call);
   if (call->abandoned) {
-    --abandoned_;
     undo(*call);
+    end_given_up(*call);
   }
 }
 
@@ -294,6 +326,7 @@ void Calls::break_off(Error error) {
   }
   under_way_.clear();
   abandoned_ = 0;
+  overwrites_given_up_ = 0;
   to_undo_.clear();
   absence_.reset();
 }

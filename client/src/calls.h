@@ -82,6 +82,11 @@ class Calls {
   bool waits_ended() const { return waits_ended_.load(std::memory_order_acquire); }
   // Nobody waits any more: what the answer brings is given back when it comes.
   void abandon(const std::shared_ptr<Call>& call);
+  // Whether overwrites that were given up may yet be granted, and undone: what they name is torn then, whoever has it.
+  bool has_given_up_overwrites() const { return overwrites_given_up_.load(std::memory_order_acquire) != 0; }
+  // Waits until no such overwrite names one of these. False: one still does at the deadline, or when end_waits() is
+  // called.
+  bool settled(std::span<const std::uint64_t> handles, Deadline deadline);
   // Destroys what was created for nobody, as soon as there is room.
   void destroy(std::vector<std::uint64_t> handles);
   // Why a call that is overdue has no answer.
@@ -121,6 +126,9 @@ class Calls {
   void complete(const shm::Completion& completion);
   // It is not under way any more.
   void forget(Call& call);
+  // Nobody waits for it, and it is under way; then, that it was.
+  void give_up(Call& call);
+  void end_given_up(const Call& call);
   void read_answer(Call& call, const shm::Completion& completion);
   void undo(Call& call);
   void break_off(Error error);
@@ -140,6 +148,7 @@ class Calls {
   std::unordered_map<std::uint64_t, std::shared_ptr<Call>> under_way_;  // at most as many as a ring has entries
   std::uint64_t last_id_ = 0;
   std::uint64_t abandoned_ = 0;
+  std::atomic<std::uint32_t> overwrites_given_up_{0};  // of the abandoned ones; written under mutex_
   std::vector<std::pair<shm::Operation, std::vector<std::uint64_t>>> to_undo_;
   std::optional<Absence> absence_;
   std::optional<Error> broken_;

@@ -66,6 +66,18 @@ Result<void> Session::check_options(const LeaseOptions& options, std::size_t ten
   return check_place(options.place);
 }
 
+Result<void> Session::settle(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout) {
+  const Result<std::vector<std::uint64_t>> handles = handles_of(tensors);
+  if (!handles) return std::unexpected(handles.error());
+  if (calls_.settled(*handles, deadline_after(timeout))) return {};
+  if (calls_.waits_ended()) return client_closed();
+  return fail(ErrorCode::kDeadlineExceeded,
+              "an overwrite of tensor '" + tensors.front().name() +
+                  (tensors.size() == 1 ? "'" : "', or of another one of the set,") +
+                  " was given up before it was granted, and may yet be, which would tear it: wait longer, or wait for "
+                  "what was asked for instead of dropping it");
+}
+
 shm::Outcome Session::try_fast(std::uint64_t handle, Place place, shm::Mode mode) {
   shm::TableSlot& slot = region_.table[slot_of(handle)];
   const shm::Step step = shm::acquire(slot.word, incarnation_of(handle), mode);
@@ -81,6 +93,8 @@ Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options
   if (checked) checked = check_options(options, 1);
   if (!checked) return std::unexpected(checked.error());
   if (!owns(tensor)) return std::unexpected(handles_of(set).error());
+  if (calls_.has_given_up_overwrites())
+    if (Result<void> done = settle(set, options.timeout); !done) return std::unexpected(done.error());
   const Mode mode = mode_at(options, 0);
   switch (try_fast(tensor.handle(), options.place, wire(mode))) {
     case shm::Outcome::kDone:
@@ -115,6 +129,8 @@ Result<bool> Session::resident(const Tensor& tensor, Place place) {
 }
 
 Result<std::vector<Lease>> Session::acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
+  if (calls_.has_given_up_overwrites())
+    if (Result<void> done = settle(tensors, options.timeout); !done) return std::unexpected(done.error());
   const Result<bool> fast = try_fast_set(tensors, options);
   if (!fast) return std::unexpected(fast.error());
   if (*fast) return make_leases(tensors, options);
@@ -150,6 +166,9 @@ Pending<std::vector<Lease>> Session::acquire_async(std::span<const Tensor> tenso
   const auto at_once = [](Answer answer) {
     return Pending<std::vector<Lease>>(std::make_unique<KnownAnswer<std::vector<Lease>>>(std::move(answer)));
   };
+  if (calls_.has_given_up_overwrites() && !settle(tensors, {}))
+    return Pending<std::vector<Lease>>(
+        std::make_unique<SettledFirst>(*this, std::vector<Tensor>(tensors.begin(), tensors.end()), options));
   const Result<bool> fast = try_fast_set(tensors, options);
   if (!fast) return at_once(std::unexpected(fast.error()));
   if (*fast) return at_once(make_leases(tensors, options));

@@ -54,8 +54,7 @@ std::shared_ptr<Call> Calls::end_late(const std::shared_ptr<Call>& call) {
   std::shared_ptr<Call> rest;
   if (call->submitted) {
     rest = std::make_shared<Call>(*call);
-    rest->abandoned = true;
-    ++abandoned_;
+    give_up(*rest);
     under_way_[call->id] = rest;
   } else {
     forget(*call);

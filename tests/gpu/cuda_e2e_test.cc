@@ -116,6 +116,7 @@ TEST_F(CudaEnd, EveryGpuIsAPlaceOfItsOwn) {
     Result<Lease> written = lease(client, tensor, Mode::kOverwrite, Place::device(gpu));
     ASSERT_TRUE(written) << written.error().message;
     EXPECT_EQ(written->cuda_device(), static_cast<int>(gpu));
+    EXPECT_EQ(client.cuda_device(Place::device(gpu)).value(), written->cuda_device());
     write(*written, 20 + gpu);
     ASSERT_TRUE(written->release());
     EXPECT_GT(control.used_bytes[gpu].load(), 0U);
@@ -123,6 +124,10 @@ TEST_F(CudaEnd, EveryGpuIsAPlaceOfItsOwn) {
     ASSERT_TRUE(read) << read.error().message;
     EXPECT_EQ(first_difference(read->bytes(), 1, 20 + gpu), kBytes);
   }
+  EXPECT_EQ(client.cuda_device(Place::host()).value(), std::nullopt);
+  const auto none = client.cuda_device(Place::device(3));
+  ASSERT_FALSE(none);
+  EXPECT_EQ(none.error().code, ErrorCode::kInvalidArgument);
   // One of them lost costs the others nothing.
   control.lost[1] = cuda::kEccUncorrectable;
   const Tensor tensor = make(client, "moves on");
@@ -154,6 +159,8 @@ TEST_F(CudaEnd, ATrainerWithoutTheGpuLeasesElsewhere) {
     const Result<Lease> refused = lease(client, tensor, Mode::kOverwrite);
     if (refused || refused.error().code != ErrorCode::kFailedPrecondition) return 1;
     if (refused.error().message.find("CUDA_VISIBLE_DEVICES") == std::string::npos) return 2;
+    const auto number = client.cuda_device(Place::device(0));
+    if (number || number.error().code != ErrorCode::kFailedPrecondition) return 4;
     return lease(client, tensor, Mode::kOverwrite, Place::host()) ? 0 : 3;
   });
   EXPECT_EQ(trainer.wait(), 0);

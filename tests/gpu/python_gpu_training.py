@@ -237,10 +237,10 @@ def test_one_rank_of_distributed_data_parallel(small):
         torch.distributed.destroy_process_group()
 
 
-def test_blocks_that_are_compiled(small):
+def test_a_block_that_is_compiled(small):
     def run(client=None) -> list[float]:
         model = build()
-        model.blocks = nn.ModuleList(torch.compile(block) for block in model.blocks)
+        model.blocks = nn.ModuleList([torch.compile(model.blocks[0]), *model.blocks[1:]])
         optimizer = ADAMW(model.parameters(), 1e-3)
         if client is not None:
             model, optimizer = terrace.torch.offload(model, optimizer, client=client)

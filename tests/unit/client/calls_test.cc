@@ -111,6 +111,52 @@ TEST_F(Calling, TearsAnOverwriteThatNobodyWaitsFor) {
   EXPECT_TRUE(daemon_.word(3).torn) << "the old bytes went for it";
 }
 
+// What was granted to nobody is torn: not under the hands of who overwrites it after that, nor after they have read it.
+TEST_F(Calling, LeasesNothingOfWhichAnOverwriteWasGivenUpBeforeThatIsSettled) {
+  {
+    const auto dropped = client_.acquire_async({&tensor_, 1}, {.mode = Mode::kOverwrite});
+  }
+  const Asked first = daemon_.next();
+  daemon_.publish(3, {.state = shm::State::kResident, .dirty = true, .writers = 1}, 0);
+  Pending<std::vector<Lease>> second = client_.acquire_async({&tensor_, 1}, {.mode = Mode::kOverwrite});
+  EXPECT_FALSE(second.ready());
+  EXPECT_FALSE(second.ready(1ms));
+  const Result<Lease> read = client_.acquire(tensor_, {.timeout = 1ms});
+  ASSERT_FALSE(read.has_value()) << "it is in the table, and holds nothing";
+  EXPECT_EQ(read.error().code, ErrorCode::kDeadlineExceeded);
+  EXPECT_THAT(read.error().message, HasSubstr("was given up before it was granted, and may yet be"));
+  EXPECT_EQ(client_.acquire({&tensor_, 1}, {.timeout = 1ms}).error().code, ErrorCode::kDeadlineExceeded);
+  EXPECT_EQ(daemon_.word(3).writers, 1u);
+
+  daemon_.answer(first);
+  EXPECT_FALSE(second.ready()) << "torn now, and so a matter of the daemon's";
+  EXPECT_TRUE(daemon_.word(3).torn);
+  const Asked again = daemon_.next();
+  daemon_.publish(3, {.state = shm::State::kResident, .dirty = true, .writers = 1}, 0);
+  daemon_.answer(again);
+  Result<std::vector<Lease>> leases = second.wait(60s);
+  ASSERT_TRUE(leases.has_value()) << leases.error().message;
+  leases->clear();
+  EXPECT_FALSE(daemon_.word(3).torn) << "it was overwritten";
+  EXPECT_TRUE(client_.acquire(tensor_, {.timeout = 1ms}).has_value());
+}
+
+TEST_F(Calling, EndsInTimeWhereAnOverwriteThatWasGivenUpIsNot) {
+  {
+    const auto dropped = client_.acquire_async({&tensor_, 1}, {.mode = Mode::kOverwrite});
+  }
+  const Asked first = daemon_.next();
+  Pending<std::vector<Lease>> second = client_.acquire_async({&tensor_, 1}, {.timeout = 5ms});
+  ASSERT_TRUE(second.ready(60s)) << "its time is over";
+  EXPECT_EQ(second.wait({}).error().code, ErrorCode::kDeadlineExceeded);
+  {
+    const auto never_asked = client_.acquire_async({&tensor_, 1});
+  }
+  daemon_.refuse(first, ErrorCode::kResourceExhausted, "full");
+  daemon_.publish(3, {.state = shm::State::kResident}, 0);
+  EXPECT_TRUE(client_.acquire(tensor_).has_value());
+}
+
 TEST_F(Calling, GivesUpOnADaemonThatIsSilent) {
   const Result<Lease> lease = client_.acquire(tensor_, {.timeout = 1ms});
   ASSERT_FALSE(lease.has_value());
