@@ -306,7 +306,7 @@ def test_a_tensor_that_backward_hands_out_keeps_its_bytes(roomy):
             return context.saved_tensors[0]
 
     context = activations(roomy, keep_bytes=0)
-    weight = torch.randn(20000).requires_grad_()
+    weight = torch.randn(2, 10000).requires_grad_()
     expected = weight.detach() * 3
     with context:
         Given.apply(weight).backward()
@@ -382,12 +382,12 @@ def test_backward_declares_what_it_needs_next(disk):
 
 def test_what_does_not_pay_stays(roomy):
     """Within its bound; and what the script holds anyway stays too."""
-    table = torch.randn(MIB // 4)
+    table = torch.randn(2, MIB // 8)
     context = activations(roomy, keep_bytes=2 * MIB)
 
     def step():
         before = context.stayed, context.moved
-        weight = torch.randn(MIB // 4).requires_grad_()
+        weight = torch.randn(2, MIB // 8).requires_grad_()
         with context:
             value = weight * table
             for _ in range(8):

@@ -19,7 +19,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     same_for_both,
     weights,
 )
-from terrace.torch._optimizer import ManagedOptimizer
+from terrace.torch._optimizer import ManagedOptimizer, managed_optimizer
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
@@ -247,6 +247,60 @@ def test_a_step_that_writes_to_its_group(roomy):
     with pytest.raises(terrace.FailedPrecondition, match="Counting wrote 'count' to its parameter group.*self.state"):
         optimizer.step()
     assert roomy.leased_bytes == 0
+
+
+class Plain(torch.optim.Optimizer):
+    """counts: where the step keeps a count on itself."""
+
+    counts = ""
+
+    def __init__(self, params, rates=(1e-3,)):
+        super().__init__(params, {})
+        self.rates, self.count = list(rates), 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += self.counts == "step"
+        for group, rate in zip(self.param_groups, self.rates):
+            self.count += self.counts == "group"
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=rate / max(self.count, 1))
+
+
+class PerGroup(Plain):
+    counts = "group"
+
+
+class PerStep(Plain):
+    counts = "step"
+
+
+@pytest.mark.parametrize("kind, said", [
+    (Plain, "the step of Plain did not come to all of its parameter groups.*zip"),
+    (PerGroup, "the step of PerGroup changes its own count as it comes to a parameter group.*self.state")])
+def test_a_step_that_is_another_one_where_its_groups_come_in_parts(restless, kind, said):
+    terrace.torch.elementwise(kind)
+    model, _ = build(Recipe())
+    optimizer = kind(model.parameters())
+    terrace.torch.offload(model, optimizer, client=restless, tensor_bytes_min=1)
+    terrace_optimizer = managed_optimizer(optimizer)
+    terrace_optimizer.batch_bytes = 1  # a part for each parameter
+    loss_of(model, 1).backward()
+    with pytest.raises(terrace.FailedPrecondition, match=said):
+        optimizer.step()
+    assert restless.leased_bytes == 0
+    terrace_optimizer.batch_bytes = 1 << 30  # and all of it in one, in which it is right
+    optimizer.step()
+
+
+def test_a_count_of_steps_where_parameters_are_stepped_one_by_one(restless):
+    terrace.torch.elementwise(PerStep)
+    model, _ = build(Recipe())
+    optimizer = PerStep(model.parameters())
+    terrace.torch.offload(model, optimizer, client=restless, tensor_bytes_min=1, step_in_backward=True)
+    with pytest.raises(terrace.FailedPrecondition, match="the step of PerStep changes its own count, and is run for a few"):
+        loss_of(model, 1).backward()
 
 
 class Stepless(torch.optim.Optimizer):

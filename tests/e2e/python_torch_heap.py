@@ -117,13 +117,13 @@ def test_the_summary_says_how_freed_memory_is_used_again():
 def test_placeholders_come_from_few_regions(monkeypatch):
     made = []
 
-    def region(count):
+    def region(count, device):
         made.append(count)
-        return placeholder(count)
+        return placeholder(count, device)
 
     placeholder = placeholders.Placeholder
     monkeypatch.setattr(placeholders, "Placeholder", region)
-    space = placeholders.PlaceholderSpace(1)
+    space = placeholders.PlaceholderSpace(1, torch.device("cpu"))
     taken = [space.take((4 << 20,), (1,), torch.float32) for _ in range(256)]  # 4 GiB in all
     assert len({one.data_ptr() for one in taken}) == 256 and taken[-1].isnan().all()
     assert len(made) < 12

@@ -316,3 +316,36 @@ def test_a_write_to_what_autograd_saved_is_an_error_as_always(served):
     for offloads in (False, True):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             trained(Overwrites, served, offloads, contextlib.nullcontext)
+
+
+class Statistics(nn.Module):
+    """Batch norm whose statistics are frozen parameters."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(width), requires_grad=False)
+        self.variance = nn.Parameter(torch.ones(width), requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.batch_norm(x, self.mean, self.variance, training=self.training)
+
+
+def test_statistics_that_are_frozen_parameters(disk):
+    def run(client=None):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 1024), Statistics(1024), nn.GELU(), nn.Linear(1024, 256), nn.Linear(256, 8))
+        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
+        if client is not None:
+            terrace.torch.offload(model, optimizer, client=client)
+            assert "1.mean (is a frozen vector" in str(terrace.torch.summary(model))
+        seen = []
+        for step in range(STEPS):
+            model.train()(torch.randn(8, 16, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                seen.append(model.eval()(torch.ones(4, 16)).sum().item())
+        return seen, model[1].mean.sum().item()
+
+    with terrace.serve("8MiB", block=f"{disk}:64MiB", guarantees={"host": 7 << 20}, metrics=False) as client:
+        assert run(client) == run()

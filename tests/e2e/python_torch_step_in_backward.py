@@ -442,3 +442,30 @@ def test_an_optimizer_that_is_gone(roomy, when):
             again.backward()
         optimizer.zero_grad()
     assert_same(weights(model), before)
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda model, optimizer: next(iter(optimizer.state.values()))["exp_avg"].zero_(), "the optimizer's states of a parameter"),
+    (lambda model, optimizer: next(iter(optimizer.state.values())).update(exp_avg=torch.zeros(1)), "the optimizer's states"),
+    (lambda model, optimizer: optimizer.state.clear(), "the optimizer's states of a parameter changed"),
+    (lambda model, optimizer: optimizer.param_groups[0]["params"].pop(0), "a parameter was taken out of its group")],
+    ids=["written", "replaced", "cleared", "taken_out"])
+def test_what_the_step_would_have_seen_changed_is_said(roomy, change, said):
+    model, optimizer = offloaded(roomy)
+    loss_of(model, 1).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss_of(model, 2).backward()
+    change(model, optimizer)
+    with pytest.raises(terrace.FailedPrecondition, match=f"{said}.* between the backward pass, which has stepped it"):
+        optimizer.step()
+
+
+def test_states_that_are_looked_at_before_the_step_are_no_change(roomy):
+    model, optimizer = offloaded(roomy)
+    for step in range(3):
+        loss_of(model, step).backward()
+        for state in optimizer.state.values():
+            assert state["exp_avg"].norm() > 0 and (state["exp_avg_sq"] >= 0).all()
+        optimizer.step()
+        optimizer.zero_grad()

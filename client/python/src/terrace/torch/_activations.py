@@ -22,7 +22,7 @@ from ._made_again import MadeAgain, note_kept, recipe_of
 from ._managed import is_managed
 from ._saved import Note, of_hidden
 from ._shelf import Shelf, class_bytes
-from ._storages import StorageReference, number_of
+from ._storages import StorageReference, VersionCounter, may_be_statistics, number_of
 
 MIN_BYTES = 16 << 10
 STORAGES_SWEPT_AT = 256
@@ -37,11 +37,12 @@ _in_functorch = torch._C._functorch.is_functorch_wrapped_tensor
 class _Storage:
     """What became of one version of a storage."""
 
-    __slots__ = ("here", "parts", "source", "staying", "version", "weak")
+    __slots__ = ("counter", "here", "parts", "source", "staying", "version", "weak")
 
-    def __init__(self, storage: torch.UntypedStorage, version: int):
+    def __init__(self, storage: torch.UntypedStorage, tensor: torch.Tensor):
         self.weak = StorageReference(storage)
-        self.version = version
+        self.counter = VersionCounter(tensor)
+        self.version = tensor._version
         self.source: weakref.ref[Source] | None = None
         self.staying = False
         self.parts: dict[tuple[Any, ...], int] = {}  # bytes of the different views that were saved of it
@@ -60,13 +61,15 @@ class _Keeper:
         self._storages: dict[int, _Storage] = {}
         self._sweep_at = STORAGES_SWEPT_AT
 
-    def of(self, storage: torch.UntypedStorage, version: int) -> _Storage:
-        """What became of this version of the storage: the address alone would not tell, the weak reference does."""
+    def of(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> _Storage:
+        """What became of this version of the storage: the address alone would not tell, the weak reference does; and no
+        version tells of what another counter counts, as that of a tensor whose `.data` this is."""
         known = self._storages.get(number_of(storage))
-        if known is None or known.version != version or known.weak.expired():
+        if (known is None or known.version != tensor._version or known.weak.expired()
+                or not known.counter.is_of(tensor)):
             if len(self._storages) >= self._sweep_at:
                 self._sweep()
-            known = self._storages[number_of(storage)] = _Storage(storage, version)
+            known = self._storages[number_of(storage)] = _Storage(storage, tensor)
         return known
 
     def begin_step(self) -> None:
@@ -174,9 +177,9 @@ class Activations:
         size = storage.nbytes()
         if size < self._min_bytes or not _tells_of_storage(tensor, size):
             return Here(tensor)
-        if tensor.grad_fn is None and tensor._version == 0 and _is_filled_later():
+        if tensor.grad_fn is None and (may_be_statistics(tensor) or (tensor._version == 0 and _is_filled_later())):
             return Here(tensor)
-        known = self._keeper.of(storage, tensor._version)
+        known = self._keeper.of(storage, tensor)
         source = None if known.source is None or self._keeper.order.used else known.source()
         if source is not None:
             self.duplicates += 1

@@ -249,6 +249,9 @@ class LeasedParameter(nn.Parameter):
 
 def _rebuilt_plain(parameter: nn.Parameter) -> Any:
     """What pickles as an ordinary parameter."""
+    given = {name: value for name, value in vars(parameter).items() if name != "terrace"}  # by the script
+    if given:
+        return torch._utils._rebuild_parameter_with_state, (parameter.data, parameter.requires_grad, {}, given)
     return torch._utils._rebuild_parameter, (parameter.data, parameter.requires_grad, {})
 
 

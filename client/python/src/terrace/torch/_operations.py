@@ -285,6 +285,7 @@ def _zeroed(self: torch.Tensor) -> Any:
     if not isinstance(self, OffloadedTensor) or self.terrace_parameter is not None or self.terrace_slot.shown:
         return NotImplemented
     (shown,) = self.terrace_store.lease([self.terrace_slot], "overwrite")
+    self.terrace_slot.writes += 1
     shown.zero_()
     return self
 

@@ -79,6 +79,8 @@ class ManagedOptimizer:
         self._stepped_now: set[int] = set()  # parameters, by id, that were stepped in backward since the last step()
         self._group_of: dict[int, int] = {}  # that each parameter, by id, is in, since the first of those was stepped
         self._options_used: dict[int, dict[str, Any]] = {}  # by group: what they were stepped with
+        self._left_as: dict[int, list[tuple[str, Any, int]]] = {}  # by parameter: the states that backward has left
+        self._parts_left = False  # of the groups, that the step under way was not shown yet
         self._reserved: dict[tuple[int, str], Slot] = {}
         self._slots: list[Slot] = []  # of all states
         self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
@@ -258,7 +260,45 @@ class ManagedOptimizer:
         for index in {self._group_of[id(one)] for one in parameters}:
             self._options_used.setdefault(index, _options(self.optimizer.param_groups[index]))
         step = type(self.optimizer).step
+        own = _optimizers.own_of(self.optimizer)
         getattr(step, "__wrapped__", step)(self._proxy(parameters))  # without the hooks, which are for the script's own step
+        if changed := _optimizers.changed_own(self.optimizer, own):
+            raise FailedPrecondition(
+                f"{_IN_BACKWARD}: the step of {type(self.optimizer).__name__} changes its own {', '.join(changed)}, and is run "
+                "for a few parameters at a time, so that this would happen many times a step: keep it in self.state of each "
+                "parameter, or offload without step_in_backward. This step's weights are of no use")
+        self._left_as |= {id(one): self._states_now(one) for one in parameters}
+
+    def _states_now(self, parameter: nn.Parameter) -> list[tuple[str, Any, int]]:
+        """A parameter's states, and what tells of writes to them."""
+        with _raw():
+            return [(key, value, value.terrace_slot.writes if isinstance(value, OffloadedTensor) else
+                     value._version if isinstance(value, torch.Tensor) else 0)
+                    for key, value in self.state_of(parameter).items()]
+
+    def _has_states(self, parameter: nn.Parameter, left: Sequence[tuple[str, Any, int]]) -> bool:
+        """Whether they are as they were left."""
+        now = self._states_now(parameter)
+        return len(now) == len(left) and all(
+            key == was and (value is before if isinstance(value, torch.Tensor) else value == before) and count == counted
+            for (key, value, count), (was, before, counted) in zip(now, left, strict=True))
+
+    def _check_left_as(self) -> None:
+        """Raises where groups or states are not as the backward pass has left them, which has stepped with them."""
+        left, self._left_as = self._left_as, {}
+        members = {id(one): (index, one) for index, group in enumerate(self.optimizer.param_groups)
+                   for one in group["params"]}
+        for key, states in left.items():
+            index, parameter = members.get(key, (-1, None))
+            what = ("a parameter was taken out of its group, or put into another one" if index != self._group_of.get(key) else
+                    "the optimizer's states of a parameter changed" if parameter is not None
+                    and not self._has_states(parameter, states) else "")
+            if what:
+                self._forget_step()  # who goes on all the same can
+                raise FailedPrecondition(
+                    f"{_IN_BACKWARD}: {what} between the backward pass, which has stepped it, and optimizer.step(): do so "
+                    "before the backward pass or after the step, or offload without step_in_backward. This step's weights "
+                    "are of no use")
 
     def groups(self, only: Sequence[nn.Parameter] | None = None) -> Iterator[dict[str, Any]]:
         """The parameter groups as a step sees them: in batches, each leased while the step is at it.
@@ -266,8 +306,12 @@ class ManagedOptimizer:
         only: of these, those that are stepped with their gradients at hand.
         """
         self.store.drop_unneeded()
+        self._parts_left = True
         for group, members in self._members(only):
-            for parameters in self._batches(members, group):
+            own = _optimizers.own_of(self.optimizer)
+            for number, parameters in enumerate(self._batches(members, group)):
+                if number and (changed := _optimizers.changed_own(self.optimizer, own)):
+                    raise FailedPrecondition(self._said_of_own(changed))
                 batch = Batch(self, parameters)
                 part = {**group, "params": parameters}
                 try:
@@ -276,6 +320,12 @@ class ManagedOptimizer:
                 finally:
                     batch.leave()
                 self._check_unwritten(part, group)
+        self._parts_left = False
+
+    def _said_of_own(self, changed: Sequence[str]) -> str:
+        return (f"terrace.torch.offload: the step of {type(self.optimizer).__name__} changes its own {', '.join(changed)} as it "
+                "comes to a parameter group, which it is shown in parts, so that this would happen once a part: keep it in "
+                "self.state of each parameter. The parameters of the first parts are stepped, and the others are not")
 
     def _check_unwritten(self, part: dict[str, Any], group: dict[str, Any]) -> None:
         """Raises where a step wrote to its group, of which it had a part."""
@@ -338,6 +388,7 @@ class ManagedOptimizer:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
         check_not_compiled(_COMPILED)
+        self._parts_left = False
         used, self._options_used = self._options_used, {}
         for index, before in used.items():
             now = _options(self.optimizer.param_groups[index])
@@ -346,6 +397,7 @@ class ManagedOptimizer:
                 raise FailedPrecondition(
                     f"{_IN_BACKWARD}: {', '.join(changed)} changed after the backward pass, which has stepped with "
                     "what was there before it: change it before the backward pass, or offload without step_in_backward")
+        self._check_left_as()
         return (self._proxy(None), *args[1:]), kwargs
 
     def _proxy(self, only: Sequence[nn.Parameter] | None) -> optim.Optimizer:
@@ -361,6 +413,11 @@ class ManagedOptimizer:
         self._forget_step()
         self.store.steps.stepped()
         self._stepped()
+        if self._parts_left:
+            raise FailedPrecondition(
+                f"terrace.torch.offload: the step of {type(self.optimizer).__name__} did not come to all of its parameter groups, "
+                "which it is shown in parts (as zip(self.param_groups, ...) does, with a list of as many as there are groups): "
+                "keep what belongs to a group in the group. Some parameters are stepped, and the others are not")
 
     def _forget_step(self) -> None:
         """Forgets what backward passes have stepped before a step, but for those that are under way in other threads."""
@@ -370,9 +427,11 @@ class ManagedOptimizer:
         while self._left:
             self._left.pop().step_is_over()
         self._options_used.clear()  # of a backward pass within the step, in its closure
+        self._left_as.clear()
 
     def _after_load(self, optimizer: Any) -> None:
         self._stepped_now.clear()  # what was stepped is of a training that goes on no more
+        self._left_as.clear()
         self._options_used.clear()
         self.adopt_all()
 

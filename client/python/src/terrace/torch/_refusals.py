@@ -23,6 +23,7 @@ from ._locals import is_split, local_of
 from ._modules import is_called_by_us, is_compiled, used_by_each
 from ._parts import is_of_a_job
 from ._placeholder import elements_spanned
+from ._storages import may_be_statistics
 from ._storages import number_of as number_of_storage
 from ._storages import users_of
 
@@ -192,6 +193,8 @@ def alone(parameter: torch.Tensor, bytes_min: int) -> str:
         return "its elements overlap or have gaps"
     if parameter.device.type == "cpu" and parameter.is_shared():  # all of a GPU's can be
         return "is in memory that processes share"
+    if not parameter.requires_grad and may_be_statistics(parameter):
+        return "is a frozen vector, which a kernel may write to unseen, as batch norm's to statistics"
     return ""
 
 

@@ -129,7 +129,8 @@ def _unpack_note(packed: Note) -> torch.Tensor:
         raise FailedPrecondition(
             f"terrace.torch.offload(step_in_backward=True): the parameter '{managed.name}' is stepped already, and the "
             "backward pass needs what it was before: something uses it without its gradient (.detach(), .data, under "
-            "no_grad()), or optimizer.step() is yet to come after the backward pass before. Offload without "
+            "no_grad()), a reentrant checkpoint runs its module twice, or optimizer.step() is yet to come after the backward "
+            "pass before. Offload without "
             "step_in_backward, or clone() what is used so")
     found = managed.parameter
     with torch._C.DisableTorchFunctionSubclass():

@@ -38,7 +38,7 @@ class Slot:
     """A place for one tensor of a fixed geometry: that of its placeholder."""
 
     __slots__ = ("__weakref__", "_cuda_device", "addressed", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
-                 "reference", "tensor", "waits", "writing")
+                 "reference", "tensor", "waits", "writes", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
         self.name = name
@@ -53,6 +53,7 @@ class Slot:
         self.lease: Lease | None = None
         self.lazies = 0  # tensors of the script that stand for its content
         self.writing = False  # the lease is one to write
+        self.writes = 0  # that there may have been, but for a step's
         self.waits = Waits()
 
     @property

@@ -208,6 +208,7 @@ class Store:
 
     def written(self, slot: Slot) -> None:
         """Says that what is shown was written: it counts as written until nothing shows it."""
+        slot.writes += 1
         if not slot.writing:
             leases = self.client._acquire([slot.tensor], "write", self.place, self.timeout, True)
             with self._lock:
