@@ -201,7 +201,8 @@ void Calls::end_given_up(const Call& call) {
 bool Calls::settled(std::span<const std::uint64_t> handles, Deadline deadline) {
   const auto names_one = [&](const auto& under_way) {
     const Call& call = *under_way.second;
-    return call.abandoned && overwrites(call) && std::ranges::find_first_of(call.handles, handles) != call.handles.end();
+    return call.abandoned && overwrites(call) &&
+           std::ranges::find_first_of(call.handles, handles) != call.handles.end();
   };
   while (true) {
     const std::uint32_t seen = region_.completion_index->tail.load(std::memory_order_seq_cst);

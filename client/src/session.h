@@ -170,8 +170,8 @@ class Session {
   Result<std::shared_ptr<Call>> submit_order(std::span<const Tensor> tensors, const Order& order, bool waits_for_room);
   Result<std::shared_ptr<Call>> submit_acquire(std::span<const Tensor> tensors, const LeaseOptions& options,
                                                bool waits_for_room);
-  // Waits until no overwrite of one of these that was given up may yet be granted, which would tear it. kDeadlineExceeded
-  // where one still may after that time.
+  // Waits until no overwrite of one of these that was given up may yet be granted, which would tear it.
+  // kDeadlineExceeded where one still may after that time.
   Result<void> settle(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout);
   Result<std::vector<Lease>> acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options);
   Tensor make_tensor(TensorSpec spec, std::uint64_t handle) const;

@@ -323,11 +323,11 @@ class Statistics(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.mean = nn.Parameter(torch.zeros(width), requires_grad=False)
-        self.variance = nn.Parameter(torch.ones(width), requires_grad=False)
+        self.running_mean = nn.Parameter(torch.zeros(width), requires_grad=False)
+        self.running_var = nn.Parameter(torch.ones(width), requires_grad=False)
 
     def forward(self, x):
-        return nn.functional.batch_norm(x, self.mean, self.variance, training=self.training)
+        return nn.functional.batch_norm(x, self.running_mean, self.running_var, training=self.training)
 
 
 def test_statistics_that_are_frozen_parameters(disk):
@@ -337,7 +337,7 @@ def test_statistics_that_are_frozen_parameters(disk):
         optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
         if client is not None:
             terrace.torch.offload(model, optimizer, client=client)
-            assert "1.mean (is a frozen vector" in str(terrace.torch.summary(model))
+            assert "1.running_mean (are statistics" in str(terrace.torch.summary(model))
         seen = []
         for step in range(STEPS):
             model.train()(torch.randn(8, 16, generator=torch.Generator().manual_seed(step))).square().mean().backward()
@@ -345,7 +345,7 @@ def test_statistics_that_are_frozen_parameters(disk):
             optimizer.zero_grad()
             with torch.no_grad():
                 seen.append(model.eval()(torch.ones(4, 16)).sum().item())
-        return seen, model[1].mean.sum().item()
+        return seen, model[1].running_mean.sum().item()
 
     with terrace.serve("8MiB", block=f"{disk}:64MiB", guarantees={"host": 7 << 20}, metrics=False) as client:
         assert run(client) == run()

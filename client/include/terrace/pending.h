@@ -27,10 +27,9 @@ class AnswerSource {
 }  // namespace client
 
 // Move-only. If it is dropped unanswered the request runs on, and leases that it brings are given back as they come: of
-// an overwrite the tensor is torn then, so that who leases it next waits, as long as their call may take, until that one
-// is granted or refused.
-// An answer that is overdue (the daemon does not run), or whose client was closed, is there: an error. One thread at a
-// time.
+// an overwrite the tensor is torn then, so that who leases it next waits, as long as their call may take, until that
+// one is granted or refused. An answer that is overdue (the daemon does not run), or whose client was closed, is there:
+// an error. One thread at a time.
 template <typename T>
 class Pending {
  public:

@@ -20,7 +20,7 @@ from ._default_client import client_for
 from ._gpu import give_back_free
 from ._lazy import OffloadedParameter, tell_of_copies
 from ._parameters import ManagedParameter
-from ._refusals import alone, place_for
+from ._refusals import alone, are_statistics, place_for
 from ._storages import users_of
 from ._store import Store
 from ._streamed import stream_saves
@@ -54,7 +54,7 @@ class Building:
         known = self._waiting.get(id(parameter))
         if type(parameter) is not nn.Parameter or (known is not None and known[0]() is parameter):
             return
-        if parameter.device != self.store.device or alone(parameter, self._bytes_min):
+        if parameter.device != self.store.device or alone(parameter, self._bytes_min) or are_statistics(name, parameter):
             return
         if known is not None:
             self._bytes -= self._waiting.pop(id(parameter))[2]  # of one that is gone, and had the same number

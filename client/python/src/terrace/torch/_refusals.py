@@ -177,6 +177,8 @@ def eligible(model: nn.Module, bytes_min: int, moves: bool) -> tuple[dict[nn.Par
                 reason = "shares its memory with a buffer"
             elif not reason and parameter in shown:
                 reason = _SHOWN
+            elif not reason and are_statistics(name, local):
+                reason = "are statistics, which a kernel writes to unseen"
         if reason:
             left.append((name, reason))
         else:
@@ -193,9 +195,13 @@ def alone(parameter: torch.Tensor, bytes_min: int) -> str:
         return "its elements overlap or have gaps"
     if parameter.device.type == "cpu" and parameter.is_shared():  # all of a GPU's can be
         return "is in memory that processes share"
-    if not parameter.requires_grad and may_be_statistics(parameter):
-        return "is a frozen vector, which a kernel may write to unseen, as batch norm's to statistics"
     return ""
+
+
+def are_statistics(name: str, parameter: torch.Tensor) -> bool:
+    """Whether it is what batch norm's kernel writes to, and says nothing: a frozen vector of the name that these have."""
+    named = name.rpartition(".")[2].startswith("running_")
+    return named and not parameter.requires_grad and may_be_statistics(parameter)
 
 
 def _shown_elsewhere(model: nn.Module, parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
