@@ -22,6 +22,12 @@ Result<std::shared_ptr<Gpu>> Gpu::open(const cuda::Api& api, int ordinal) {
 }
 
 Result<std::shared_ptr<Gpu>> Gpu::find(const std::array<std::uint8_t, 16>& uuid) {
+  const Result<int> ordinal = ordinal_of(uuid);
+  if (!ordinal) return std::unexpected(ordinal.error());
+  return open(*cuda::loaded(), *ordinal);
+}
+
+Result<int> Gpu::ordinal_of(const std::array<std::uint8_t, 16>& uuid) {
   const Result<const cuda::Api*> loaded = cuda::load();
   if (!loaded) return std::unexpected(loaded.error());
   const cuda::Api& api = **loaded;
@@ -30,7 +36,7 @@ Result<std::shared_ptr<Gpu>> Gpu::find(const std::array<std::uint8_t, 16>& uuid)
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     cuda::Device device = 0;
     cuda::Uuid found{};
-    if (api.device(&device, ordinal) && api.device_uuid(&found, device) && found == uuid) return open(api, ordinal);
+    if (api.device(&device, ordinal) && api.device_uuid(&found, device) && found == uuid) return ordinal;
   }
   return fail(ErrorCode::kFailedPrecondition,
               "the GPU of this place is none of the " + std::to_string(count) +

@@ -18,6 +18,8 @@ class Gpu {
  public:
   // kFailedPrecondition where this process has no driver, or was not given that GPU (CUDA_VISIBLE_DEVICES).
   static Result<std::shared_ptr<Gpu>> find(const std::array<std::uint8_t, 16>& uuid);
+  // The number that find() would give it, without a context of it.
+  static Result<int> ordinal_of(const std::array<std::uint8_t, 16>& uuid);
   // One that this process computes on already: nothing is loaded, and no context made. Null: there is none.
   static std::shared_ptr<Gpu> in_use();
   ~Gpu();

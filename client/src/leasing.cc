@@ -78,6 +78,16 @@ Result<void> Session::settle(std::span<const Tensor> tensors, std::chrono::nanos
                   "what was asked for instead of dropping it");
 }
 
+Result<LeaseOptions> Session::settle_first(std::span<const Tensor> tensors, const LeaseOptions& options) {
+  const Deadline deadline = deadline_after(options.timeout);
+  if (Result<void> done = usable(); !done) return std::unexpected(done.error());
+  if (Result<void> done = settle(tensors, options.timeout); !done) return std::unexpected(done.error());
+  LeaseOptions left = options;
+  left.timeout =
+      std::max(std::chrono::nanoseconds(deadline - std::chrono::steady_clock::now()), std::chrono::nanoseconds(0));
+  return left;
+}
+
 shm::Outcome Session::try_fast(std::uint64_t handle, Place place, shm::Mode mode) {
   shm::TableSlot& slot = region_.table[slot_of(handle)];
   const shm::Step step = shm::acquire(slot.word, incarnation_of(handle), mode);
@@ -93,8 +103,15 @@ Result<Lease> Session::acquire(const Tensor& tensor, const LeaseOptions& options
   if (checked) checked = check_options(options, 1);
   if (!checked) return std::unexpected(checked.error());
   if (!owns(tensor)) return std::unexpected(handles_of(set).error());
-  if (calls_.has_given_up_overwrites())
-    if (Result<void> done = settle(set, options.timeout); !done) return std::unexpected(done.error());
+  if (calls_.has_given_up_overwrites()) {
+    const Result<LeaseOptions> left = settle_first(set, options);
+    return left ? acquire_now(tensor, *left) : std::unexpected(left.error());
+  }
+  return acquire_now(tensor, options);
+}
+
+Result<Lease> Session::acquire_now(const Tensor& tensor, const LeaseOptions& options) {
+  const std::span<const Tensor> set(&tensor, 1);
   const Mode mode = mode_at(options, 0);
   switch (try_fast(tensor.handle(), options.place, wire(mode))) {
     case shm::Outcome::kDone:
@@ -129,8 +146,14 @@ Result<bool> Session::resident(const Tensor& tensor, Place place) {
 }
 
 Result<std::vector<Lease>> Session::acquire(std::span<const Tensor> tensors, const LeaseOptions& options) {
-  if (calls_.has_given_up_overwrites())
-    if (Result<void> done = settle(tensors, options.timeout); !done) return std::unexpected(done.error());
+  if (calls_.has_given_up_overwrites()) {
+    const Result<LeaseOptions> left = settle_first(tensors, options);
+    return left ? acquire_now(tensors, *left) : std::unexpected(left.error());
+  }
+  return acquire_now(tensors, options);
+}
+
+Result<std::vector<Lease>> Session::acquire_now(std::span<const Tensor> tensors, const LeaseOptions& options) {
   const Result<bool> fast = try_fast_set(tensors, options);
   if (!fast) return std::unexpected(fast.error());
   if (*fast) return make_leases(tensors, options);

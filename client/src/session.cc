@@ -200,9 +200,9 @@ Result<std::optional<int>> Session::cuda_device(Place place) const {
   for (const std::unique_ptr<PlaceRange>& range : ranges_) {
     if (range == nullptr || range->record().place != place.number()) continue;
     if (!range->is_gpu()) return std::nullopt;
-    const Result<std::shared_ptr<Gpu>> gpu = Gpu::find(range->record().gpu);
-    if (!gpu) return std::unexpected(gpu.error());
-    return (*gpu)->ordinal();
+    const Result<int> ordinal = Gpu::ordinal_of(range->record().gpu);
+    if (!ordinal) return std::unexpected(ordinal.error());
+    return *ordinal;
   }
   return fail(ErrorCode::kInvalidArgument, "this session cannot lease in " + place.name());
 }

@@ -173,6 +173,10 @@ class Session {
   // Waits until no overwrite of one of these that was given up may yet be granted, which would tear it.
   // kDeadlineExceeded where one still may after that time.
   Result<void> settle(std::span<const Tensor> tensors, std::chrono::nanoseconds timeout);
+  // The same within the options' timeout: the options with what is left of it.
+  Result<LeaseOptions> settle_first(std::span<const Tensor> tensors, const LeaseOptions& options);
+  Result<Lease> acquire_now(const Tensor& tensor, const LeaseOptions& options);
+  Result<std::vector<Lease>> acquire_now(std::span<const Tensor> tensors, const LeaseOptions& options);
   Result<std::vector<Lease>> acquire_slowly(std::span<const Tensor> tensors, const LeaseOptions& options);
   Tensor make_tensor(TensorSpec spec, std::uint64_t handle) const;
 

@@ -261,6 +261,37 @@ def test_a_pass_is_not_captured_into_a_graph(small):
         assert torch.equal(model(batch), expected)
 
 
+def test_a_loop_that_never_waits_for_the_gpu(small):
+    """What Python has dropped is leased until the stream has passed, and is not yet to be told of as unneeded."""
+    batches = [batch_of(step) for step in range(8)]
+
+    def run(client=None) -> dict[str, torch.Tensor]:
+        model = build()
+        optimizer = SGD(model.parameters(), 0.1)
+        if client is not None:
+            model, optimizer = terrace.torch.offload(model, optimizer, client=client)
+        torch.cuda.synchronize()
+        for batch in batches:
+            (model(batch) - batch.roll(1, 0)).square().mean().backward()
+            torch.cuda._sleep(20_000_000)
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(model)
+
+    assert equal(run(small), run())
+
+
+def test_saved_tensors_of_a_captured_pass_stay_where_they_are(small):
+    model, batch = build(), batch_of(0)
+    model(batch).sum().backward()  # so that all is loaded
+    with terrace.torch.activations(small, keep_bytes=0) as saved:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            hidden = model.blocks[0](batch)
+        assert hidden.requires_grad and saved.moved == 0
+        model(batch).sum().backward()
+        assert saved.moved > 0
+
+
 def test_what_is_on_another_device_is_refused_by_name(small):
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).cuda())  # of 16 KiB each
     with pytest.raises(terrace.InvalidArgument, match="'0.weight' is on cpu, and '1.weight' on cuda:0"):

@@ -200,8 +200,8 @@ class Client {
   // Places this session can lease in, host first where there is one.
   std::vector<PlaceOffer> places() const;
   // The number that this process has for the GPU whose memory the place is, as its leases' cuda_device(); nullopt: the
-  // CPU addresses it. Loads the driver if nobody has. kInvalidArgument for a place that this session cannot lease in,
-  // kFailedPrecondition where this process cannot see that GPU.
+  // CPU addresses it. Loads the driver if nobody has, and makes no context. kInvalidArgument for a place that this
+  // session cannot lease in, kFailedPrecondition where this process cannot see that GPU.
   Result<std::optional<int>> cuda_device(Place place) const;
   // How often the session went on with a restarted daemon; 0 once closed.
   std::uint64_t reconnects() const;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu_range.h"
 
+#include <unistd.h>
+
 #include <cstdint>
 
 #include "cuda/driver.h"
@@ -17,6 +19,7 @@ class Repeated {
   Repeated(const Repeated&) = delete;
   Repeated& operator=(const Repeated&) = delete;
   ~Repeated() {
+    if (::getpid() != owner_) return;  // a forked child has none of it
     const cuda::Relaxed relaxed(api_);
     for (std::size_t offset = 0; offset < mapped_bytes_; offset += piece_bytes_)
       static_cast<void>(api_.unmap.status(base_ + offset, piece_bytes_));
@@ -58,6 +61,7 @@ class Repeated {
   }
 
   const cuda::Api& api_;
+  const pid_t owner_ = ::getpid();
   const std::size_t piece_bytes_;
   const std::size_t bytes_;
   cuda::Device device_ = 0;

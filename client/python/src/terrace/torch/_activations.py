@@ -16,6 +16,7 @@ from .._errors import Error, ResourceExhausted
 from ._backward_order import BackwardOrder, Saved
 from ._casts import Cast, cast_parameter
 from ._default_client import client_for
+from ._gpu import is_captured
 from ._heap import give_back_freed_memory
 from ._kept import Here, InTerrace, Source, View
 from ._made_again import MadeAgain, note_kept, recipe_of
@@ -173,6 +174,8 @@ class Activations:
         if _stays_whole(tensor) or _in_backward() != -1:
             # What a backward pass saves (of what it computes again) it uses at once.
             return Here(tensor)
+        if tensor.is_cuda and is_captured(tensor.device):
+            return Here(tensor)  # a graph would copy into memory that is leased for this pass alone
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if size < self._min_bytes or not _tells_of_storage(tensor, size):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from ._gpu import follow
+
 DUE_BYTES_MAX = 16 << 20
 DUE_PARTS = 16  # of the guarantee: what is stepped together is waited for together, while the rest is to come beside it
 _raw = torch._C.DisableTorchFunctionSubclass
@@ -26,6 +28,7 @@ class _Due:
     parameters: list[nn.Parameter] = dataclasses.field(default_factory=list)
     gradients: list[torch.Tensor] = dataclasses.field(default_factory=list)
     nbytes: int = 0
+    streams: list[torch.cuda.Stream] = dataclasses.field(default_factory=list)  # of a GPU, in which they have come
 
 
 class DueParameters:
@@ -51,6 +54,8 @@ class DueParameters:
             due.parameters.append(parameter)
             due.gradients.append(gradient)
             due.nbytes += gradient.nbytes
+            if gradient.is_cuda and (stream := torch.cuda.current_stream(gradient.device)) not in due.streams:
+                due.streams.append(stream)
             if due.nbytes >= self._bytes_max:
                 full, self._due[running] = due, _Due()
         if begins:
@@ -90,6 +95,10 @@ class _End:
 
 
 def _step_all(due: _Due, step: Step) -> None:
+    for stream in due.streams:
+        current = follow(stream.device, stream)
+        for gradient in due.gradients if stream != current else ():
+            gradient.record_stream(current)
     with _raw():
         shown = [parameter.grad for parameter in due.parameters]
         for parameter, gradient in zip(due.parameters, due.gradients, strict=True):

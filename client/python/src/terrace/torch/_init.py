@@ -20,7 +20,7 @@ from ._default_client import client_for
 from ._gpu import give_back_free
 from ._lazy import OffloadedParameter, tell_of_copies
 from ._parameters import ManagedParameter
-from ._refusals import alone, are_statistics, place_for
+from ._refusals import alone, are_statistics, check_offered, place_on
 from ._storages import users_of
 from ._store import Store
 from ._streamed import stream_saves
@@ -190,7 +190,9 @@ def init(*, client: Client | None = None, place: str | None = None, tensor_bytes
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(_CALL, "timeout", timeout)
     client = client_for(_CALL, client)
-    place = place_for(_CALL, client, place, torch.empty(0).device)
+    if place is None:
+        place = place_on(client, torch.empty(0).device) or "host"
+    check_offered(_CALL, client, place)
     stream_saves()
     ask_transforms()
     building = Building(Store(client, place, seconds, 1), bytes_min)

@@ -11,6 +11,7 @@ import torch
 from .._errors import Error, ResourceExhausted
 from .._terrace import Lease
 from ._backward_order import BackwardOrder, Saved, places_of
+from ._gpu import follow
 from ._shelf import Shelf, Slot
 from ._storages import StorageReference, over, shown
 
@@ -84,11 +85,13 @@ def _lay(storage: torch.UntypedStorage, lease: Lease, slot: Slot) -> None:
     size = storage.nbytes()
     if storage.device.type == "cpu" and lease.cuda_device is None and torch.get_num_threads() <= _FEW_THREADS:
         lease._copy_in(storage.data_ptr(), size)
+        return
+    source, target = over(storage, torch.uint8, 0, [size], [1]), shown(lease)[:size]
+    if storage.device.type == "cpu":
+        target.copy_(source)
     else:
-        on_gpu = storage.device.type != "cpu"
-        shown(lease)[:size].copy_(over(storage, torch.uint8, 0, [size], [1]), non_blocking=on_gpu)
-        if on_gpu:
-            slot.copied(lease, storage.device)
+        slot.copy_behind(lease, storage.device, lambda: target.copy_(source, non_blocking=True))
+        source.record_stream(torch.cuda.current_stream(storage.device))  # it may have been made on another one
 
 
 class InTerrace:
@@ -132,6 +135,8 @@ class InTerrace:
         if storage is None:
             storage = self._fetch()
             self._shown = StorageReference(storage)
+        elif self._device.type != "cpu":
+            follow(self._device, self.slot.stream)  # it may yet be copied on another one
         return storage
 
     def _fetch(self) -> torch.UntypedStorage:

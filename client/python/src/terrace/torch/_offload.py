@@ -177,7 +177,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     warn_of_shown(left)
     adopted = built(list(names))
     client = client_of(call, client, adopted, model)
-    place = place_of_model(call, client, place, {parameter: name for parameter, (name, _) in names.items()})
+    place = place_of_model(call, client, place, model, {parameter: name for parameter, (name, _) in names.items()})
     sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
     if ranks is not None and device_of(client, place).type != "cpu":
         raise InvalidArgument(f"{call}: share_frozen=True shares parameters in host memory, and this model is on a GPU: "
@@ -215,7 +215,8 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
                 parameter.__dict__.pop("terrace", None)
         _give_back(buildings, store)
         frozen.undo()
-        store.destroy()
+        if not any(isinstance(one, OffloadedParameter) and one.terrace.store is store for one in names):
+            store.destroy()  # else there was no room to bring some back: they can be read yet
         raise
     frozen.finish()
     for one in in_memory:
@@ -387,7 +388,7 @@ def _move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramet
         for one in moved:
             try:
                 restore(one)
-            except Error as error:  # the others are to be restored in any case
+            except (Error, torch.OutOfMemoryError) as error:  # the others are to be restored in any case
                 failed.add_note(f"the parameter '{one.name}' could not be brought back: {error}")
         if stepped is not None:
             _give_states_back(stepped, failed)

@@ -128,6 +128,7 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
             for lazy in tensors:
                 changed = by[id(lazy)]._version != before[id(lazy)]
                 if writes or changed:
+                    lazy.terrace_slot.writes += 1
                     lazy.terrace_store.may_be_written(lazy.terrace_slot)
                     if changed:
                         lazy.terrace_store.refuse_writes(lazy.terrace_slot, done=True)

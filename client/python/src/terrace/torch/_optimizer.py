@@ -80,7 +80,7 @@ class ManagedOptimizer:
         self._group_of: dict[int, int] = {}  # that each parameter, by id, is in, since the first of those was stepped
         self._options_used: dict[int, dict[str, Any]] = {}  # by group: what they were stepped with
         self._left_as: dict[int, list[tuple[str, Any, int]]] = {}  # by parameter: the states that backward has left
-        self._parts_left = False  # of the groups, that the step under way was not shown yet
+        self._begun = self._shown_all = False  # the step under way has begun to look at its groups; has seen them all
         self._reserved: dict[tuple[int, str], Slot] = {}
         self._slots: list[Slot] = []  # of all states
         self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
@@ -280,7 +280,7 @@ class ManagedOptimizer:
         """Whether they are as they were left."""
         now = self._states_now(parameter)
         return len(now) == len(left) and all(
-            key == was and (value is before if isinstance(value, torch.Tensor) else value == before) and count == counted
+            key == was and count == counted and (value is before or (isinstance(value, int | float) and value == before))
             for (key, value, count), (was, before, counted) in zip(now, left, strict=True))
 
     def _check_left_as(self) -> None:
@@ -306,7 +306,7 @@ class ManagedOptimizer:
         only: of these, those that are stepped with their gradients at hand.
         """
         self.store.drop_unneeded()
-        self._parts_left = True
+        self._begun = True
         for group, members in self._members(only):
             own = _optimizers.own_of(self.optimizer)
             for number, parameters in enumerate(self._batches(members, group)):
@@ -320,7 +320,7 @@ class ManagedOptimizer:
                 finally:
                     batch.leave()
                 self._check_unwritten(part, group)
-        self._parts_left = False
+        self._shown_all = True
 
     def _said_of_own(self, changed: Sequence[str]) -> str:
         return (f"terrace.torch.offload: the step of {type(self.optimizer).__name__} changes its own {', '.join(changed)} as it "
@@ -388,7 +388,7 @@ class ManagedOptimizer:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
         check_not_compiled(_COMPILED)
-        self._parts_left = False
+        self._begun = self._shown_all = False
         used, self._options_used = self._options_used, {}
         for index, before in used.items():
             now = _options(self.optimizer.param_groups[index])
@@ -413,7 +413,7 @@ class ManagedOptimizer:
         self._forget_step()
         self.store.steps.stepped()
         self._stepped()
-        if self._parts_left:
+        if self._begun and not self._shown_all:
             raise FailedPrecondition(
                 f"terrace.torch.offload: the step of {type(self.optimizer).__name__} did not come to all of its parameter groups, "
                 "which it is shown in parts (as zip(self.param_groups, ...) does, with a list of as many as there are groups): "

@@ -143,7 +143,8 @@ def may_keep_more(optimizer: optim.Optimizer) -> bool:
     return type(optimizer) not in _PYTORCH
 
 
-_OF_PYTORCH = frozenset({"_need_device_dtype_check_for_fused", "_opt_called", "_step_count", "found_inf", "grad_scale"})
+_OF_PYTORCH = frozenset({"_need_device_dtype_check_for_fused", "_opt_called", "_step_count",
+                         "_warned_capturable_if_run_uncaptured", "found_inf", "grad_scale"})
 
 
 def own_of(optimizer: optim.Optimizer) -> dict[str, Any]:

@@ -37,27 +37,43 @@ def _is_a(value: object, module: str, name: str) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-def place_for(call: str, client: Client, place: str | None, device: torch.device) -> str:
-    """Where to lease what PyTorch computes with on a device. InvalidArgument for a place that is another's memory, or
-    where there is none.
+def place_of_model(call: str, client: Client, place: str | None, model: nn.Module,
+                   names: Mapping[nn.Parameter, str]) -> str:
+    """Where to lease parameters, which are on one device. InvalidArgument, by name, where they are not, or not there.
 
-    call: how the caller is named in errors. place: None: to be found."""
+    call: how the caller is named in errors. place: None: to be found. names: of those that are to be leased."""
+    first = next(iter(names), next(model.parameters(), None))
+    device = torch.device("cpu") if first is None else first.device
+    for parameter, name in names.items():
+        if parameter.device != device:
+            raise InvalidArgument(f"{call}: the parameter '{names.get(first)}' is on {device}, and '{name}' on "  # type: ignore[arg-type]
+                                  f"{parameter.device}; the parameters of a model on one device can be offloaded")
+    if place is not None:
+        check_offered(call, client, place)
+        if (there := device_of(client, place)) != device:
+            raise InvalidArgument(f"{call}: place is {place!r}, which is memory of {there}, and the model is on {device}: move "
+                                  f"it there (model.to('{there}')), or leave place out")
+        return place
+    found = place_on(client, device)
+    if found is None:
+        raise InvalidArgument(f"{call}: the model is on {device}, and none of this session's places "
+                              f"({', '.join(offer.name for offer in client.places())}) is that GPU's memory: give the daemon a "
+                              "tier of it (docs/gpu.md), or move the model to the CPU")
+    return found
+
+
+def check_offered(call: str, client: Client, place: str) -> None:
+    """Raises InvalidArgument for a place that this session cannot lease in."""
     offers = [offer.name for offer in client.places()]
-    if place is None and device.type == "cpu":
-        return "host"
-    if place is None:
-        found = next((name for name in offers if _is_on(client, name, device)), None)
-        if found is None:
-            raise InvalidArgument(f"{call}: the model is on {device}, and none of this session's places ({', '.join(offers)}) "
-                                  "is that GPU's memory: give the daemon a tier of it (docs/gpu.md), or move the model to "
-                                  "the CPU")
-        return found
     if _checks.text(call, "place", place) not in offers:
         raise InvalidArgument(f"{call}: place is {place!r}; this session can lease in {', '.join(offers)}")
-    if (there := device_of(client, place)) != device:
-        raise InvalidArgument(f"{call}: place is {place!r}, which is memory of {there}, and the model is on {device}: move it "
-                              f"there (model.to('{there}')), or leave place out")
-    return place
+
+
+def place_on(client: Client, device: torch.device) -> str | None:
+    """The place that is a device's memory; None where there is none."""
+    if device.type == "cpu":
+        return "host"
+    return next((offer.name for offer in client.places() if offer.gpu and _is_on(client, offer.name, device)), None)
 
 
 def _is_on(client: Client, place: str, device: torch.device) -> bool:
@@ -65,17 +81,6 @@ def _is_on(client: Client, place: str, device: torch.device) -> bool:
         return device_of(client, place) == device
     except FailedPrecondition:  # a GPU that this process cannot see
         return False
-
-
-def place_of_model(call: str, client: Client, place: str | None, names: Mapping[nn.Parameter, str]) -> str:
-    """Where to lease parameters, which are on one device. InvalidArgument, by name, where they are not, or not there."""
-    first = next(iter(names), None)
-    device = torch.device("cpu") if first is None else first.device
-    other = next((parameter for parameter in names if parameter.device != device), None)
-    if first is not None and other is not None:
-        raise InvalidArgument(f"{call}: the parameter '{names[first]}' is on {device}, and '{names[other]}' on "
-                              f"{other.device}; the parameters of a model on one device can be offloaded")
-    return place_for(call, client, place, device)
 
 
 def check_model(model: nn.Module, in_backward: bool) -> None:
@@ -177,7 +182,7 @@ def eligible(model: nn.Module, bytes_min: int, moves: bool) -> tuple[dict[nn.Par
                 reason = "shares its memory with a buffer"
             elif not reason and parameter in shown:
                 reason = _SHOWN
-            elif not reason and are_statistics(name, local):
+            elif not reason and are_statistics(name, parameter):
                 reason = "are statistics, which a kernel writes to unseen"
         if reason:
             left.append((name, reason))

@@ -16,6 +16,7 @@ from .._client import Client
 from .._errors import AlreadyExists, Error, FailedPrecondition, ResourceExhausted
 from .._terrace import Lease, Said, Tensor
 from ._ahead import Ahead, Asked
+from ._gpu import check_not_captured, follow
 from ._storages import StorageReference, shown
 from ._waits import Waits, note
 
@@ -35,7 +36,7 @@ def class_bytes(size: int) -> int:
 class Slot:
     """A tensor in Terrace, and what shows it here."""
 
-    __slots__ = ("asked", "copies", "read", "shown", "size", "stored", "tensor", "used_in_step")
+    __slots__ = ("asked", "copies", "read", "shown", "size", "stored", "stream", "tensor", "used_in_step")
 
     def __init__(self, tensor: Tensor, size: int, stored: Waits, read: Waits):
         self.tensor = tensor
@@ -44,6 +45,7 @@ class Slot:
         self.read = read  # and to be read again
         self.shown: list[StorageReference] = []
         self.copies: list[Lease] = []  # of a GPU's, that were under way
+        self.stream: torch.cuda.Stream | None = None  # of the last of them
         self.asked: Asked | None = None  # a lease to overwrite it, which may be on its way
         self.used_in_step = 0
 
@@ -54,9 +56,9 @@ class Slot:
             note([self.read], [lease], time.perf_counter() - begin)
             leased = shown(lease)
             if device.type != "cpu":
-                copied = leased[:size].to(device, non_blocking=True).untyped_storage()
-                self.copied(lease, device)
-                return copied
+                check_not_captured(device)
+                copied = self.copy_behind(lease, device, lambda: leased[:size].to(device, non_blocking=True))
+                return copied.untyped_storage()
         storage = leased.untyped_storage()
         self.shown.append(StorageReference(storage))
         return storage
@@ -73,11 +75,19 @@ class Slot:
         note([self.stored], [lease], time.perf_counter() - begin)
         return lease
 
-    def copied(self, lease: Lease, device: torch.device) -> None:
-        """A copy between the leased memory and a GPU was begun on its current stream: the lease ends behind it."""
-        lease.release(torch.cuda.current_stream(device))
+    def copy_behind(self, lease: Lease, device: torch.device, copy: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Begins a copy between the leased memory and a GPU on its current stream, behind those before; the lease ends
+        behind it."""
+        stream = self.stream = follow(device, self.stream)
         self.copies = [one for one in self.copies if one.shown]
         self.copies.append(lease)
+        try:
+            copied = copy()
+            lease.release(stream)
+        except BaseException:  # nobody is to have the memory while it is copied
+            stream.synchronize()
+            raise
+        return copied
 
     def give_up(self) -> None:
         """Ends the lease that was asked for, if one was: waits for it."""

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from .._client import Client
-from .._errors import Error, ResourceExhausted
+from .._errors import Error, FailedPrecondition, ResourceExhausted
 from .._terrace import Lease, Tensor
-from ._gpu import check_not_captured, device_of, give_back_free
+from ._gpu import check_not_captured, device_of, give_back_free, wait_for_leases
 from ._heap import give_back_freed_memory
 from ._modes import ordinary
 from ._order import Order
@@ -72,6 +72,7 @@ class Store:
         self._lock = threading.RLock()  # between taking a lease and showing it; other threads may want the same one
         self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
         self.unneeded: set[Slot] = set()
+        self._mark: torch.cuda.Event | None = None  # in a GPU's stream: once it is passed, unneeded slots may be told of
         self.order = Order(client, place, alone=self.writable)
         self.steps = Steps(client, self.order)
         self.passing = Passing(client, place)
@@ -151,7 +152,7 @@ class Store:
         noted: as a use of this step, which the next one is expected to repeat.
         """
         if self.device.type != "cpu":
-            check_not_captured()
+            check_not_captured(self.device)
         slots = list(slots)
         shown: dict[Slot, torch.Tensor] = {}
         absent: dict[Slot, None] = {}
@@ -203,12 +204,12 @@ class Store:
         except ResourceExhausted:
             if self.device.type == "cpu":
                 raise
+        wait_for_leases(self.client, self.device)  # of what Python has run ahead of
         give_back_free(self.device)  # the daemon may want to grow into what PyTorch keeps of the GPU's memory
         return self.client._acquire(*wanted)
 
     def written(self, slot: Slot) -> None:
         """Says that what is shown was written: it counts as written until nothing shows it."""
-        slot.writes += 1
         if not slot.writing:
             leases = self.client._acquire([slot.tensor], "write", self.place, self.timeout, True)
             with self._lock:
@@ -225,11 +226,30 @@ class Store:
     def drop_unneeded(self) -> None:
         """Tells Terrace which contents are of no use any more. Where all fits it makes no difference, but that room would
         have to be asked for again."""
-        if self.unneeded:
-            slots = [slot for slot in self.unneeded if not slot.shown]
-            self.unneeded.clear()
-            if slots and not self._fits():
-                self.client.dont_need([slot.tensor for slot in slots])
+        if not self.unneeded or (self.device.type != "cpu" and not self._passed()):
+            return
+        slots = [slot for slot in self.unneeded if not slot.shown]
+        self.unneeded.clear()
+        if not slots or self._fits():
+            return
+        try:
+            self.client.dont_need([slot.tensor for slot in slots])
+        except FailedPrecondition:
+            if self.device.type == "cpu":
+                raise
+            self.unneeded.update(slots)  # some are still leased, behind a stream
+
+    def _passed(self) -> bool:
+        """Whether the GPU has passed what lay in its stream when this was asked first; then it is asked anew."""
+        check_not_captured(self.device)
+        if self._mark is None:
+            self._mark = torch.cuda.Event()
+            self._mark.record(torch.cuda.current_stream(self.device))
+            return False
+        passed = self._mark.query()
+        if passed:
+            self._mark = None
+        return passed
 
     def _fits(self) -> bool:
         """Whether all of the session, activations and the script's own tensors included, is guaranteed room at once."""
