@@ -66,6 +66,6 @@ def give_back_free(device: torch.device) -> None:
     """Gives what PyTorch has freed on a device, and keeps for itself, back to the system, so that the daemon can have it."""
     if device.type == "cpu":
         give_back_free_pages()
-    else:
+    elif torch.cuda.is_initialized():
         with torch.cuda.device(device):
             torch.cuda.empty_cache()
