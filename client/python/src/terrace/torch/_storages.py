@@ -20,8 +20,6 @@ _weak: Callable[[torch.UntypedStorage], int] = _storages._weak_ref
 _uses: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
 _free: Callable[[int], None] = _storages._free_weak_ref
 _set_versions: Callable[[Sequence[torch.Tensor], Sequence[int]], None] = torch._C._autograd._unsafe_set_version_counter  # type: ignore[attr-defined]
-
-
 _STATISTICS_BYTES_MAX = 1 << 20
 
 
