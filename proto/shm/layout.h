@@ -13,7 +13,7 @@
 namespace terrace::shm {
 
 inline constexpr std::uint64_t kRegionMagic = 0x31454341'52524554;  // "TERRACE1", little-endian
-inline constexpr std::uint32_t kProtocolVersion = 5;
+inline constexpr std::uint32_t kProtocolVersion = 6;
 
 // Where a client wants a tensor, or where it is.
 inline constexpr std::uint32_t kPlaceHost = 0;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The Python package against the real daemon: each file a test, run by build/venv's Python (deploy/venv test makes it).
 # With a sanitizer, the daemon is what is tested; what hangs on Python alone, or takes long, the plain builds test.
-set(python_suites leases lifetime sets fork serve shares)
+set(python_suites leases lifetime sets fork serve shares guarantees)
 if(NOT TERRACE_SANITIZE)
   list(APPEND python_suites activations activations_ahead activations_made_again activations_unseen demo stage typing torch torch_scripts
                             torch_states torch_compiled torch_interrupts torch_files torch_docs torch_step_in_backward
