@@ -116,6 +116,12 @@ def test_configurations(disk):
         run(BUILD / "terraced", "--check-config", disk / "terraced.toml", folder=disk)
 
 
+def test_the_picture_of_the_readme(disk):
+    """It can be drawn anew from the figures that the lab has."""
+    run(sys.executable, "-B", ROOT / "docs/pictures/steps.py", disk / "steps.png", folder=disk)
+    assert (disk / "steps.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_line_of_the_readme():
     (line,) = snippets("README.md", "diff")
     assert line.removeprefix("+").strip() in "".join(snippets("docs/guides/coming-from.md", "python")).replace(
