@@ -20,5 +20,5 @@ endforeach()
 if(NOT TERRACE_SANITIZE)
   set_tests_properties(e2e.python_demo PROPERTIES PROCESSORS 2 TIMEOUT 900)
   # Ranks that wait for each other.
-  set_tests_properties(e2e.python_ddp e2e.python_fsdp e2e.python_share_frozen PROPERTIES PROCESSORS 2)
+  set_tests_properties(e2e.python_ddp e2e.python_docs e2e.python_fsdp e2e.python_share_frozen PROPERTIES PROCESSORS 2)
 endif()
