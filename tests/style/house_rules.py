@@ -8,6 +8,7 @@ import pathlib
 import re
 import sys
 
+import complete
 import pages
 import tree
 
@@ -141,7 +142,7 @@ def machine(path, lines):
 
 
 RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, usings, machine)}
-RULES |= pages.RULES
+RULES |= pages.RULES | {"complete": complete.complete}
 SCRIPTS = set()
 
 

@@ -21,6 +21,7 @@ FAULTS = {
     "links": ("docs/a.md", "# A page\nSee [itself](a.md#a-page), [below](#a-page) and [b](b.md).\n"),
     "words": ("docs/a.md", "# A page\nThe GPU tier is HBM; `GPU tier` is code.\n"),
     "length": ("docs/a.md", "# A page\n" + "word " * 2200),
+    "complete": ("daemon/metrics/a.cc", 'counter("terrace_new_total");\n'),
     "snippets": ("docs/guides/a.md", "# A guide\n```text\nsaid\n```\n```sh\nrm -rf everything\n```\n"),
 }
 
@@ -47,8 +48,12 @@ class HouseRules(unittest.TestCase):
     def test_a_path_of_the_machine_is_found(self):
         self.assertEqual(1, len(self.check("machine", {})))
 
-    def test_words_are_looked_for_in_messages_and_an_anchor_by_its_heading(self):
-        for rule, name, text, count in (("words", "daemon/a.cc", 'fail("no room in RAM");  // RAM\n', 1),
+    def test_what_else_the_rules_for_pages_find(self):
+        for rule, name, text, count in (("complete", "deploy/terraced.toml", "[limits]\nnew_max = 1\n# other = 2\n", 2),
+                                        ("complete", "client/include/terrace/error.h", "  kNew = 99,\n", 1),
+                                        ("complete", "client/python/src/terrace/_client.py",
+                                         "class Client:\n  def new(self):\n    pass\n  def _own(self):\n    pass\n", 1),
+                                        ("words", "daemon/a.cc", 'fail("no room in RAM");  // RAM\n', 1),
                                         ("words", "docs/a.md", "Of what is there some goes.\n- Who asks waits.\n", 2),
                                         ("links", "docs/a.md", "# One\n[two](#two) `[three](three.md)`\n", 1),
                                         ("links", "tests/e2e/a.py", "# docs/was.md says how\n", 1),
