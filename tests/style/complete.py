@@ -10,6 +10,7 @@ import tree
 
 METRIC = re.compile(r'"(terrace_[a-z_]+)"')
 ERROR = re.compile(r"^\s+(k[A-Z]\w+) = \d+,")
+CALL = re.compile(r"^  (?:static )?(?:Result|Pending)<.*> (\w+?)(?:_async)?\(")
 COMMENTED_KEY = re.compile(r"^# (\w+ = .*)")
 
 
@@ -21,6 +22,14 @@ def metrics(lines):
 def errors(lines):
     for number, line in enumerate(lines, 1):
         yield from ((number, name) for name in ERROR.findall(line))
+
+
+def calls(lines):
+    """Calls of a C++ header; one that does not wait goes by the name of the one that does."""
+    for number, line in enumerate(lines, 1):
+        if line.startswith(" private:"):
+            return
+        yield from ((number, name) for name in CALL.findall(line))
 
 
 def keys(lines):
@@ -52,6 +61,8 @@ SAID = (
     ("daemon/metrics/", ".cc", "docs/reference/metrics.md", metrics),
     ("deploy/terraced.toml", "", "docs/reference/configuration.md", keys),
     ("client/include/terrace/error.h", "", "docs/reference/errors.md", errors),
+    ("client/include/terrace/client.h", "", "docs/reference/cpp.md", calls),
+    ("client/include/terrace/lease.h", "", "docs/reference/cpp.md", calls),
     ("client/python/src/terrace/_client.py", "", "docs/reference/python.md", public),
     ("client/python/src/terrace/_serve.py", "", "docs/reference/python.md", public),
     ("client/python/src/terrace/_terrace.pyi", "", "docs/reference/python.md", public),
