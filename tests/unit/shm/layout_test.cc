@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows that every field of shared memory and of the data socket lies where docs/formats.md says.
+// Shows that every field of shared memory and of the data socket lies where docs/reference/formats.md says.
 #include "shm/layout.h"
 
 #include <gtest/gtest.h>
