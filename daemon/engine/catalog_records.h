@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The records of the catalog: what of sessions and tensors survives the daemon's death, in fixed-size structs whose
-// layout is a format (docs/formats.md). Places are true here; lease counts and dirty are true in the words.
+// layout is a format (docs/reference/formats.md). Places are true here; lease counts and dirty are true in the words.
 #pragma once
 
 #include <array>

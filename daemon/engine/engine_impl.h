@@ -23,6 +23,7 @@
 #include "engine/survey.h"
 #include "engine/tensor.h"
 #include "engine/tier_state.h"
+#include "engine/under_way.h"
 #include "engine/write_budget.h"
 #include "tier/extent_allocator.h"
 
@@ -54,34 +55,8 @@ class EngineImpl final : public Engine {
   void check_invariants(std::span<const SessionId> scribbled) const override;
 
  private:
-  struct Flight {
-    SessionId session{};
-    Slot slot{};
-    Activity activity{};
-    Level from = Level::kNone;
-    Level to = Level::kNone;
-    EvictionReason reason{};
-    std::uint64_t step_bytes = 0;  // kSliding
-    mover::Link link{};
-    std::uint64_t bytes = 0;
-    Time begun{};
-  };
-  struct Waiting {
-    SessionId session{};  // 0: an OpenSession
-    Time deadline = kNever;
-    bool close = false;
-  };
-  struct PendingOpen {
-    RequestId request{};
-    OpenSession open;
-    std::vector<std::uint64_t> floors;  // bytes, by tier
-  };
   enum class Room : std::uint8_t { kReady, kWait, kLeases, kOthers, kRefused };
   enum class Eviction : std::uint8_t { kDropped, kStarted, kDeferred, kRefused };
-  struct Urgency {
-    mover::Class urgency = mover::Class::kDemand;
-    Time deadline = kNever;
-  };
 
   // engine.cc: the entrance
   void run();

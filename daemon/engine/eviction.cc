@@ -267,7 +267,7 @@ bool EngineImpl::withdraw_clean(Session& session, Slot slot) {
 }
 
 // The tensor is idle again, if what it does was not handed down yet.
-std::optional<EngineImpl::Flight> EngineImpl::withdraw(Session& session, Slot slot, Activity activity) {
+std::optional<Flight> EngineImpl::withdraw(Session& session, Slot slot, Activity activity) {
   Tensor& tensor = session.at(slot);
   const TransferId transfer{tensor.transfer};
   if (tensor.activity != activity || !scheduler_.withdraw(transfer)) return std::nullopt;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The session region: one sealed memfd that a trainer and the daemon share. Lease table, request rings, access logs and
-// the arena for batches. Docs: docs/formats.md. The daemon treats every byte of it as an attacker's.
+// the arena for batches. Docs: docs/reference/formats.md. The daemon treats every byte of it as an attacker's.
 #pragma once
 
 #include <array>

@@ -34,7 +34,6 @@ TURNED = re.compile(r"(?:^|[.:;] |^- |^\d+\. |\*\* )(?:Of|Who) [a-z][^.?!]*[.!]"
 STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 NAMED = re.compile(r"\bdocs/[\w/-]+\.md\b")
-NOT_YET_RENAMED = ("daemon", "client", "proto")  # comments there name pages by the names that they had
 FENCE = re.compile(r"^\s*```")
 
 # Which test runs the Python of a page: one script for each, in the page's order. The test names the page.
@@ -133,7 +132,7 @@ def anchors(file):
 def links(path, lines):
     """Every relative link of a page, and every anchor, is there; and so is every page that another file names."""
     if path.suffix != ".md":
-        if path.parts[0] not in NOT_YET_RENAMED and path.parts[:2] != ("tests", "style"):
+        if path.parts[:2] != ("tests", "style"):
             for number, line in enumerate(lines, 1):
                 yield from ((number, f"'{name}' is not there") for name in NAMED.findall(line)
                             if not (tree.ROOT / name).exists())
