@@ -120,6 +120,27 @@ def test_host_memory_is_pinned_and_its_copies_run_behind_a_stream(client, tensor
     assert torch.equal(copied.cpu(), numbers())
 
 
+def test_pages_that_lie_apart_are_one_pinned_tensor(tmp_path):
+    with serve_gpu("64MiB", "16MiB", tmp_path) as client:
+        small = client.create_many([(f"small{at}", (1 << 17,), "float32") for at in range(32)])
+        leases = sorted((one.overwrite() for one in small), key=lambda lease: lease.numpy().ctypes.data)
+        for lease in leases[::2]:
+            lease.numpy()[:] = 1
+            lease.release()  # all of memory was leased, and what is free now lies in halves of a MiB
+        numbers_apart = torch.arange(3 << 19, dtype=torch.float32)
+        large = client.create("large", tuple(numbers_apart.shape), "float32")
+        with large.overwrite() as lease:
+            shown = torch.from_dlpack(lease)
+            assert shown.is_pinned()
+            shown.copy_(numbers_apart)
+            assert torch.equal(shown.to("cuda", non_blocking=True).cpu(), numbers_apart)
+            del shown
+        with large.read(place="device:0") as lease:
+            assert torch.equal(torch.from_dlpack(lease).cpu(), numbers_apart)
+        for lease in leases[1::2]:
+            lease.release()
+
+
 def test_a_graph_writes_what_is_leased(client, tensor):
     written(client, tensor)
     other = client.create("other", (COUNT,), "float32")
