@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 _raw = torch._C.DisableTorchFunctionSubclass
 
 
+def _place_of_gradient(parameter: nn.Parameter) -> Place:
+    return place_of(parameter.grad, AsGradient(parameter))
+
+
+def _whole(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """What the version of which tells of writes to a tensor."""
+    return place.whole if isinstance(place, InDTensor) else tensor
+
+
 class Batch:
     """Parameters with their gradients and states, leased for one round of the step."""
 
@@ -39,18 +48,26 @@ class Batch:
         self._entered = False
 
     def enter(self) -> None:
-        """Leases all of it, and shows it where the step looks."""
-        found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
-        shown = enter(self._store, self._managed, [held.terrace_slot for _, held in found], "write")
-        self._entered = True
-        for (place, held), tensor in zip(found, shown, strict=True):
-            place.put(tensor)
-            self._written.append((place, held, tensor))
+        """Leases all of it as one set, and shows it where the step looks."""
         with _raw():
+            found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
+            gradients = [(place, held) for place in map(_place_of_gradient, self.parameters)
+                         if isinstance(held := place.get(), OffloadedTensor)]
+        self._writes_gradients = _optimizers.writes_gradients_unseen(self._owner.optimizer)
+        modes = ["write"] * len(found) + ["write" if self._writes_gradients else "read"] * len(gradients)
+        shown = enter(self._store, self._managed, [held.terrace_slot for _, held in (*found, *gradients)], "write", modes)
+        self._entered = True
+        with _raw():
+            for (place, held), tensor in zip(found, shown, strict=False):
+                place.put(tensor)
+                self._written.append((place, held, tensor))
+            for (place, held), tensor in zip(gradients, shown[len(found):], strict=True):
+                place.put(tensor)
+                seen = _whole(place, tensor)
+                self._gradients.append((place, held, tensor, seen, seen._version))
             for managed in self._managed:
                 managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
             self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
-            self._enter_gradients()
 
     def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Place, OffloadedTensor]]:
         """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""
@@ -62,17 +79,6 @@ class Batch:
                 yield InState(state, key), value
             elif is_split(value) and isinstance(value._local_tensor, OffloadedTensor):
                 yield InDTensor(value), value._local_tensor
-
-    def _enter_gradients(self) -> None:
-        places = [place_of(parameter.grad, AsGradient(parameter)) for parameter in self.parameters]
-        offloaded = [(place, held) for place in places if isinstance(held := place.get(), OffloadedTensor)]
-        self._writes_gradients = _optimizers.writes_gradients_unseen(self._owner.optimizer)
-        shown = self._store.lease([held.terrace_slot for _, held in offloaded],
-                                  "write" if self._writes_gradients else "read")
-        for (place, held), tensor in zip(offloaded, shown, strict=True):
-            place.put(tensor)
-            seen = place.whole if isinstance(place, InDTensor) else tensor  # whose version tells of writes
-            self._gradients.append((place, held, tensor, seen, seen._version))
 
     def leave(self) -> None:
         """Puts everything back, and moves to Terrace what the step has made."""
