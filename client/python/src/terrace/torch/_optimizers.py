@@ -143,23 +143,6 @@ def may_keep_more(optimizer: optim.Optimizer) -> bool:
     return type(optimizer) not in _PYTORCH
 
 
-_OF_PYTORCH = frozenset({"_need_device_dtype_check_for_fused", "_opt_called", "_step_count",
-                         "_warned_capturable_if_run_uncaptured", "found_inf", "grad_scale"})
-
-
-def own_of(optimizer: optim.Optimizer) -> dict[str, Any]:
-    """What a declared optimizer keeps itself, beside groups and states, as it is now."""
-    if _known(type(optimizer)) in _PYTORCH:
-        return {}
-    return {name: value for name, value in vars(optimizer).items() if name not in _OF_PYTORCH}
-
-
-def changed_own(optimizer: optim.Optimizer, before: dict[str, Any]) -> list[str]:
-    """What of that it has put something else in the place of since, or added."""
-    now = own_of(optimizer)
-    return sorted(name for name in now if name not in before or now[name] is not before[name])
-
-
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:
     """Whether a step may write to gradients without a change of their versions: PyTorch's fused kernels do where they undo
     a GradScaler's scale, and a declared class's step may do so through `.data`."""
