@@ -27,9 +27,12 @@ class Own:
 
     def changed(self) -> list[str]:
         """What has changed since, in words."""
-        now = self._now()
-        return sorted(name for name in now.keys() | self._before.keys()
-                      if name not in now or name not in self._before or now[name][0] != self._before[name][0])
+        now, before = self._now(), self._before
+        names = now.keys() | before.keys()
+        if _RANDOM not in now or _RANDOM not in before:
+            names.discard(_RANDOM)
+        return sorted(name for name in names
+                      if name not in now or name not in before or now[name][0] != before[name][0])
 
     def _now(self) -> dict[str, tuple[list[Any], list[Any]]]:
         optimizer = self._optimizer

@@ -18,7 +18,7 @@ from torch import nn, optim
 
 from ._lazy import OffloadedTensor
 
-OBJECTS_MAX = 2048  # that are looked at
+OBJECTS_MAX = 4096  # that are looked at, numbers among them
 CONTENT_BYTES_MAX = 64 << 10  # of an array that is compared by its content
 
 _PLAIN = (int, float, complex, str, bytes, type(None))
@@ -36,7 +36,7 @@ def trace(value: Any, aside: Iterable[int] = ()) -> tuple[list[Any], list[Any]]:
     looked_at: list[Any] = []
     waiting = [value]
     seen = set(aside)
-    while waiting and len(looked_at) < OBJECTS_MAX:
+    while waiting and len(found) < 2 * OBJECTS_MAX:
         one = waiting.pop()
         found.append(type(one))
         if isinstance(one, _PLAIN):
@@ -44,7 +44,10 @@ def trace(value: Any, aside: Iterable[int] = ()) -> tuple[list[Any], list[Any]]:
         elif id(one) not in seen:
             seen.add(id(one))
             looked_at.append(one)
-            said, inside = _content(one)
+            try:
+                said, inside = _content(one)
+            except Exception:  # whatever it says: nobody can look into it
+                said, inside = id(one), ()
             found.append(said)
             waiting += inside
     return found, looked_at
@@ -100,14 +103,12 @@ def _of_container(one: Any) -> tuple[Any, Iterable[Any]]:
 
 def _of_what_pickles(one: Any) -> tuple[Any, Iterable[Any]]:
     """Of an object without attributes, as an iterator: what a pickle of it would have."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # iterators lose theirs one day
-            given = one.__reduce_ex__(4)
-    except Exception:  # whatever it says: it is not to be had
-        return id(one), ()
-    return (given, ()) if isinstance(given, str) else (None, [list(part) if hasattr(part, "__next__") else part
-                                                              for part in given[1:] if part is not None])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # iterators lose theirs one day
+        given = one.__reduce_ex__(4)
+    if isinstance(given, str):
+        return given, ()
+    return None, [list(part) if hasattr(part, "__next__") else part for part in given[1:] if part is not None]
 
 
 def _of_tensor(one: torch.Tensor) -> Any:
