@@ -490,3 +490,21 @@ def test_what_is_run_for_a_few_parameters_at_a_time_is_refused_by_name(clients, 
 def test_a_step_that_keeps_nothing_is_right_in_backward(clients):
     wanted = trained(CollectingAlone)
     assert all(trained(CollectingAlone, client, step_in_backward=True) == wanted for client in clients)
+
+
+def test_a_state_that_parameters_share_already_stays_one(clients):
+    def run(client):
+        torch.manual_seed(1)
+        model = Gpt(width=64, blocks=2)
+        optimizer = Sharing(model.parameters())
+        for number in range(3):
+            if number == 1 and client is not None:
+                terrace.torch.elementwise(Sharing)
+                terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
+            torch.manual_seed(number)
+            loss_of(model, number).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: one.numpy().tobytes() for name, one in weights(model).items()}
+
+    assert run(clients[0]) == run(None)

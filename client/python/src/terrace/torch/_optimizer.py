@@ -26,7 +26,7 @@ from ._modes import check_not_compiled
 from ._own import Own
 from ._parameters import ManagedParameter
 from ._places import InState, Place, place_of
-from ._slot import Slot
+from ._slot import Slot, nobody
 from ._trace import trace
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ BATCH_BYTES_MAX = 256 << 20
 _IN_BACKWARD = "terrace.torch.offload(step_in_backward=True)"
 _COMPILED = ("the step of an offloaded optimizer was compiled, or is run by compiled code, in which nothing can be leased: "
              "call optimizer.step() as it is; it runs PyTorch's fused or foreach kernels")
+_Copied = tuple[Callable[[], Any], OffloadedTensor]  # a reference to a state, and what stands for it in Terrace
 _raw = torch._C.DisableTorchFunctionSubclass
 
 
@@ -173,26 +174,37 @@ class ManagedOptimizer:
         if self.in_backward:
             _scaling.refuse_for(self)
 
-    def adopt(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Moves to Terrace the states that a step has made of parameters. Who has one beside them has what is there."""
+    def adopt(self, parameters: Sequence[nn.Parameter], copied: dict[int, _Copied] | None = None) -> None:
+        """Moves to Terrace the states of parameters that are in memory. Who has one beside them has what is there.
+
+        copied: who has one beside them, as a state dict that was loaded, keeps what it has. These are the states, by id,
+            that were moved so, of which several parameters may have one; more are added.
+        """
         for place, of, where, held in self._in_memory_states(parameters):
-            _check_not_shown(of, where[1], held)
-            slot = self._moved(of, where, held)
-            if held.requires_grad or held._is_view():
-                place.put(OffloadedTensor.of(slot, self.store))
-            else:
-                OffloadedTensor.take_place_of(held, slot, self.store)
-                place.put(held)
+            if copied is None:
+                self._take(place, of, where, held)
+                continue
+            before, made = copied.get(id(held), (nobody, None))
+            if made is None or before() is not held:
+                made = OffloadedTensor.of(self._moved(of, where, held), self.store)
+                copied[id(held)] = weakref.ref(held), made
+            place.put(made)
+
+    def _take(self, place: Place, of: Like, where: tuple[int, str], held: torch.Tensor) -> None:
+        _check_not_shown(of, where[1], held)
+        slot = self._moved(of, where, held)
+        if held.requires_grad or held._is_view():
+            place.put(OffloadedTensor.of(slot, self.store))
+        else:
+            OffloadedTensor.take_place_of(held, slot, self.store)
+            place.put(held)
 
     def adopt_all(self) -> None:
         """Moves to Terrace the states that are in memory. If there are any, none is the script's too from then on."""
-        made: dict[int, tuple[torch.Tensor, OffloadedTensor]] = {}  # by id: what several parameters may have, and moved
+        copied: dict[int, _Copied] = {}
         for group in self.optimizer.param_groups:
-            for place, of, where, held in self._in_memory_states(group["params"]):
-                if id(held) not in made:
-                    made[id(held)] = held, OffloadedTensor.of(self._moved(of, where, held), self.store)
-                place.put(made[id(held)][1])
-        if made:
+            self.adopt(group["params"], copied)
+        if copied:
             _optimizers.make_states_own(self.optimizer)
 
     def _in_memory_states(
