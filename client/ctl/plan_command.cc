@@ -47,7 +47,8 @@ void show_progress(std::string_view what) {
 
 PlanCommand::PlanCommand(CLI::App& command) : recipe_(command), python_(picture::default_python()) {
   command
-      .add_option("--node", node_, "a configuration with link speeds, or a name from docs/workloads.md: dgx-h100, ...")
+      .add_option("--node", node_,
+                  "a configuration with link speeds, or a name from docs/reference/workloads.md: dgx-h100, ...")
       ->required();
   command.add_option("--dram", dram_, "sizes of a node's DRAM to look at, such as 512GB,1TB (default: common ones)")
       ->delimiter(',');

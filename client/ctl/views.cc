@@ -23,9 +23,15 @@ std::string headline(const v1::NodeStatus& status) {
                      status.requests_waiting(), status.draining() ? ", DRAINING" : "");
 }
 
+// For which leases a session's guarantee is kept.
+std::string guarantees(const v1::TierStatus& tier) {
+  if (tier.guaranteed_bytes() == 0) return "-";
+  return tier.guarantees_any_order() ? "any order" : "one set";
+}
+
 std::string tiers_text(const v1::NodeStatus& status) {
-  Table table({"TIER", ">CAPACITY", ">USED", ">USED%", "", ">SEGMENTS", ">LARGEST FREE", ">FRAG", ">RETIRED",
-               ">CHECKSUM ERRORS", ">IO ERRORS"});
+  Table table({"TIER", ">CAPACITY", ">USED", ">USED%", "", ">SEGMENTS", ">LARGEST FREE", ">FRAG", ">STITCHED",
+               "GUARANTEES", ">RETIRED", ">CHECKSUM ERRORS", ">IO ERRORS"});
   for (const auto& tier : status.tiers()) {
     const double share = tier.capacity_bytes() == 0
                              ? 0
@@ -33,7 +39,8 @@ std::string tiers_text(const v1::NodeStatus& status) {
     table.add({tier.name(), format_bytes(tier.capacity_bytes()), format_bytes(tier.used_bytes()),
                percent(tier.used_bytes(), tier.capacity_bytes()), bar(share, 20), format_bytes(tier.segment_bytes()),
                format_bytes(tier.largest_free_bytes()), fmt::format("{:.2f}", tier.fragmentation_ratio()),
-               format_bytes(tier.retired_bytes()), number(tier.checksum_failures()), number(tier.io_errors())});
+               format_bytes(tier.stitched_bytes()), guarantees(tier), format_bytes(tier.retired_bytes()),
+               number(tier.checksum_failures()), number(tier.io_errors())});
   }
   std::string text = table.text();
   for (const auto& tier : status.tiers())

@@ -60,7 +60,10 @@ std::size_t size_of(shm::MessageType type) {
       return sizeof(shm::Refused);
     case shm::MessageType::kSegment:
     case shm::MessageType::kRetire:
+    case shm::MessageType::kUnstitch:
       return sizeof(shm::SegmentMessage);
+    case shm::MessageType::kStitch:
+      return sizeof(shm::StitchMessage);
     case shm::MessageType::kResumed:
       return sizeof(shm::Resumed);
     case shm::MessageType::kHello:

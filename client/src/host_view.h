@@ -38,6 +38,9 @@ class HostView {
   void pin_segment(std::uint64_t offset, std::uint64_t bytes);
   std::uint64_t pinned_bytes() const { return segment_pins_.pinned_bytes(); }
 
+  bool read_only() const { return read_only_; }
+  // By which what is leased here is pinned; null: nothing is.
+  std::shared_ptr<Gpu> gpu() const;
   bool beside_gpu() const { return straddlers_ != nullptr; }
   // Of what lies within a segment. Thread-safe, as the next.
   std::byte* address(std::uint64_t offset) const { return segments_ + offset; }
@@ -47,7 +50,6 @@ class HostView {
  private:
   HostView(std::uint64_t bytes, bool read_only) : bytes_(bytes), read_only_(read_only) {}
   Result<void> map_all(std::uint64_t offset, std::uint64_t bytes, int protection, int flags, int fd);
-  std::shared_ptr<Gpu> gpu() const;
 
   const std::uint64_t bytes_;
   const bool read_only_;

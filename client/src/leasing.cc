@@ -291,11 +291,12 @@ cuda::Context Session::gpu_context(std::uint32_t place) const {
 
 Result<void> Session::wait_mapped(const PlaceRange& place, std::uint64_t offset, std::uint64_t bytes) {
   std::unique_lock lock(mutex_);
-  const auto refused = [&] { return unmappable_.contains(place.record().place); };
+  const std::pair memory(place.record().place, PlaceRange::is_seam_offset(offset) ? offset : 0);
+  const auto refused = [&] { return unmappable_.contains(memory); };
   const auto known = [&] { return gone_.has_value() || refused() || place.mapped(offset, bytes); };
   changed_.wait_until(lock, deadline_after(kMappingTimeout), known);
   if (place.mapped(offset, bytes)) return {};
-  if (refused()) return std::unexpected(unmappable_.at(place.record().place));
+  if (refused()) return std::unexpected(unmappable_.at(memory));
   if (gone_) return std::unexpected(*gone_);
   return fail(ErrorCode::kDeadlineExceeded, "terraced granted a lease, but not passed the memory behind it in time");
 }

@@ -3,7 +3,10 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <iterator>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -11,6 +14,8 @@
 
 namespace terrace::client {
 namespace {
+
+constexpr std::uint64_t kPageBytes = 4096;
 
 constexpr std::uint64_t granules_up(std::uint64_t bytes) {
   return (bytes + PlaceRange::kGranuleBytes - 1) / PlaceRange::kGranuleBytes;
@@ -92,10 +97,72 @@ bool PlaceRange::has(std::uint64_t offset, std::uint64_t bytes, int fd) const {
 }
 
 Result<void> PlaceRange::keep_only(const std::set<std::uint64_t>& offsets) {
+  {
+    const std::lock_guard lock(seams_mutex_);
+    std::erase_if(seams_, [&](const auto& seam) { return !offsets.contains(seam.first); });
+  }
   for (const auto& [offset, segment] : std::map(segments_))
     if (!offsets.contains(offset))
       if (Result<void> gone = unmap(offset, segment.bytes); !gone) return gone;
   return {};
+}
+
+Result<void> PlaceRange::stitch(const shm::StitchMessage& part) {
+  const std::span pieces(part.pieces.data(), std::min<std::size_t>(part.count, part.pieces.size()));
+  const auto wrong = [&](const char* what) {
+    return fail(ErrorCode::kInvalidArgument, "terraced passed a part of a seam of " + std::to_string(part.bytes) +
+                                                 " bytes in place " + std::to_string(record_.place) + " that " + what);
+  };
+  if (!is_seam(part.offset) || part.bytes == 0 || part.bytes > kRangeBytesMax || part.bytes % kPageBytes != 0)
+    return wrong("is none");
+  const std::lock_guard lock(seams_mutex_);
+  auto& seam = seams_[part.offset];
+  if (seam.writable != nullptr && seam.mapped_bytes == seam.bytes && seam.bytes == part.bytes) return {};
+  if (part.at == 0) {
+    seam = Seam{.bytes = part.bytes, .mapped_bytes = 0, .readable = nullptr, .writable = nullptr};
+    for (std::unique_ptr<SeamView>* const view : {&seam.readable, &seam.writable}) {
+      if (view == &seam.readable && readable_ == nullptr) continue;
+      auto reserved = SeamView::reserve(part.bytes);
+      if (!reserved) return std::unexpected(reserved.error());
+      *view = std::move(*reserved);
+    }
+  }
+  if (seam.writable == nullptr || part.at != seam.mapped_bytes || part.bytes != seam.bytes)
+    return wrong("does not follow the one before");
+  for (const shm::StitchPiece& piece : pieces) {
+    if (piece.bytes == 0 || piece.bytes > seam.bytes - seam.mapped_bytes || piece.bytes % kPageBytes != 0 ||
+        piece.offset % kPageBytes != 0)
+      return wrong("is not whole pages of it");
+    if (Result<void> shown = show_piece(seam, piece); !shown) return shown;
+  }
+  return {};
+}
+
+// Segment by segment: each is a mapping of its own.
+Result<void> PlaceRange::show_piece(Seam& seam, shm::StitchPiece piece) {
+  while (piece.bytes > 0) {
+    const auto next = segments_.upper_bound(piece.offset);
+    const auto segment = next == segments_.begin() ? segments_.end() : std::prev(next);
+    if (segment == segments_.end() || piece.offset - segment->first >= segment->second.bytes) {
+      return fail(ErrorCode::kInvalidArgument, "terraced passed a seam of memory at " + std::to_string(piece.offset) +
+                                                   " of place " + std::to_string(record_.place) +
+                                                   ", where no segment is mapped");
+    }
+    const std::uint64_t bytes = std::min(piece.bytes, segment->first + segment->second.bytes - piece.offset);
+    Result<void> shown = seam.writable->show(seam.mapped_bytes, writable_->address(piece.offset), bytes);
+    if (shown && seam.readable != nullptr)
+      shown = seam.readable->show(seam.mapped_bytes, readable_->address(piece.offset), bytes);
+    if (!shown) return shown;
+    seam.mapped_bytes += bytes;
+    piece.offset += bytes;
+    piece.bytes -= bytes;
+  }
+  return {};
+}
+
+void PlaceRange::unstitch(std::uint64_t offset) {
+  const std::lock_guard lock(seams_mutex_);
+  seams_.erase(offset);
 }
 
 Result<void> PlaceRange::strike_out(std::uint64_t offset, std::uint64_t bytes) {
@@ -209,6 +276,11 @@ std::byte* PlaceRange::address(std::uint64_t offset, std::uint64_t bytes, bool w
   if (is_gpu_) return gpu_memory_ + offset;
   const bool one_view = readable_ == nullptr || reads_writable_.load(std::memory_order_relaxed);
   HostView& view = writable || one_view ? *writable_ : *readable_;
+  if (is_seam(offset)) {
+    const std::shared_lock lock(seams_mutex_);
+    const Seam& seam = seams_.at(offset);
+    return (&view == writable_.get() ? *seam.writable : *seam.readable).address(view.gpu(), view.read_only());
+  }
   return view.beside_gpu() && straddles(offset, bytes) ? view.straddling_address(offset, bytes) : view.address(offset);
 }
 
@@ -220,6 +292,11 @@ bool PlaceRange::straddles(std::uint64_t offset, std::uint64_t bytes) const {
 }
 
 bool PlaceRange::mapped(std::uint64_t offset, std::uint64_t bytes) const {
+  if (is_seam(offset)) {
+    const std::shared_lock lock(seams_mutex_);
+    const auto found = seams_.find(offset);
+    return found != seams_.end() && found->second.mapped_bytes == found->second.bytes && bytes <= found->second.bytes;
+  }
   const std::uint64_t end = granules_up(offset + bytes);
   for (std::uint64_t granule = offset / kGranuleBytes; granule < end; ++granule)
     if (!is_set(mapped_, granule)) return false;

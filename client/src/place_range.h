@@ -10,10 +10,12 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <shared_mutex>
 #include <vector>
 
 #include "gpu.h"
 #include "host_view.h"
+#include "seam_view.h"
 #include "shm/message.h"
 #include "terrace/error.h"
 
@@ -43,7 +45,11 @@ class PlaceRange {
   // mapped() from the next finish() on.
   Result<void> map(std::uint64_t offset, std::uint64_t bytes, int fd);
   Result<void> unmap(std::uint64_t offset, std::uint64_t bytes);
-  // Unmaps every segment that does not begin at one of these offsets.
+  // Maps a part of a seam; a seam that is whole already stays as it is. kInvalidArgument for one that is not of mapped
+  // segments.
+  Result<void> stitch(const shm::StitchMessage& part);
+  void unstitch(std::uint64_t offset);
+  // Unmaps every segment and every seam that does not begin at one of these offsets.
   Result<void> keep_only(const std::set<std::uint64_t>& offsets);
   // Pins host memory for this process's own copies: what is mapped, and from now on what comes, as far as the driver
   // takes it. The same thread's, as the two below.
@@ -58,12 +64,13 @@ class PlaceRange {
   // gpu_context() also whoever's that has found memory mapped().
   const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
   bool is_gpu() const { return is_gpu_; }
+  static bool is_seam_offset(std::uint64_t offset) { return offset > kRangeBytesMax; }
   static bool is_gpu(const shm::PlaceRecord& record) { return record.gpu != std::array<std::uint8_t, 16>{}; }
   std::optional<int> gpu_ordinal() const { return is_gpu_ ? std::optional(gpu_->ordinal()) : std::nullopt; }
 
-  // Whether [offset, offset + bytes) lies in the range. Thread-safe, as all below.
+  // Whether [offset, offset + bytes) lies in the range, or is a seam's. Thread-safe, as all below.
   bool holds(std::uint64_t offset, std::uint64_t bytes) const {
-    return offset <= record_.range_bytes && bytes <= record_.range_bytes - offset;
+    return is_seam(offset) || (offset <= record_.range_bytes && bytes <= record_.range_bytes - offset);
   }
   // Whether every byte of it is mapped.
   bool mapped(std::uint64_t offset, std::uint64_t bytes) const;
@@ -75,12 +82,20 @@ class PlaceRange {
     std::uint64_t bytes = 0;
     std::uint64_t inode = 0;  // memfds have one each; a GPU's segments do not, and are told apart by where they lie
   };
+  struct Seam {
+    std::uint64_t bytes = 0;
+    std::uint64_t mapped_bytes = 0;
+    std::unique_ptr<SeamView> readable;  // null where the place is mapped once
+    std::unique_ptr<SeamView> writable;
+  };
   PlaceRange(const shm::PlaceRecord& record, Use use);
   Result<void> reserve_views(bool beside_gpu);
   Result<void> check(std::uint64_t offset, std::uint64_t bytes) const;
   // Forgets the segments that touch this range: a GPU's are unmapped, the CPU's are pinned no more.
   Result<void> strike_out(std::uint64_t offset, std::uint64_t bytes);
   void set_mapped(std::uint64_t offset, std::uint64_t bytes, bool mapped);
+  bool is_seam(std::uint64_t offset) const { return !is_gpu_ && is_seam_offset(offset); }
+  Result<void> show_piece(Seam& seam, shm::StitchPiece piece);
   // Whether a segment begins within.
   bool straddles(std::uint64_t offset, std::uint64_t bytes) const;
   Result<void> map_gpu(std::uint64_t offset, std::uint64_t bytes, int fd);
@@ -97,6 +112,8 @@ class PlaceRange {
   std::unique_ptr<HostView> writable_;         // null: a GPU's
   std::map<std::uint64_t, Segment> segments_;  // by offset
   Extents unfinished_;                         // of those
+  mutable std::shared_mutex seams_mutex_;      // guards what follows
+  std::map<std::uint64_t, Seam> seams_;        // by offset
   Bits mapped_;
   Bits begins_;  // a segment does
   const bool read_only_;

@@ -74,6 +74,9 @@ Result<void> Session::handle(const Message& message) {
     case shm::MessageType::kSegment:
     case shm::MessageType::kRetire:
       return handle_segment(message);
+    case shm::MessageType::kStitch:
+    case shm::MessageType::kUnstitch:
+      return handle_seam(message);
     case shm::MessageType::kRefused:
       return std::unexpected(error_of(message.as<shm::Refused>()));
     default:
@@ -108,16 +111,43 @@ Result<void> Session::handle_segment(const Message& message) {
   if (!place->is_gpu()) pin_host();  // before it is mapped
   Result<void> mapped = place->map(segment.offset, segment.bytes, message.descriptors[0].get());
   if (!mapped && !place->is_gpu()) return mapped;
+  note_mapped(segment.place, 0, mapped);
+  if (place->is_gpu()) pin_host();
+  return {};
+}
+
+// What cannot be mapped fails the leases that wait for it, and no others.
+void Session::note_mapped(std::uint32_t place, std::uint64_t seam, const Result<void>& mapped) {
   {
     const std::lock_guard lock(mutex_);  // so that nobody is between looking and waiting
     if (!mapped) {
-      unmappable_[segment.place] = mapped.error();  // that place's leases fail; the others' do not
+      unmappable_[{place, seam}] = mapped.error();
     } else {
-      unmappable_.erase(segment.place);
+      unmappable_.erase({place, seam});
     }
   }
   changed_.notify_all();
-  if (place->is_gpu()) pin_host();
+}
+
+Result<void> Session::handle_seam(const Message& message) {
+  const bool is_part = message.header.type == shm::MessageType::kStitch;
+  const auto number = is_part ? message.as<shm::StitchMessage>().place : message.as<shm::SegmentMessage>().place;
+  PlaceRange* const place = range(number);
+  if (place == nullptr || place->is_gpu()) {
+    return fail(ErrorCode::kInternal,
+                "terraced passed a seam of place " + std::to_string(number) + ", which can have none");
+  }
+  if (!is_part) {
+    const std::uint64_t offset = message.as<shm::SegmentMessage>().offset;
+    place->unstitch(offset);
+    note_mapped(number, offset, {});
+    return {};
+  }
+  const auto part = message.as<shm::StitchMessage>();
+  if (link_ == Link::kResuming) listed_.emplace(part.place, part.offset);
+  const Result<void> mapped = place->stitch(part);
+  if (!mapped && mapped.error().code != ErrorCode::kResourceExhausted) return mapped;
+  note_mapped(part.place, part.offset, mapped);
   return {};
 }
 

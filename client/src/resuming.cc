@@ -79,6 +79,8 @@ void Session::hear_of_resuming(const Result<Message>& message) {
     answer = std::unexpected(message.error());
   } else if (message->header.type == shm::MessageType::kSegment) {
     answer = handle_segment(*message);
+  } else if (message->header.type == shm::MessageType::kStitch) {
+    answer = handle_seam(*message);
   } else if (message->header.type == shm::MessageType::kResumed) {
     answer = resume(message->as<shm::Resumed>());
   } else if (message->header.type == shm::MessageType::kRefused) {

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "calls.h"
@@ -143,6 +144,9 @@ class Session {
   void hear();
   Result<void> handle(const Message& message);
   Result<void> handle_segment(const Message& message);
+  Result<void> handle_seam(const Message& message);
+  // seam: 0, a segment.
+  void note_mapped(std::uint32_t place, std::uint64_t seam, const Result<void>& mapped);
   void lose_daemon(const Error& why);
   void lose_connection(const Error& why);
   void keep_trying();
@@ -223,9 +227,10 @@ class Session {
   std::atomic<std::uint64_t> reconnects_{0};
 
   std::mutex mutex_;
-  std::condition_variable changed_;            // a segment was mapped, or the daemon is gone
-  std::optional<Error> gone_;                  // why no segment comes any more
-  std::map<std::uint32_t, Error> unmappable_;  // by place: why a GPU's segments cannot be mapped here
+  std::condition_variable changed_;  // a segment was mapped, or the daemon is gone
+  std::optional<Error> gone_;        // why no segment comes any more
+  // By place and seam (0: a GPU's segments): why they cannot be mapped here.
+  std::map<std::pair<std::uint32_t, std::uint64_t>, Error> unmappable_;
 };
 
 }  // namespace terrace::client

@@ -73,9 +73,10 @@ AddressRange::~AddressRange() {
   if (whole_ != nullptr) munmap(whole_, whole_bytes_);
 }
 
-Result<void> AddressRange::place(std::uint64_t offset, std::uint64_t bytes, int fd, int protection) {
+Result<void> AddressRange::place(std::uint64_t offset, std::uint64_t bytes, int fd, int protection,
+                                 std::uint64_t from) {
   TERRACE_CHECK(offset <= bytes_ && bytes <= bytes_ - offset);
-  if (mmap(data_ + offset, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+  if (mmap(data_ + offset, bytes, protection, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(from)) == MAP_FAILED)
     return system_fail("mapping", bytes);
   keep_out_of_core_files(data_ + offset, bytes);
   return {};

@@ -28,8 +28,9 @@ class AddressRange {
   AddressRange& operator=(const AddressRange&) = delete;
   ~AddressRange();
 
-  // Maps `bytes` of `fd` from its start at `offset` of the range (both multiples of 4 KiB, inside the range).
-  Result<void> place(std::uint64_t offset, std::uint64_t bytes, int fd, int protection);
+  // Maps `bytes` of `fd`, from its offset `from` on, at `offset` of the range (all multiples of 4 KiB, inside the
+  // range).
+  Result<void> place(std::uint64_t offset, std::uint64_t bytes, int fd, int protection, std::uint64_t from = 0);
   // Takes the pages at `offset` away again; the address space stays reserved.
   Result<void> clear(std::uint64_t offset, std::uint64_t bytes);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The daemon's configuration as plain values. parse.h reads it from TOML, resolve.h sets it against a machine;
-// docs/configuration.md says what each key means to an operator.
+// docs/reference/configuration.md says what each key means to an operator.
 #pragma once
 
 #include <array>

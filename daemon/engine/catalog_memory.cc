@@ -70,9 +70,11 @@ CatalogLayout::CatalogLayout(const CatalogShape& shape) : notes(kHeaderBytes), j
   const std::uint64_t facts_bytes = column_bytes<TensorFacts>(tensors);
   const std::uint64_t rarities_bytes = column_bytes<TensorRarities>(tensors);
   const std::uint64_t text_bytes = align_up(tensors * kTextBytesMax, kPageBytes);
-  const std::uint64_t records = session_bytes + state_bytes + facts_bytes + rarities_bytes + text_bytes;
-  const std::uint64_t entries = 4 * tensors + shape.sessions_max;
-  sessions = journal + align_up(kHeaderBytes + records + entries * sizeof(Former), kPageBytes);
+  const std::uint64_t seam_bytes = column_bytes<SeamRecord>(kSeamPiecesMax);
+  const std::uint64_t records = seam_bytes + session_bytes + state_bytes + facts_bytes + rarities_bytes + text_bytes;
+  const std::uint64_t entries = 4 * tensors + shape.sessions_max + kSeamPiecesMax;
+  seams = journal + align_up(kHeaderBytes + records + entries * sizeof(Former), kPageBytes);
+  sessions = seams + seam_bytes;
   states = sessions + session_bytes;
   facts = states + state_bytes;
   rarities = facts + facts_bytes;
@@ -87,7 +89,7 @@ CatalogMemory::CatalogMemory(std::span<std::byte> memory, const CatalogShape& sh
       shape_(shape),
       layout_(shape),
       notes_(memory.subspan(layout_.notes, layout_.journal - layout_.notes)),
-      journal_(memory.subspan(layout_.journal, layout_.sessions - layout_.journal)) {
+      journal_(memory.subspan(layout_.journal, layout_.seams - layout_.journal)) {
   static_assert(sizeof(Header) <= kHeaderBytes);
 }
 
@@ -143,7 +145,7 @@ Result<CatalogMemory> CatalogMemory::open(std::span<std::byte> memory, const Cat
   if (const auto fits = check(memory, shape); !fits) return std::unexpected(fits.error());
   const Header& header = *reinterpret_cast<const Header*>(memory.data());
   const CatalogLayout layout(shape);
-  if (header.journal_used > layout.sessions - layout.journal || header.notes_used > kNotesBytes ||
+  if (header.journal_used > layout.seams - layout.journal || header.notes_used > kNotesBytes ||
       header.node.retired_count > kRetiredMax)
     return bad("it is damaged: its journal, notes or retired regions are more than there is room for");
   CatalogMemory catalog(memory, shape);
@@ -158,6 +160,11 @@ CatalogMemory::Header& CatalogMemory::header() const { return *reinterpret_cast<
 const NodeRecord& CatalogMemory::node() const { return header().node; }
 std::span<const TierRecord, kTiersMax> CatalogMemory::tiers() const { return header().tiers; }
 std::span<const tier::Extent, kRetiredMax> CatalogMemory::retired() const { return header().retired; }
+
+std::span<const SeamRecord, kSeamPiecesMax> CatalogMemory::seams() const {
+  return std::span<const SeamRecord, kSeamPiecesMax>(
+      reinterpret_cast<const SeamRecord*>(memory_.data() + layout_.seams), kSeamPiecesMax);
+}
 
 SessionRecord& CatalogMemory::session_at(std::size_t index) const {
   TERRACE_CHECK(index < shape_.sessions_max);
@@ -203,6 +210,11 @@ void CatalogMemory::put(std::span<const TierRecord> tiers) {
 void CatalogMemory::put_retired(std::size_t index, tier::Extent extent) {
   TERRACE_CHECK(index < kRetiredMax);
   change(header().retired[index], extent);
+}
+
+void CatalogMemory::put(std::size_t index, const SeamRecord& piece) {
+  TERRACE_CHECK(index < kSeamPiecesMax);
+  change(reinterpret_cast<SeamRecord*>(memory_.data() + layout_.seams)[index], piece);
 }
 
 void CatalogMemory::put(std::size_t index, const SessionRecord& session) { change(session_at(index), session); }
@@ -276,6 +288,7 @@ bool CatalogMemory::is_record(std::uint64_t offset, std::uint64_t bytes) const {
   return is_one_of(offsetof(Header, node), sizeof(NodeRecord), 1) ||
          is_one_of(offsetof(Header, tiers), sizeof(Header::tiers), 1) ||
          is_one_of(offsetof(Header, retired), sizeof(tier::Extent), kRetiredMax) ||
+         is_one_of(layout_.seams, sizeof(SeamRecord), kSeamPiecesMax) ||
          is_one_of(layout_.sessions, sizeof(SessionRecord), shape_.sessions_max) ||
          is_one_of(layout_.states, sizeof(TensorState), tensors) ||
          is_one_of(layout_.facts, sizeof(TensorFacts), tensors) ||

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The records of the catalog: what of sessions and tensors survives the daemon's death, in fixed-size structs whose
-// layout is a format (docs/formats.md). Places are true here; lease counts and dirty are true in the words.
+// layout is a format (docs/reference/formats.md). Places are true here; lease counts and dirty are true in the words.
 #pragma once
 
 #include <array>
@@ -14,14 +14,15 @@ namespace terrace::engine {
 
 inline constexpr std::uint64_t kCatalogMagic = 0x31474C54'43525254;  // "TRRCTLG1", little-endian
 // Goes up with the records, and with shm::kProtocolVersion: trainers of the former protocol could not resume.
-inline constexpr std::uint32_t kCatalogVersion = 7;
+inline constexpr std::uint32_t kCatalogVersion = 8;
 inline constexpr std::size_t kTiersMax = shm::kPlacesMax + 1;  // devices, memory, block
 inline constexpr std::size_t kNameBytesMax = 175;
 inline constexpr std::size_t kRankMax = 8;
 inline constexpr std::uint64_t kTextUnitBytes = 8;
 inline constexpr std::uint64_t kTextBytesMax =  // of a tensor with the most dimensions, strides stated, and a long name
     2 * kRankMax * sizeof(std::int64_t) + (kNameBytesMax / kTextUnitBytes + 1) * kTextUnitBytes;
-inline constexpr std::size_t kRetiredMax = 1024;  // extents of the block tier
+inline constexpr std::size_t kRetiredMax = 1024;     // extents of the block tier
+inline constexpr std::size_t kSeamPiecesMax = 8192;  // of all seams of a node
 
 // What changes of a tensor, of every one. Of a free slot all but the incarnation is zero; one of another session is a
 // free one.
@@ -109,12 +110,22 @@ struct TierRecord {
   std::uint64_t identity = 0;  // of what it lies in: TierOptions::identity
 };
 
+// A piece of a seam: pages of a session's segments that are shown a second time, side by side with others.
+struct SeamRecord {
+  std::uint32_t session = 0;  // 0: none; or a share
+  std::uint32_t tier = 0;
+  std::uint64_t seam = 0;  // the seam's offset
+  std::uint64_t at = 0;    // the piece's, within the seam
+  tier::Extent piece{};    // where it lies
+};
+
 // What belongs to no session, and changes.
 struct NodeRecord {
   std::uint32_t next_session = 1;
   std::uint32_t retired_count = 0;
   std::uint64_t next_number = 1;
   std::uint64_t steps = 0;
+  std::uint64_t next_seam = tier::kSeamsBegin;
 };
 
 // A request that took effect and may not have been answered yet; `count` words of GrantedSlot follow.
@@ -149,7 +160,8 @@ struct GrantedLease {
 
 static_assert(sizeof(TensorState) == 64 && sizeof(TensorRarities) == 160 && sizeof(GrantRecord) == 32);
 static_assert(sizeof(TensorFacts) == 24 && kTextBytesMax % kTextUnitBytes == 0);
-static_assert(sizeof(SessionRecord) % 8 == 0 && sizeof(NodeRecord) % 8 == 0 && sizeof(GrantedSlot) == 8);
+static_assert(sizeof(SeamRecord) == 40 && sizeof(SessionRecord) % 8 == 0 && sizeof(NodeRecord) % 8 == 0 &&
+              sizeof(GrantedSlot) == 8);
 static_assert(std::is_trivially_copyable_v<TensorState> && std::is_trivially_copyable_v<SessionRecord>);
 
 }  // namespace terrace::engine

@@ -77,6 +77,7 @@ void EngineImpl::drop_copy(Session& session, Slot slot, Level level) {
 // What lies behind a fence is kept out of circulation, and what nobody can reach for good.
 void EngineImpl::free_extent(Session& session, std::size_t tier, tier::Extent extent) {
   Place& place = *session.places[tier];
+  if (extent.offset >= tier::kSeamsBegin) return unstitch(session, tier, extent.offset);
   for (const tier::Extent& gone : place.gone) {
     if (extent.end() <= gone.offset || gone.end() <= extent.offset) continue;
     const std::uint64_t begin = std::max(extent.offset, gone.offset);

@@ -34,6 +34,7 @@ struct TierOptions {
   double high_mark = 0.9;            // share of the capacity above which Watch reports pressure
   std::uint64_t identity = 0;  // of the block tier's files, or of a GPU: another daemon's are these only if it is equal
   std::uint64_t write_budget_bytes_per_day = 0;  // block: once it is spent nothing is written ahead of need; 0: none
+  bool stitches = false;  // mapped: free pages that lie apart can be shown side by side: tier::MappedTier::stitch()
   bool write_back_early = false;  // device: what is dirty there is written down as soon as a link has time for it
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's one object. Its members are sorted by room, each a source file: sessions.cc, catalog.cc, leases.cc,
-// copies.cc, admission.cc, room.cc, eviction.cc, write_back.cc, transfers.cc, guarantees.cc, prefetch.cc, declare.cc,
-// follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc, settle.cc, former.cc
-// and losses.cc for what outlives the process or does not, shares.cc and words.cc for what several processes see of it.
+// copies.cc, admission.cc, room.cc, stitch.cc, eviction.cc, write_back.cc, transfers.cc, guarantees.cc, prefetch.cc,
+// declare.cc, follow.cc and foresee.cc for what is foreseen, status.cc, invariants.cc, record.cc, restore.cc,
+// settle.cc, former.cc and losses.cc for what outlives the process or does not, shares.cc and words.cc for what several
+// processes see of it.
 #pragma once
 
 #include <map>
@@ -22,6 +23,7 @@
 #include "engine/survey.h"
 #include "engine/tensor.h"
 #include "engine/tier_state.h"
+#include "engine/under_way.h"
 #include "engine/write_budget.h"
 #include "tier/extent_allocator.h"
 
@@ -53,34 +55,8 @@ class EngineImpl final : public Engine {
   void check_invariants(std::span<const SessionId> scribbled) const override;
 
  private:
-  struct Flight {
-    SessionId session{};
-    Slot slot{};
-    Activity activity{};
-    Level from = Level::kNone;
-    Level to = Level::kNone;
-    EvictionReason reason{};
-    std::uint64_t step_bytes = 0;  // kSliding
-    mover::Link link{};
-    std::uint64_t bytes = 0;
-    Time begun{};
-  };
-  struct Waiting {
-    SessionId session{};  // 0: an OpenSession
-    Time deadline = kNever;
-    bool close = false;
-  };
-  struct PendingOpen {
-    RequestId request{};
-    OpenSession open;
-    std::vector<std::uint64_t> floors;  // bytes, by tier
-  };
   enum class Room : std::uint8_t { kReady, kWait, kLeases, kOthers, kRefused };
   enum class Eviction : std::uint8_t { kDropped, kStarted, kDeferred, kRefused };
-  struct Urgency {
-    mover::Class urgency = mover::Class::kDemand;
-    Time deadline = kNever;
-  };
 
   // engine.cc: the entrance
   void run();
@@ -260,11 +236,27 @@ class EngineImpl final : public Engine {
   void drop_wants(Session& session, Admission& admission);
   void clear_wants(Session& session, Admission& admission);
 
+  // stitch.cc
+  static std::optional<std::vector<tier::Extent>> pages_apart(Place& place, const Admission& admission,
+                                                              std::vector<std::uint64_t> sizes);
+  std::optional<Room> stitch(Session& session, const Admission& admission, std::vector<std::uint64_t> sizes,
+                             Error& refusal);
+  void stitched(Session& session, std::size_t tier, const mover::SegmentDone& done);
+  void unstitch(Session& session, std::size_t tier, std::uint64_t offset);
+  bool unstitch_idle(Session& session, std::size_t tier, const Admission* admission,
+                     const std::vector<std::uint64_t>& sizes);
+  void forget_records(const Seam& seam);
+  Result<void> restore_seams(const CatalogMemory& catalog, Session& session);
+  static bool restore_in_seam(Place& place, tier::Extent extent);
+
   // window.cc
   std::optional<double> missed(Session& session, std::size_t tier, Slot slot, const Choice& choice) const;
   bool clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice);
-  std::vector<std::pair<std::uint64_t, Slot>> copies_for(const Session& session, std::size_t tier,
-                                                         std::uint64_t bytes) const;
+  struct Occupant {
+    tier::Extent extent;
+    std::optional<Slot> copy;  // none: pages of a seam, which stay
+  };
+  std::vector<Occupant> occupants_for(const Session& session, std::size_t tier, std::uint64_t bytes) const;
   bool join_free(Session& session, std::size_t tier, std::uint64_t bytes, bool far = false);
   bool takes_drives(const Session& session, std::size_t tier, Slot slot) const;
   bool join_parts(Session& session, std::size_t tier, std::vector<std::uint64_t> sizes);
@@ -319,6 +311,7 @@ class EngineImpl final : public Engine {
   void fence(Session& session, std::size_t tier, std::uint64_t at);
   void unfence(Session& session, std::size_t tier);
   void unfence_all();
+  bool is_behind_fence(const Session& session, const Tensor& tensor, Level level) const;
   void reclaim(Session& session);
   void reclaim_copy(Session& session, std::size_t tier, Slot slot);
   void move_below_fence(Session& session, std::size_t tier, Slot slot);
@@ -443,6 +436,7 @@ class EngineImpl final : public Engine {
   void check_tensor(const Session& session, Slot slot) const;
   void check_word(const Session& session, Slot slot) const;
   void check_places(const Session& session) const;
+  void check_guarantee(const Session& session, std::size_t tier) const;
   void check_block() const;
   void check_catalog() const;
   void check_texts() const;
@@ -453,8 +447,10 @@ class EngineImpl final : public Engine {
   std::vector<SessionId> touched_sessions_;
   std::set<std::size_t> free_records_;
   std::vector<std::size_t> freed_records_;  // since the last commit
-  std::vector<tier::Extent> retired_;       // of the block tier
-  IdMap<RequestId, std::uint64_t> notes_;   // of requests whose replies are not in their rings
+  std::vector<std::uint32_t> free_seam_records_;
+  std::uint64_t next_seam_ = tier::kSeamsBegin;
+  std::vector<tier::Extent> retired_;      // of the block tier
+  IdMap<RequestId, std::uint64_t> notes_;  // of requests whose replies are not in their rings
   std::vector<Tier> tiers_;
   std::size_t memory_tier_ = SIZE_MAX;
   std::size_t block_tier_ = SIZE_MAX;

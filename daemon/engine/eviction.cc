@@ -190,7 +190,8 @@ bool EngineImpl::allocate_by_dropping(Session& session, std::size_t tier, std::u
     const Tensor& tensor = session.at(slot);
     const bool free = tensor.idle() && tensor.admission == 0 && tensor.pinned != level && tensor.mark != set_mark_ &&
                       !(tensor.published == level && (tensor.hinted || leased(session, slot)));
-    if (free && droppable(session, slot, level) && !is_wanted(slot)) {
+    const bool in_seam = tensor.offset[index(level)] >= tier::kSeamsBegin;  // its pages lie apart
+    if (free && !in_seam && droppable(session, slot, level) && !is_wanted(slot)) {
       clean.push_back(slot);
       const tier::Extent run = joined(tensor.extent(level));
       if (run.bytes >= bytes) enough = run;
@@ -266,7 +267,7 @@ bool EngineImpl::withdraw_clean(Session& session, Slot slot) {
 }
 
 // The tensor is idle again, if what it does was not handed down yet.
-std::optional<EngineImpl::Flight> EngineImpl::withdraw(Session& session, Slot slot, Activity activity) {
+std::optional<Flight> EngineImpl::withdraw(Session& session, Slot slot, Activity activity) {
   Tensor& tensor = session.at(slot);
   const TransferId transfer{tensor.transfer};
   if (tensor.activity != activity || !scheduler_.withdraw(transfer)) return std::nullopt;

@@ -66,7 +66,9 @@ void EngineImpl::segment_done(Time now, const mover::SegmentDone& done) {
     const std::size_t tier = terrace::index(done.order.tier);
     Place& place = *session->places[tier];
     const std::uint64_t bytes = done.order.extent.bytes;
-    if (done.order.kind == mover::SegmentOrder::Kind::kAdd) {
+    if (done.order.kind == mover::SegmentOrder::Kind::kStitch) {
+      stitched(*session, tier, done);
+    } else if (done.order.kind == mover::SegmentOrder::Kind::kAdd) {
       TERRACE_CHECK(place.adding_bytes == bytes);
       place.adding_bytes = 0;
       place.add_failed = !done.result;
@@ -77,7 +79,7 @@ void EngineImpl::segment_done(Time now, const mover::SegmentDone& done) {
       } else {
         place.add_error = done.result.error().message;
       }
-    } else {
+    } else if (done.order.kind == mover::SegmentOrder::Kind::kRemove) {
       TERRACE_CHECK(place.removing_bytes >= bytes);
       place.removing_bytes -= bytes;
       if (!done.result) place.stuck_bytes += bytes;
@@ -153,6 +155,7 @@ void EngineImpl::fence(Session& session, std::size_t tier, std::uint64_t at) {
   place.fence = at;
   const std::uint64_t end = place.space.capacity_bytes();
   if (end <= at) return;
+  unstitch_idle(session, tier, nullptr, {});
   for (const tier::Extent& extent : place.space.free_within({at, end - at})) {
     place.space.take(extent);
     place.fenced.push_back(extent);
@@ -184,6 +187,11 @@ void EngineImpl::unfence(Session& session, std::size_t tier) {
   stir(session);
 }
 
+bool EngineImpl::is_behind_fence(const Session& session, const Tensor& tensor, Level level) const {
+  const Place& place = *session.places[tier_index(tensor, level)];
+  return place.fence != kNoFence && place.reaches(tensor.extent(level), place.fence);
+}
+
 // Empties what lies behind the fences.
 void EngineImpl::reclaim(Session& session) {
   if (!fenced_) return;
@@ -198,7 +206,7 @@ void EngineImpl::reclaim(Session& session) {
     for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
       const Tensor& tensor = session.tensors[at];
       if (!tensor.live() || !at_tier(tensor, tier)) continue;
-      if (tensor.extent(tiers_[tier].level).end() > session.places[tier]->fence) reclaim_copy(session, tier, Slot{at});
+      if (is_behind_fence(session, tensor, tiers_[tier].level)) reclaim_copy(session, tier, Slot{at});
     }
     give_back_segments(session, tier);
   }

@@ -108,14 +108,21 @@ void EngineImpl::check_session(const Session& session, bool scribbled) const {
   TERRACE_CHECK(transfers == session.transfers);
   TERRACE_CHECK(count == session.tensor_count && count == session.names.size() && bytes == session.tensor_bytes);
   check_places(session);
+  if (!scribbled && session.life == Session::Life::kOpen)
+    for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+      if (tiers_[tier].mapped() && !tiers_[tier].failed && session.places[tier]->gone.empty() &&
+          session.places[tier]->stuck_bytes == 0)
+        check_guarantee(session, tier);
   // Law 6: whoever waits for room waits for something that is under way, and is looked at when it is done.
   const bool still =
       session.transfers == 0 &&
-      std::ranges::all_of(session.places,
-                          [](const auto& place) {
-                            return place == nullptr ||
-                                   (place->adding_bytes == 0 && place->removing_bytes == 0 && place->stuck_bytes == 0);
-                          }) &&
+      std::ranges::all_of(
+          session.places,
+          [](const auto& place) {
+            return place == nullptr ||
+                   (place->adding_bytes == 0 && place->removing_bytes == 0 && place->stuck_bytes == 0 &&
+                    std::ranges::all_of(place->seams, [](const auto& seam) { return seam.second.ready; }));
+          }) &&
       sessions_.size() == 1 && opens_.empty();
   if (scribbled || !still || session.is_share() || former_at_work_ || session.life != Session::Life::kOpen) return;
   for (const Admission& admission : session.admissions)
@@ -177,6 +184,7 @@ void EngineImpl::check_places(const Session& session) const {
     const Level level = tiers_[tier].level;
     std::vector<tier::Extent> extents = place.fenced;
     std::uint64_t leaving = 0;
+    std::size_t used_seams = 0;
     for (const Tensor& tensor : session.tensors.all()) {
       if (!tensor.live() || !at_tier(tensor, tier)) continue;
       tier::Extent extent = tensor.extent(level);
@@ -189,17 +197,64 @@ void EngineImpl::check_places(const Session& session) const {
           extents.push_back(target);
       }
       if (tensor.leaving == level) leaving += tensor.extent_bytes();
+      if (extent.offset >= tier::kSeamsBegin) {
+        const auto seam = place.seams.find(extent.offset);
+        TERRACE_CHECK(seam != place.seams.end() && seam->second.used && seam->second.bytes == extent.bytes);
+        ++used_seams;
+        continue;
+      }
       TERRACE_CHECK(extent.end() <= place.space.capacity_bytes());
       extents.push_back(extent);
     }
     if (session.life != Session::Life::kOpen) continue;
     TERRACE_CHECK(leaving == place.leaving_bytes);
+    for (const auto& [offset, seam] : place.seams) {
+      std::uint64_t bytes = 0;
+      for (const tier::Extent& piece : seam.pieces) bytes += piece.bytes;
+      TERRACE_CHECK(bytes == seam.bytes && seam.records.size() == seam.pieces.size());
+      TERRACE_CHECK(seam.used || !seam.ready ||
+                    std::ranges::find(session.admissions, seam.made_for, &Admission::id) != session.admissions.end());
+      if (seam.used) --used_seams;
+      extents.insert(extents.end(), seam.pieces.begin(), seam.pieces.end());
+    }
+    TERRACE_CHECK(used_seams == 0);  // each serves one copy
     check_disjoint(extents);
     std::uint64_t sum = 0;
     for (const tier::Extent& extent : extents) sum += extent.bytes;
     TERRACE_CHECK(sum == place.space.used_bytes());
     TERRACE_CHECK(place.space.capacity_bytes() % tiers_[tier].options.segment_bytes == 0);
   }
+}
+
+// A session can lease what its guarantee still has, in any of its tensors' sizes: were all to go that it does not hold,
+// the largest one that fits what is left would find room. Where memory cannot be stitched, once it holds nothing.
+void EngineImpl::check_guarantee(const Session& session, std::size_t tier) const {
+  const Place& place = *session.places[tier];
+  const Level level = tiers_[tier].level;
+  const std::uint64_t total = std::max(place.floor_bytes, place.space.capacity_bytes()) - place.space.retired_bytes();
+  std::vector<tier::Extent> held{{total, 0}};
+  std::uint64_t held_bytes = 0;
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    if (!tensor.live() || !at_tier(tensor, tier)) continue;
+    if (tensor.pinned != level && !(tensor.published == level && leased(session, Slot{at}))) continue;
+    held_bytes += tensor.extent_bytes();
+    if (tensor.extent(level).offset < tier::kSeamsBegin) held.push_back(tensor.extent(level));
+  }
+  for (const auto& [offset, seam] : place.seams) held.insert(held.end(), seam.pieces.begin(), seam.pieces.end());
+  const bool stitches = tiers_[tier].options.stitches && !planted(Plant::kNeverStitched);
+  if (held_bytes >= place.floor_bytes || (!tiers_[tier].options.stitches && held_bytes > 0)) return;
+  std::uint64_t largest = 0;
+  std::uint64_t end = 0;
+  std::sort(held.begin(), held.end());
+  for (const tier::Extent& extent : held) {
+    largest = std::max(largest, extent.offset - std::min(extent.offset, end));
+    end = std::max(end, extent.end());
+  }
+  if (stitches) largest = total - std::min(total, held_bytes);
+  for (const Tensor& tensor : session.tensors.all())
+    TERRACE_CHECK(!tensor.live() || tensor.deleted || tensor.extent_bytes() > place.floor_bytes - held_bytes ||
+                  tensor.extent_bytes() <= largest);
 }
 
 void EngineImpl::check_block() const {

@@ -32,6 +32,7 @@ enum class Plant : std::uint8_t {
   kOneWordClaimed,       // of a share's words the first alone is claimed
   kBereavedWhole,        // what a dead member of a share was writing counts as content
   kFormerTargetReused,   // what a former daemon's reads may still land in is given to others
+  kNeverStitched,        // free room that leases have cut up is of no use, though it is guaranteed
 };
 
 inline constexpr std::array kPlantNames = std::to_array<std::string_view>({"none",
@@ -54,8 +55,9 @@ inline constexpr std::array kPlantNames = std::to_array<std::string_view>({"none
                                                                            "restart-forgets-dirty",
                                                                            "one-word-claimed",
                                                                            "bereaved-whole",
-                                                                           "former-target-reused"});
-static_assert(kPlantNames.size() == static_cast<std::size_t>(Plant::kFormerTargetReused) + 1);
+                                                                           "former-target-reused",
+                                                                           "never-stitched"});
+static_assert(kPlantNames.size() == static_cast<std::size_t>(Plant::kNeverStitched) + 1);
 
 #ifdef TERRACE_PLANTS
 inline Plant planted_bug = Plant::kNone;  // set before the first engine

@@ -125,7 +125,8 @@ NodeRecord EngineImpl::node_record() const {
   return {.next_session = next_session_,
           .retired_count = static_cast<std::uint32_t>(std::min(retired_.size(), kRetiredMax)),
           .next_number = next_number_,
-          .steps = steps_};
+          .steps = steps_,
+          .next_seam = next_seam_};
 }
 
 void EngineImpl::commit() {

@@ -75,6 +75,9 @@ Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors, std::
   next_session_ = catalog.node().next_session;
   next_number_ = catalog.node().next_number;
   steps_ = catalog.node().steps;
+  next_seam_ = catalog.node().next_seam;
+  if (next_seam_ < tier::kSeamsBegin || next_seam_ > UINT64_MAX / 2 || next_seam_ % kPageBytes != 0)
+    return damaged(fmt::format("its next seam is {}", next_seam_));
   // A daemon that counted every nanosecond would not have come to the middle of them.
   if (next_session_ == 0 || next_session_ > UINT32_MAX / 2 || next_number_ == 0 || next_number_ > UINT64_MAX / 2)
     return damaged(fmt::format("its next session is {} and its next tensor {}", next_session_, next_number_));
@@ -94,10 +97,18 @@ Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors, std::
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});
       free_records_.insert(record);
     }
+  for (std::uint32_t record = kSeamPiecesMax; record > 0; --record) {
+    const SessionId owner{catalog.seams()[record - 1].session};
+    if (owner != SessionId{} && sessions_.contains(owner)) continue;
+    if (owner != SessionId{}) catalog.put(record - 1, SeamRecord{});
+    free_seam_records_.push_back(record - 1);
+  }
   const auto unanswered = undo_unanswered(survivors);
   for (auto& [id, session] : sessions_) {
     for (std::uint32_t at = 0; at < session->tensors.size(); ++at) touch(*session, Slot{at});
     touch(*session);
+    for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+      if (session->places[tier] != nullptr) unstitch_idle(*session, tier, nullptr, {});
     const auto found = unanswered.find(id);
     settle(*session, found == unanswered.end() ? Unanswered{} : found->second);
     commit();
@@ -211,6 +222,7 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& 
     session.places[tier]->floor_bytes = was.floor_bytes[tier];
     session.places[tier]->space.extend(was.mapped_bytes[tier]);
   }
+  if (auto seams = restore_seams(catalog, session); !seams) return seams;
   for (std::uint32_t at = 0; at < was.slots_used; ++at) {
     session.at(session.tensors.add()).incarnation = 1;
     const TensorRecord tensor = catalog.tensor(session.record, at);
@@ -269,8 +281,11 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
     const std::size_t tier = tier_index(tensor, level);
     if (tier >= tiers_.size() || tiers_[tier].level != level) return bad("it has a copy in a tier that is not there");
     Place& place = *session.places[tier];
-    if (!place.space.is_free(tensor.extent(level))) return bad("its extent overlaps another, or lies outside its tier");
-    place.space.take(tensor.extent(level));
+    const tier::Extent extent = tensor.extent(level);
+    const bool in_seam = extent.offset >= tier::kSeamsBegin;
+    if (in_seam ? !restore_in_seam(place, extent) : !place.space.is_free(extent))
+      return bad("its extent overlaps another, or lies outside its tier");
+    if (!in_seam) place.space.take(extent);
     place.policy->arrived(slot, now_);
     tiers_[tier].used_bytes += tensor.extent_bytes();
     tensor.extents |= bit(level);

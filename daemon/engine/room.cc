@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Room for an admission: free extents, else one more segment, else copies that slide together, else copies given up in
-// the policy's order, else a slide of whatever lies badly, else leases that end. Nothing is kept reserved between two
-// tries.
+// the policy's order, else a slide of whatever lies badly, else pages that are stitched together, else leases that end.
+// Nothing is kept reserved between two tries.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,23 +19,24 @@ namespace {
 constexpr std::int64_t kSoonNs = 10'000'000;
 
 // All or none; the largest first, which packs best. Bytes of the first one that finds no room; 0: there is none.
-std::uint64_t allocate_all(Place& place, const std::vector<std::uint64_t>& sizes, std::vector<std::uint64_t>& offsets) {
+std::uint64_t allocate_all(Place& place, std::uint64_t admission, const std::vector<std::uint64_t>& sizes,
+                           std::vector<std::uint64_t>& offsets) {
   offsets.assign(sizes.size(), 0);
   if (sizes.size() == 1) {  // as most are
-    const auto extent = place.space.allocate(sizes.front());
-    if (extent) offsets.front() = extent->offset;
-    return extent ? 0 : sizes.front();
+    const auto offset = place.allocate(sizes.front(), admission);
+    if (offset) offsets.front() = *offset;
+    return offset ? 0 : sizes.front();
   }
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(),
             [&](std::size_t a, std::size_t b) { return std::pair(sizes[b], a) < std::pair(sizes[a], b); });
   for (std::size_t i = 0; i < order.size(); ++i) {
-    if (const auto extent = place.space.allocate(sizes[order[i]])) {
-      offsets[order[i]] = extent->offset;
+    if (const auto offset = place.allocate(sizes[order[i]], admission)) {
+      offsets[order[i]] = *offset;
       continue;
     }
-    for (std::size_t j = 0; j < i; ++j) place.space.free({offsets[order[j]], sizes[order[j]]});
+    for (std::size_t j = 0; j < i; ++j) place.give_back({offsets[order[j]], sizes[order[j]]});
     return sizes[order[i]];
   }
   return 0;
@@ -97,17 +98,19 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
     return Room::kRefused;
   }
   while (true) {
-    const std::uint64_t unplaced = allocate_all(place, sizes, offsets);
+    const std::uint64_t unplaced = allocate_all(place, admission.id, sizes, offsets);
     if (unplaced == 0) return Room::kReady;
     if (place.adding_bytes > 0 || grow(session, admission.tier)) return Room::kWait;
     if (make_room_at_once(session, admission, unplaced)) continue;
+    if (unstitch_idle(session, admission.tier, &admission, sizes)) continue;
     if (place.write_back_error && !admission.is(Admission::Kind::kPrefetch)) {
       refusal = *place.write_back_error;
       place.write_back_error.reset();
       return Room::kRefused;
     }
-    const Room room = place.space.free_bytes() < missing ? make_room_by_bytes(session, admission, missing, refusal)
-                                                         : make_room_by_shape(session, admission, sizes, refusal);
+    const Room room = place.free_bytes(admission.id) < missing
+                          ? make_room_by_bytes(session, admission, missing, refusal)
+                          : make_room_by_shape(session, admission, sizes, refusal);
     if (room != Room::kReady) return room;
   }
 }
@@ -117,7 +120,7 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
 bool EngineImpl::room_is_coming(const Session& session, const Admission& admission) const {
   if (admission.block != Admission::Block::kSpace || admission.missing_bytes == 0) return false;
   const Place& place = *session.places[admission.tier];
-  const std::uint64_t free = place.space.free_bytes();
+  const std::uint64_t free = place.free_bytes(admission.id);
   return !place.write_back_error && free < admission.missing_bytes &&
          free + place.leaving_bytes >= admission.missing_bytes;
 }
@@ -127,7 +130,7 @@ EngineImpl::Room EngineImpl::make_room_by_bytes(Session& session, Admission& adm
                                                 Error& refusal) {
   const std::size_t tier = admission.tier;
   Place& place = *session.places[tier];
-  const std::uint64_t free = place.space.free_bytes();
+  const std::uint64_t free = place.free_bytes(admission.id);
   const std::uint64_t coming = free + place.leaving_bytes;
   raise_leaving(session, tier, missing_bytes - std::min(missing_bytes, free),
                 {admission.write_back_class(), admission.deadline});
@@ -179,6 +182,7 @@ EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& adm
     return done == Eviction::kDropped || done == Eviction::kRefused ? Room::kReady : Room::kWait;
   }
   if (slide_one(session, tier) || found.busy_bytes > 0) return Room::kWait;
+  if (const auto room = stitch(session, admission, sizes, refusal)) return *room;
   return wait_for_leases(session, admission, found, std::min(missing_bytes, found.leased_bytes), refusal);
 }
 
@@ -264,6 +268,7 @@ EngineImpl::Room EngineImpl::wait_for_leases(Session& session, Admission& admiss
                                              std::uint64_t bytes, Error& refusal) {
   const std::size_t tier = admission.tier;
   const Place& place = *session.places[tier];
+  unstitch_idle(session, tier, &admission, {});  // nothing is kept reserved while it waits
   if (admission.is(Admission::Kind::kPrefetch) || found.leased.empty() || found.leased_bytes < bytes) {
     refusal = full(session, tier,
                    fmt::format("no room for {} bytes more ({} bytes are leased, {} pinned)", bytes, found.leased_bytes,
@@ -339,6 +344,16 @@ bool EngineImpl::slide_one(Session& session, std::size_t tier) {
   std::uint64_t end = 0;
   for (const auto& [offset, slot] : copies) {
     const Tensor& tensor = session.at(slot);
+    if (offset >= tier::kSeamsBegin) {  // where it lies side by side again, its pages are free to join others
+      Place& place = *session.places[tier];
+      const auto room = place.space.allocate(tensor.extent_bytes());
+      if (!room) continue;
+      place.space.free(*room);
+      const bool movable = may_move(tensor) && tensor.pinned != level && !tensor.deleted;
+      if (!movable || (tensor.published == level && !claim(session, slot))) continue;
+      start_slide(session, slot, level, room->offset);
+      return true;
+    }
     const auto gaps = session.places[tier]->space.free_within({end, offset - end});
     end = tensor.extent(level).end();
     const bool movable = may_move(tensor) && tensor.pinned != level && !tensor.deleted;

@@ -19,40 +19,10 @@
 #include "engine/foreseen.h"
 #include "engine/lease_table.h"
 #include "engine/name_index.h"
-#include "engine/policy.h"
+#include "engine/place.h"
 #include "engine/tensor_table.h"
-#include "tier/extent_allocator.h"
 
 namespace terrace::engine {
-
-inline constexpr std::uint64_t kNoFence = UINT64_MAX;
-
-// A session's address space in one mapped tier.
-struct Place {
-  explicit Place(std::unique_ptr<Policy> order) : policy(std::move(order)) {}
-
-  tier::ExtentAllocator space{kPageBytes};  // over the installed segments that are not on their way out
-  std::unique_ptr<Policy> policy;
-  std::uint64_t floor_bytes = 0;
-  std::uint64_t adding_bytes = 0;    // of the segment on its way in; one at a time
-  std::uint64_t removing_bytes = 0;  // of segments on their way out
-  std::uint64_t stuck_bytes = 0;     // of segments that could not be removed
-  std::uint64_t fence = kNoFence;    // segments from here on are to be taken back
-  std::vector<tier::Extent> fenced;  // free extents behind the fence, given out to nobody
-  std::uint64_t fenced_bytes = 0;    // their sum
-  std::vector<Handle> fence_wants;   // leased copies behind the fence
-  std::vector<tier::Extent> gone;    // segments that nobody can reach; what is free there is retired
-  std::uint64_t leaving_bytes = 0;   // of copies whose eviction is under way
-  std::uint32_t clean_pause = 0;     // events until the next look for copies to clean
-  bool add_failed = false;           // the system had no memory for a segment the last time
-  std::string add_error;
-  std::optional<Error> write_back_error;  // of the last eviction, for the admission that waits for it
-
-  std::uint64_t mapped_bytes() const { return space.capacity_bytes() + adding_bytes + removing_bytes + stuck_bytes; }
-  std::uint64_t used_bytes() const { return space.used_bytes() - fenced_bytes; }
-  // What its segments count for: law 3.
-  std::uint64_t claimed_bytes() const { return std::max(floor_bytes, mapped_bytes()); }
-};
 
 // One process's part in a session: what it leases by, and who it is.
 struct Member {

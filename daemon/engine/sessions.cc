@@ -159,6 +159,9 @@ void EngineImpl::finish_session(Session& session) {
       if (tensor.has(level)) tiers_[tier_index(tensor, level)].used_bytes -= tensor.extent_bytes();
     if (tensor.has(Level::kBlock)) free_home(tensor);
   }
+  for (const auto& place : session.places)
+    if (place != nullptr)
+      for (const auto& [offset, seam] : place->seams) forget_records(seam);
   const SessionId id = session.id;
   freed_records_.push_back(session.record);
   for (const Member& member : session.members) {

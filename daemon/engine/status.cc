@@ -76,6 +76,7 @@ TierStatus EngineImpl::tier_status(std::size_t index) const {
     return out;
   }
   out.guaranteed_bytes = claimed_bytes(index);
+  out.stitches = tier.options.stitches;
   std::uint64_t free = 0;
   std::uint64_t joined = 0;
   for (const auto& [id, session] : sessions_) {
@@ -86,7 +87,10 @@ TierStatus EngineImpl::tier_status(std::size_t index) const {
     const std::uint64_t tail = place.space.capacity_bytes() - place.space.free_tail_offset();
     const std::uint64_t limit = limit_bytes(*session, index);
     const std::uint64_t growable = limit - std::min(limit, place.space.capacity_bytes());
-    out.largest_free_bytes = std::max({out.largest_free_bytes, place.space.largest_free_bytes(), tail + growable});
+    const std::uint64_t apart = tier.options.stitches ? place.space.free_bytes() + growable : 0;
+    out.largest_free_bytes =
+        std::max({out.largest_free_bytes, place.space.largest_free_bytes(), tail + growable, apart});
+    for (const auto& [offset, seam] : place.seams) out.stitched_bytes += seam.bytes;
   }
   if (sessions_.empty()) out.largest_free_bytes = out.capacity_bytes;
   if (free > 0) out.fragmentation = 1.0 - static_cast<double>(joined) / static_cast<double>(free);

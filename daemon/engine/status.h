@@ -37,6 +37,8 @@ struct TierStatus {
   std::uint64_t guaranteed_bytes = 0;    // sum over sessions of max(floor, mapped); mapped tiers
   std::uint64_t largest_free_bytes = 0;  // largest single extent that could be given out now
   double fragmentation = 0;              // 0 to 1
+  std::uint64_t stitched_bytes = 0;      // of copies whose pages lie apart: see seams
+  bool stitches = false;                 // guarantees hold for any order of leases; else for one set at a time
   std::uint64_t retired_bytes = 0;
   std::uint64_t checksum_failures = 0;
   std::uint64_t io_errors = 0;

@@ -79,20 +79,25 @@ std::optional<double> EngineImpl::missed(Session& session, std::size_t tier, Slo
   return weight * static_cast<double>(tensor.extent_bytes()) / std::max(away_s, kSoonestS);
 }
 
-// The tier's copies by address, for whoever looks for room of `bytes` among them; none where there is none to be had,
-// or the look would take too long for so little.
-std::vector<std::pair<std::uint64_t, Slot>> EngineImpl::copies_for(const Session& session, std::size_t tier,
-                                                                   std::uint64_t bytes) const {
+// What lies in the tier, by address, for whoever looks for room of `bytes` among it; nothing where there is none to be
+// had, or the look would take too long for so little.
+std::vector<EngineImpl::Occupant> EngineImpl::occupants_for(const Session& session, std::size_t tier,
+                                                            std::uint64_t bytes) const {
   const Level level = tiers_[tier].level;
-  const bool fenced = session.places[tier]->fence != kNoFence;
-  std::vector<std::pair<std::uint64_t, Slot>> copies;
-  if (level == home_level_ || fenced || bytes < session.tensors.size() * kBytesPerTensor) return copies;
-  for (std::uint32_t at = 0; at < session.tensors.size(); ++at)
-    if (session.tensors[at].live() && at_tier(session.tensors[at], tier))
-      copies.emplace_back(session.tensors[at].offset[index(level)], Slot{at});
-  if (bytes < copies.size() * kBytesPerCopy) copies.clear();
-  std::sort(copies.begin(), copies.end());
-  return copies;
+  const Place& place = *session.places[tier];
+  std::vector<Occupant> found;
+  if (level == home_level_ || place.fence != kNoFence || bytes < session.tensors.size() * kBytesPerTensor) return found;
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    if (tensor.live() && at_tier(tensor, tier) && tensor.offset[index(level)] < tier::kSeamsBegin)
+      found.push_back({tensor.extent(level), Slot{at}});
+  }
+  if (bytes < found.size() * kBytesPerCopy) return {};
+  if (found.empty()) return found;
+  for (const auto& [offset, seam] : place.seams)
+    for (const tier::Extent& piece : seam.pieces) found.push_back({piece, std::nullopt});
+  std::ranges::sort(found, {}, &Occupant::extent);
+  return found;
 }
 
 // Free bytes that lie apart come side by side, where that takes less than a transfer: of all stretches of the tier's
@@ -101,27 +106,29 @@ std::vector<std::pair<std::uint64_t, Slot>> EngineImpl::copies_for(const Session
 bool EngineImpl::join_free(Session& session, std::size_t tier, std::uint64_t bytes, bool far) {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
-  const auto copies = copies_for(session, tier, bytes);
-  if (copies.empty()) return false;
+  const auto occupants = occupants_for(session, tier, bytes);
+  if (occupants.empty()) return false;
   std::vector<Lying> row;
   std::uint64_t between = 0;
   std::uint64_t end = 0;
-  for (const auto& [offset, slot] : copies) {
+  const auto may_slide = [&](Slot slot) {
     const Tensor& tensor = session.at(slot);
-    if (tensor.activity == Activity::kSliding) return true;
-    const bool stays = !may_move(tensor) || tensor.pinned == level || tensor.deleted ||
-                       (tensor.published == level && leased(session, slot));
-    row.push_back({offset - end, tensor.extent_bytes(), stays});
-    between += offset - end;
-    end = offset + tensor.extent_bytes();
+    return may_move(tensor) && tensor.pinned != level && !tensor.deleted &&
+           !(tensor.published == level && leased(session, slot));
+  };
+  for (const auto& [extent, copy] : occupants) {
+    if (copy && session.at(*copy).activity == Activity::kSliding) return true;
+    row.push_back({extent.offset - end, extent.bytes, !copy || !may_slide(*copy)});
+    between += extent.offset - end;
+    end = extent.end();
   }
   const std::uint64_t tail = place.space.capacity_bytes() - end;
   if (between + tail != place.space.free_bytes()) return false;  // some of it is not to be had
   const auto first = least_moved(row, tail, bytes, (far ? kFarMovesMax : kMovesMax) * bytes);
   if (!first) return false;
-  const auto [offset, slot] = copies[*first];
+  const Slot slot = *occupants[*first].copy;
   if (session.at(slot).published == level && !claim(session, slot)) return false;
-  start_slide(session, slot, level, offset - row[*first].free_before);
+  start_slide(session, slot, level, occupants[*first].extent.offset - row[*first].free_before);
   return true;
 }
 
@@ -152,16 +159,16 @@ bool EngineImpl::join_parts(Session& session, std::size_t tier, std::vector<std:
 bool EngineImpl::clear_window(Session& session, std::size_t tier, std::uint64_t bytes, const Choice& choice) {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
-  const auto copies = copies_for(session, tier, bytes);
-  if (copies.empty()) return false;
+  const auto occupants = occupants_for(session, tier, bytes);
+  if (occupants.empty()) return false;
   const std::uint64_t capacity = place.space.capacity_bytes();
-  const auto end_of = [&](std::size_t at) { return copies[at].first + session.at(copies[at].second).extent_bytes(); };
   double cost = 0;
   double least = std::numeric_limits<double>::infinity();
   std::pair<std::size_t, std::size_t> best;
   std::vector<double> costs;
-  for (std::size_t first = 0, last = 0; last < copies.size(); ++last) {  // the run holds the copies [first, last]
-    const auto missed_by = missed(session, tier, copies[last].second, choice);
+  for (std::size_t first = 0, last = 0; last < occupants.size(); ++last) {  // the run holds those in [first, last]
+    const auto& copy = occupants[last].copy;
+    const auto missed_by = copy ? missed(session, tier, *copy, choice) : std::nullopt;
     costs.push_back(missed_by.value_or(0));
     if (!missed_by) {
       first = last + 1;
@@ -169,8 +176,8 @@ bool EngineImpl::clear_window(Session& session, std::size_t tier, std::uint64_t 
       continue;
     }
     cost += *missed_by;
-    const std::uint64_t end = last + 1 < copies.size() ? copies[last + 1].first : capacity;
-    while (first <= last && end - (first == 0 ? 0 : end_of(first - 1)) >= bytes) {
+    const std::uint64_t end = last + 1 < occupants.size() ? occupants[last + 1].extent.offset : capacity;
+    while (first <= last && end - (first == 0 ? 0 : occupants[first - 1].extent.end()) >= bytes) {
       if (cost < least) {
         least = cost;
         best = {first, last + 1};
@@ -181,7 +188,8 @@ bool EngineImpl::clear_window(Session& session, std::size_t tier, std::uint64_t 
   }
   if (best.first == best.second) return false;
   for (std::size_t at = best.first; at < best.second; ++at)
-    evict(session, copies[at].second, level, EvictionReason::kDemand, {mover::Class::kAwaitedWriteBack, kNever}, true);
+    evict(session, *occupants[at].copy, level, EvictionReason::kDemand, {mover::Class::kAwaitedWriteBack, kNever},
+          true);
   return true;
 }
 

@@ -102,8 +102,7 @@ void EngineImpl::publish(Session& session, Slot slot, Level level, SessionId to,
 shm::Word EngineImpl::shown_word(const Session& session, const Tensor& tensor, bool turn) const {
   return {.state = session.is_shared(tensor) ? shm::State::kShared : shm::State::kResident,
           .wanted = is_awaited(session, tensor),
-          .lent = tensor.extent(tensor.published).end() > session.places[tier_index(tensor, tensor.published)]->fence ||
-                  is_shown_where_gone(session, tensor),
+          .lent = is_behind_fence(session, tensor, tensor.published) || is_shown_where_gone(session, tensor),
           .turn = turn,
           .torn = tensor.torn,
           .incarnation = tensor.incarnation};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a model takes of a node, and what another amount of DRAM would change (docs/operations.md, "Plan a node").
+// What a model takes of a node, and what another amount of DRAM would change (docs/guides/size-a-node.md).
 #pragma once
 
 #include <cstdint>

@@ -33,6 +33,8 @@ void from_tier(const engine::TierStatus& tier, v1::TierStatus& out) {
   out.set_lost_tensors(tier.lost_tensors);
   out.set_failure(tier.failure);
   out.set_context_bytes(tier.context_bytes);
+  out.set_stitched_bytes(tier.stitched_bytes);
+  out.set_guarantees_any_order(tier.stitches);
   const auto evictions = [&](engine::EvictionReason reason) {
     return tier.evictions[static_cast<std::size_t>(reason)];
   };

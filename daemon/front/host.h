@@ -151,8 +151,10 @@ class Host final : public Gateway {
   void deliver_segment(const mover::SegmentDone& done);
   void send_segment(Session& session, std::size_t tier, tier::Extent extent);
   void send_segments(Session& session);
+  void send_seam(Session& session, std::size_t tier, tier::Extent seam, std::span<const tier::Extent> pieces);
   void send_retiring(Session& session);
   Result<void> take_back_segments(const engine::SessionRecord& was);
+  Result<void> take_back_seams(SessionId id, Space& space);
   void lose_segment(engine::LostSegment segment, Fd kept);
   void gone(SessionId id);
 

@@ -37,8 +37,19 @@ Space& Host::space_of(SessionId id) {
 }
 
 void Host::order(const mover::SegmentOrder& order) {
-  if (order.kind == mover::SegmentOrder::Kind::kAdd) return mover_->start(order);
+  using Kind = mover::SegmentOrder::Kind;
+  if (order.kind == Kind::kAdd || order.kind == Kind::kStitch) return mover_->start(order);
   Space& space = space_of(order.session);
+  if (order.kind == Kind::kUnstitch) {
+    if (space.seams.erase({index(order.tier), order.extent.offset}) != 0)
+      for (Session* session : mappers_of(order.session))
+        if (session->connection && session->welcomed)
+          send(*session, shm::SegmentMessage{.header = {.type = shm::MessageType::kUnstitch},
+                                             .place = node_.places[index(order.tier)],
+                                             .offset = order.extent.offset,
+                                             .bytes = order.extent.bytes});
+    return mover_->start(order);
+  }
   space.mapped_bytes[index(order.tier)] = order.extent.offset;
   const std::vector<Session*> mappers = mappers_of(order.session);
   if (mappers.empty()) return mover_->start(order);
@@ -81,9 +92,11 @@ void Host::segment_done(const mover::SegmentDone& done) {
   const mover::SegmentOrder& order = done.order;
   if (!done.result)
     spdlog::warn("segment of {}: {}", node_.options.tiers[index(order.tier)].name, done.result.error().message);
+  using Kind = mover::SegmentOrder::Kind;
   const auto space = spaces_.find(order.session);
-  const bool added = done.result && order.kind == mover::SegmentOrder::Kind::kAdd;
-  if (space == spaces_.end()) return deliver_segment(done);
+  const bool added = done.result && order.kind == Kind::kAdd;
+  if (space == spaces_.end() || order.kind == Kind::kStitch || order.kind == Kind::kUnstitch)
+    return deliver_segment(done);
   const std::string name = segment_name(order.session, index(order.tier), order.extent.offset);
   if (done.result && !added && std::erase(space->second.kept, name) != 0) drop_kept(name);
   if (!added) return deliver_segment(done);
@@ -96,9 +109,17 @@ void Host::segment_done(const mover::SegmentDone& done) {
 // they map is what a successor knows of.
 void Host::deliver_segment(const mover::SegmentDone& done) {
   const mover::SegmentOrder& order = done.order;
-  engine_->segment_done(now(), done);
+  using Kind = mover::SegmentOrder::Kind;
+  if (order.kind == Kind::kUnstitch) return;
   const auto space = spaces_.find(order.session);
-  if (!done.result || order.kind != mover::SegmentOrder::Kind::kAdd || space == spaces_.end()) return;
+  // A seam before the engine may let it go again; whoever leases there waits until it is mapped.
+  if (order.kind == Kind::kStitch && done.result && space != spaces_.end()) {
+    space->second.seams[{index(order.tier), order.extent.offset}] = order.pieces;
+    for (Session* session : mappers_of(order.session))
+      if (session->connection && session->welcomed) send_seam(*session, index(order.tier), order.extent, order.pieces);
+  }
+  engine_->segment_done(now(), done);
+  if (!done.result || order.kind != Kind::kAdd || space == spaces_.end()) return;
   space->second.mapped_bytes[index(order.tier)] = order.extent.end();
   for (Session* session : mappers_of(order.session))
     if (session->connection && session->welcomed) send_segment(*session, index(order.tier), order.extent);
@@ -128,6 +149,29 @@ void Host::send_segments(Session& session) {
     const std::uint64_t unit = node_.options.tiers[tier].segment_bytes;
     for (std::uint64_t offset = 0; offset < space.mapped_bytes[tier]; offset += unit)
       send_segment(session, tier, {offset, unit});
+  }
+  for (const auto& [where, pieces] : space.seams) {
+    std::uint64_t bytes = 0;
+    for (const tier::Extent& piece : pieces) bytes += piece.bytes;
+    send_seam(session, where.first, {where.second, bytes}, pieces);
+  }
+}
+
+void Host::send_seam(Session& session, std::size_t tier, tier::Extent seam, std::span<const tier::Extent> pieces) {
+  shm::StitchMessage message;
+  message.place = node_.places[tier];
+  message.offset = seam.offset;
+  message.bytes = seam.bytes;
+  while (!pieces.empty()) {
+    message.count = static_cast<std::uint32_t>(std::min(pieces.size(), shm::kStitchPiecesMax));
+    std::uint64_t bytes = 0;
+    for (std::uint32_t i = 0; i < message.count; ++i) {
+      message.pieces[i] = {pieces[i].offset, pieces[i].bytes};
+      bytes += pieces[i].bytes;
+    }
+    send(session, message);
+    message.at += bytes;
+    pieces = pieces.subspan(message.count);
   }
 }
 
@@ -160,6 +204,30 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
       lose_segment(lost, std::move(kept));
     }
     space.mapped_bytes[tier] = was.mapped_bytes[tier];
+  }
+  return take_back_seams(id, space);
+}
+
+// In the order of their pieces. One that cannot be mapped again is a former daemon's session lost: what is leased there
+// must stay within reach.
+Result<void> Host::take_back_seams(SessionId id, Space& space) {
+  std::map<std::pair<std::size_t, std::uint64_t>, std::map<std::uint64_t, tier::Extent>> seams;
+  for (const engine::SeamRecord& piece : catalog_->seams())
+    if (piece.session == static_cast<std::uint32_t>(id)) seams[{piece.tier, piece.seam}].emplace(piece.at, piece.piece);
+  for (const auto& [where, parts] : seams) {
+    const auto& [tier, offset] = where;
+    std::vector<tier::Extent> pieces;
+    std::uint64_t bytes = 0;
+    bool sound = offset >= tier::kSeamsBegin && tier < node_.mapped.size() && node_.mapped[tier] != nullptr;
+    for (const auto& [at, piece] : parts) {
+      sound &= at == bytes && piece.bytes % kPageBytes == 0 && piece.offset % kPageBytes == 0 &&
+               piece.bytes - 1 < space.mapped_bytes[tier] && piece.offset <= space.mapped_bytes[tier] - piece.bytes;
+      bytes += piece.bytes;
+      pieces.push_back(piece);
+    }
+    if (!sound) return {};  // damage, which the engine names
+    if (auto stitched = node_.mapped[tier]->stitch(id, {offset, bytes}, pieces); !stitched) return stitched;
+    space.seams.emplace(where, std::move(pieces));
   }
   return {};
 }

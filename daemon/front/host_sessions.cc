@@ -151,6 +151,7 @@ void Host::send(Session& session, const Message& message, std::span<const int> d
 
 template void Host::send(Session&, const shm::Resumed&, std::span<const int>);
 template void Host::send(Session&, const shm::SegmentMessage&, std::span<const int>);
+template void Host::send(Session&, const shm::StitchMessage&, std::span<const int>);
 
 void Host::drain_logs(Session& session) {
   if (!session.region || session.state != Session::State::kOpen) return;

@@ -184,6 +184,7 @@ Result<Node> make_node(const config::Config& config, bool may_wait) {
     node.places.push_back(is_block ? shm::kPlaceBlock : is_device ? shm::kPlaceDevice0 + devices++ : shm::kPlaceHost);
     if (!is_block) {
       node.mapped.push_back(mapped_tier(config.tiers[tier], node.options.tiers[tier]));
+      node.options.tiers[tier].stitches = node.mapped.back()->stitches();
     } else if (const auto added = add_block(node, config.tiers[tier], may_wait); !added) {
       return std::unexpected(added.error());
     }

@@ -23,6 +23,8 @@ struct Space {
 
   std::vector<std::uint64_t> mapped_bytes;  // by tier: of the segments that stay, from offset 0 on
   std::vector<Retiring> retiring;
+  // Seams that trainers are to map, by tier and offset: where their pages lie.
+  std::map<std::pair<std::size_t, std::uint64_t>, std::vector<tier::Extent>> seams;
   std::vector<std::string> kept;  // names of the segments that the supervisor keeps
   // By tier and offset: segments that trainers may have mapped, and this daemon cannot.
   std::map<std::pair<std::size_t, std::uint64_t>, Fd> lost;

@@ -63,6 +63,8 @@ void add_tiers(const engine::Status& status, Families& out) {
   bytes("terrace_tier_guaranteed_bytes", "Bytes that sessions have a right to or have mapped.",
         &Tier::guaranteed_bytes);
   bytes("terrace_tier_largest_free_bytes", "Largest single extent that could be given out.", &Tier::largest_free_bytes);
+  bytes("terrace_tier_stitched_bytes", "Bytes of copies whose pages lie apart, mapped side by side.",
+        &Tier::stitched_bytes);
   bytes("terrace_retired_bytes", "Bytes taken out of use after device errors.", &Tier::retired_bytes);
 
   MetricFamily& serving =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the engine's status to Prometheus's metric families. Pure. docs/api.md lists them; names and labels are an
-// interface: dashboards and alerts stand on them.
+// From the engine's status to Prometheus's metric families. Pure. docs/reference/metrics.md lists them; names and
+// labels are an interface: dashboards and alerts stand on them.
 #pragma once
 
 #include <prometheus/metric_family.h>

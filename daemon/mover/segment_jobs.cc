@@ -13,7 +13,20 @@ class SegmentJobs::Order final : public Job {
       : owner_(owner), tier_(tier), order_(order) {}
 
   void run() override {
-    result_ = order_.kind == SegmentOrder::Kind::kAdd ? add() : tier_.remove(order_.session, order_.extent);
+    switch (order_.kind) {
+      case SegmentOrder::Kind::kAdd:
+        result_ = add();
+        break;
+      case SegmentOrder::Kind::kRemove:
+        result_ = tier_.remove(order_.session, order_.extent);
+        break;
+      case SegmentOrder::Kind::kStitch:
+        result_ = tier_.stitch(order_.session, order_.extent, order_.pieces);
+        break;
+      case SegmentOrder::Kind::kUnstitch:
+        tier_.unstitch(order_.session, order_.extent.offset);
+        break;
+    }
   }
 
   void done() override {

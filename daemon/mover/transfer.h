@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/ids.h"
 #include "base/time.h"
@@ -56,13 +57,14 @@ struct TransferDone {
   TierId failed{};
 };
 
-// A session's segment in a mapped tier is to come or to go.
+// A session's segment in a mapped tier is to come or to go, or a seam is.
 struct SegmentOrder {
-  enum class Kind : std::uint8_t { kAdd, kRemove };
+  enum class Kind : std::uint8_t { kAdd, kRemove, kStitch, kUnstitch };
   Kind kind{};
   SessionId session{};
   TierId tier{};
-  tier::Extent extent;  // of the session's address space: always its end
+  tier::Extent extent;  // of the session's address space: a segment is always at its end; a seam from kSeamsBegin on
+  std::vector<tier::Extent> pieces{};  // kStitch: where the seam's pages lie, in order
 };
 
 struct SegmentDone {

@@ -89,8 +89,9 @@ CompareCommand::CompareCommand(CLI::App& program)
       policies_(rehearsal::kPolicyNames.begin(), rehearsal::kPolicyNames.end()),
       python_(picture::default_python()) {
   CLI::App& command = *command_;
-  command.add_option("--workload", workload_, "a file (docs/workloads.md)")->required();
-  command.add_option("--node", node_, "a configuration with link speeds, or a name from docs/workloads.md")->required();
+  command.add_option("--workload", workload_, "a file (docs/reference/workloads.md)")->required();
+  command.add_option("--node", node_, "a configuration with link speeds, or a name from docs/reference/workloads.md")
+      ->required();
   command.add_option("--policies", policies_, "which ones")
       ->delimiter(',')
       ->check(CLI::IsMember(policies_))

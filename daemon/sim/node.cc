@@ -22,6 +22,7 @@ engine::TierOptions tier_of(std::string name, tier::Kind kind, std::uint64_t cap
   options.kind = kind;
   options.capacity_bytes = capacity_bytes;
   options.segment_bytes = kind == tier::Kind::kBlock ? 0 : kSegment;
+  options.stitches = kind == tier::Kind::kMemory;
   return options;
 }
 
@@ -190,6 +191,15 @@ void Node::complete_order(std::size_t index, std::optional<Error> error) {
   mover::SegmentDone finished{order, {}};
   if (error) {
     finished.result = std::unexpected(*error);
+  } else if (order.kind == mover::SegmentOrder::Kind::kStitch) {
+    auto& seam = seams_[{terrace::index(order.tier), order.session}][order.extent.offset];
+    for (const tier::Extent& piece : order.pieces) {
+      require(piece.end() <= space.size() * kPageBytes, "a seam is of memory that is there");
+      for (std::uint64_t at = piece.offset; at < piece.end(); at += kPageBytes) seam.push_back(at / kPageBytes);
+    }
+    require(seam.size() * kPageBytes == order.extent.bytes, "a seam has its pieces");
+  } else if (order.kind == mover::SegmentOrder::Kind::kUnstitch) {
+    seams_[{terrace::index(order.tier), order.session}].erase(order.extent.offset);
   } else if (order.kind == mover::SegmentOrder::Kind::kAdd) {
     require(order.extent.offset == space.size() * kPageBytes, "a segment is added at the end of its space");
     space.resize(order.extent.end() / kPageBytes);
@@ -252,6 +262,7 @@ void Node::drain() {
     for (const mover::Transfer& transfer : transfers)
       require(transfer.to.session != gone, "a session goes when none of its transfers is under way");
     std::erase_if(spaces_, [&](const auto& space) { return space.first.second == gone; });
+    std::erase_if(seams_, [&](const auto& seams) { return seams.first.second == gone; });
     std::erase_if(late_, [&](const Late& late) { return !on_block(late.to) && late.to.session == gone; });
     for (const auto& client : clients)
       if (client->id == gone) client->gone = true;
@@ -327,11 +338,18 @@ bool Node::on_block(const tier::Location& at) const {
 std::vector<std::uint64_t*> Node::pages_at(const tier::Location& at) {
   std::vector<std::uint64_t*> pages;
   std::vector<std::uint64_t>& space = on_block(at) ? disk_ : spaces_[{terrace::index(at.tier), at.session}];
-  for (const tier::Extent& piece : at.pieces.span())
+  for (const tier::Extent& piece : at.pieces.span()) {
+    if (piece.offset >= tier::kSeamsBegin) {
+      const auto& seam = seams_.at({terrace::index(at.tier), at.session}).at(piece.offset);
+      require(piece.bytes == seam.size() * kPageBytes, "a copy in a seam has all of it");
+      for (const std::uint64_t page : seam) pages.push_back(&space.at(page));
+      continue;
+    }
     for (std::uint64_t offset = piece.offset; offset < piece.end(); offset += kPageBytes) {
       require(offset / kPageBytes < space.size(), "nobody is sent to memory that is not there");
       pages.push_back(&space[offset / kPageBytes]);
     }
+  }
   return pages;
 }
 

@@ -189,6 +189,8 @@ void World::calm() {
     if (trainer.open()) check_given_up(trainer);
   for (std::size_t index = 0; index < trainers_.size(); ++index)
     if (trainers_[index].open()) check_floor(index);
+  for (std::size_t index = 0; index < trainers_.size(); ++index)
+    if (trainers_[index].open()) check_guarantee(index);
   for (Trainer& trainer : trainers_)
     if (trainer.open()) check_bytes(trainer);
   faults_ = options_.faults;
@@ -224,6 +226,37 @@ void World::check_floor(std::size_t index) {
     node_.settle();
     take_replies();
   }
+}
+
+// A guarantee is kept in any order and any grouping of leases, where memory can be stitched.
+void World::check_guarantee(std::size_t index) {
+  constexpr int kSteps = 16;
+  Trainer& trainer = trainers_[index];
+  const auto host = std::ranges::find(trainer.offers, kHost, &PlaceOffer::place);
+  if (!trainer.writes || host == trainer.offers.end()) return;
+  for (int step = 0; step < kSteps; ++step) {
+    std::uint64_t left = host->guarantee_bytes;
+    for (const Lease& lease : trainer.leases) left -= align_up(find(trainer, lease.handle)->bytes, kPageBytes);
+    std::vector<Handle> set;
+    for (const Tensor& tensor : trainer.content->tensors) {
+      const bool held = std::ranges::find(trainer.leases, tensor.handle, &Lease::handle) != trainer.leases.end();
+      if (held || align_up(tensor.bytes, kPageBytes) > left || !random_.one_in(3)) continue;
+      left -= align_up(tensor.bytes, kPageBytes);
+      set.push_back(tensor.handle);
+    }
+    if (!trainer.leases.empty() && (set.empty() || random_.one_in(3))) {
+      release(index);
+      continue;
+    }
+    if (set.empty()) continue;
+    const auto result = node_.acquire(*trainer.client, kHost, shm::Mode::kOverwrite, set);
+    require(result.has_value(),
+            "what a guarantee still has can be leased: " + (result ? std::string() : result.error().message));
+    for (const Handle handle : set) leased(trainer, *find(trainer, handle), shm::Mode::kOverwrite);
+  }
+  while (!trainer.leases.empty()) release(index);
+  node_.settle();
+  take_replies();
 }
 
 void World::check_bytes(Trainer& trainer) {

@@ -134,8 +134,9 @@ RunCommand::RunCommand(CLI::App& program)
     : command_(program.add_subcommand(
           "run", "a workload's steps on the engine, in virtual time, and how they compare with what is possible")) {
   CLI::App& command = *command_;
-  command.add_option("--workload", workload_, "a file (docs/workloads.md)")->required();
-  command.add_option("--node", node_, "a configuration with link speeds, or a name from docs/workloads.md")->required();
+  command.add_option("--workload", workload_, "a file (docs/reference/workloads.md)")->required();
+  command.add_option("--node", node_, "a configuration with link speeds, or a name from docs/reference/workloads.md")
+      ->required();
   command.add_option("--policy", policy_, "what decides what moves")
       ->capture_default_str()
       ->check(CLI::IsMember(std::vector<std::string>(rehearsal::kPolicyNames.begin(), rehearsal::kPolicyNames.end())));
@@ -160,7 +161,7 @@ RunCommand::RunCommand(CLI::App& program)
   command
       .add_option("--perturb", perturb_,
                   "this share of the accesses is changed in each step: a third each is replaced by a read of a random "
-                  "tensor, gets such a read beside it, or is dropped (docs/policy.md)")
+                  "tensor, gets such a read beside it, or is dropped (docs/reference/workloads.md)")
       ->capture_default_str()
       ->check(is_share);
   command.add_flag("--declare", declare_,

@@ -137,6 +137,7 @@ class World {
   void check_refusal(Trainer& trainer, const std::vector<Handle>& set, const engine::Modes& modes, const Error& error);
   void check_given_up(const Trainer& trainer) const;
   void check_floor(std::size_t index);
+  void check_guarantee(std::size_t index);
   void check_bytes(Trainer& trainer);
 
   // faults.cc: what goes wrong

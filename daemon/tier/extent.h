@@ -27,6 +27,10 @@ struct Extent {
 // On the block tier a home may lie in several pieces; elsewhere a copy is one extent.
 inline constexpr std::size_t kPiecesMax = 8;
 
+// From here on, offsets of a session's address space in a mapped tier are those of seams: runs of addresses behind
+// which lie free pages that were stitched together from wherever they were. Each number is given out once.
+inline constexpr std::uint64_t kSeamsBegin = std::uint64_t{1} << 48;
+
 // A few extents, in the order of the tensor's bytes.
 class Pieces {
  public:

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "base/fd.h"
 #include "base/ids.h"
@@ -34,13 +35,22 @@ class MappedTier {
   virtual void map_pages(SessionId, Extent) const {}
   // The descriptor to hand to the session's trainer; borrowed, valid until removed.
   virtual int descriptor(SessionId session, std::uint64_t offset) const = 0;
+  // Whether stitch() can be asked for. The same for life.
+  virtual bool stitches() const { return false; }
+  // Maps pieces of installed segments a second time, in their order, as one run of addresses at `seam`, whose offset is
+  // kSeamsBegin or more and new. Where stitches(); thread-safe. ResourceExhausted: the system has no more mappings.
+  virtual Result<void> stitch(SessionId /*session*/, Extent /*seam*/, std::span<const Extent> /*pieces*/) {
+    return fail(ErrorCode::kUnimplemented, "this memory cannot be stitched");
+  }
+  // Unmaps a seam. Thread-safe.
+  virtual void unstitch(SessionId, std::uint64_t /*offset*/) {}
   // Unmaps and closes the segment at `extent` (the trainer has unmapped it, or died); its pages are punched out first.
   virtual Result<void> remove(SessionId session, Extent extent) = 0;
   // Removes all that the session has.
   virtual void drop(SessionId session) = 0;
   // The daemon stops: what goes from now on keeps its bytes, for trainers that still hold leases on them.
   virtual void leave_bytes() = 0;
-  // The daemon's own address of `offset`; valid for installed segments only, until they are removed.
+  // The daemon's own address of `offset`; valid for installed segments and seams only, until they are removed.
   virtual std::byte* address(SessionId session, std::uint64_t offset) const = 0;
   // The GPU whose memory this is, and which alone can reach its addresses; null: the CPU can.
   virtual CudaContext* cuda() const { return nullptr; }

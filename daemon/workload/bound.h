@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a workload must at least cost on a node, whoever decides what moves when (docs/workloads.md, "The lower bound").
+// What a workload must at least cost on a node, whoever decides what moves when (docs/internals/lower-bound.md).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workloads of models that nobody here trains, from their shapes (docs/workloads.md, "Made workloads").
+// Workloads of models that nobody here trains, from their shapes (docs/reference/workloads.md, "Made workloads").
 #pragma once
 
 #include <array>
@@ -48,7 +48,8 @@ struct Generated {
   std::uint64_t held_parameters = 0;  // that this rank holds: its shards
 };
 
-// The same recipe gives the same workload. InvalidArgument names what cannot be: the limits of docs/workloads.md.
+// The same recipe gives the same workload. InvalidArgument names what cannot be: the limits of
+// docs/reference/workloads.md.
 Result<Generated> generate(const Recipe& recipe);
 
 }  // namespace terrace::workload

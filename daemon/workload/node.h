@@ -80,7 +80,8 @@ Node share(const Node& node, std::uint64_t gpus);
 // The other way: one GPU with all that the machine has, of which `node` is a share.
 Node whole(const Node& node);
 
-// The reference nodes of docs/workloads.md: "g10-2tier", "g10", "dgx-h100" (an eighth of one) and "h200-1gpu".
+// The reference nodes of docs/reference/workloads.md: "g10-2tier", "g10", "dgx-h100" (an eighth of one) and
+// "h200-1gpu".
 inline constexpr std::array<std::string_view, 4> kReferenceNodes = {"g10-2tier", "g10", "dgx-h100", "h200-1gpu"};
 std::optional<Node> reference_node(std::string_view name);
 

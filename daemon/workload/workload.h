@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A workload as plain values: what one rank computes in its training steps, which tensors each piece of it needs, and
-// for how long. reader.h and writer.h turn it into JSON Lines and back; docs/workloads.md describes the file.
+// for how long. reader.h and writer.h turn it into JSON Lines and back; docs/reference/workloads.md describes the file.
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The session region: one sealed memfd that a trainer and the daemon share. Lease table, request rings, access logs and
-// the arena for batches. Docs: docs/formats.md. The daemon treats every byte of it as an attacker's.
+// the arena for batches. Docs: docs/reference/formats.md. The daemon treats every byte of it as an attacker's.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 namespace terrace::shm {
 
 inline constexpr std::uint64_t kRegionMagic = 0x31454341'52524554;  // "TERRACE1", little-endian
-inline constexpr std::uint32_t kProtocolVersion = 5;
+inline constexpr std::uint32_t kProtocolVersion = 6;
 
 // Where a client wants a tensor, or where it is.
 inline constexpr std::uint32_t kPlaceHost = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages on data.sock (SOCK_SEQPACKET, one message a packet, fixed sizes): session set-up, its going on with a
-// restarted daemon, and the passing of segments. Docs: docs/formats.md.
+// restarted daemon, and the passing of segments. Docs: docs/reference/formats.md.
 #pragma once
 
 #include <array>
@@ -21,7 +21,10 @@ enum class MessageType : std::uint32_t {
   kRetired = 6,  // client
   kBye = 7,      // client: close the session
   kResume = 8,   // client: an open session goes on; the first message, on a fresh connection
-  kResumed = 9,  // daemon: it does; after a kSegment for every segment of the session, known to the client or not
+  kResumed = 9,  // daemon: it does; after a kSegment for every segment of the session, known to the client or not, and
+                 // the kStitches of its seams
+  kStitch = 10,  // daemon: map these pieces of mapped segments once more, as a part of a seam
+  kUnstitch = 11,  // daemon: unmap the whole seam at `offset`; a SegmentMessage, which nobody answers
 };
 
 struct MessageHeader {
@@ -83,13 +86,31 @@ struct Refused {
   std::array<char, 500> message{};
 };
 
-// kSegment, kRetire and kRetired.
+// kSegment, kRetire, kRetired and kUnstitch.
 struct SegmentMessage {
   MessageHeader header{};
   std::uint32_t place = 0;
   std::uint32_t reserved = 0;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
+};
+
+struct StitchPiece {
+  std::uint64_t offset = 0;  // of the place's range, within one segment or several
+  std::uint64_t bytes = 0;   // whole pages
+};
+inline constexpr std::size_t kStitchPiecesMax = 28;  // in one message
+
+// A seam comes in one message or several, its parts in order: it is whole once as many bytes of it were mapped. Seams
+// lie outside of the place's range, at offsets that are given out once (docs/reference/formats.md).
+struct StitchMessage {
+  MessageHeader header{.type = MessageType::kStitch, .bytes = 0};
+  std::uint32_t place = 0;
+  std::uint32_t count = 0;   // of the pieces
+  std::uint64_t offset = 0;  // the seam's
+  std::uint64_t bytes = 0;   // the seam's, all of it
+  std::uint64_t at = 0;      // where in it the first piece lies
+  std::array<StitchPiece, kStitchPiecesMax> pieces{};
 };
 
 struct Bye {
@@ -118,6 +139,7 @@ struct Resumed {
 
 static_assert(sizeof(MessageHeader) == 16 && sizeof(GuaranteeRecord) == 16 && sizeof(PlaceRecord) == 40);
 static_assert(sizeof(Hello) == 16 + 16 + 16 * kPlacesMax + 136 && sizeof(Welcome) == 56 + 40 * kPlacesMax);
+static_assert(sizeof(StitchMessage) == 48 + 16 * kStitchPiecesMax);
 static_assert(sizeof(Refused) == 520 && sizeof(SegmentMessage) == 40);
 static_assert(sizeof(Resume) == 48 && sizeof(Resumed) == 32);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The lease word: who may touch a tensor's published copy, in one atomic 64-bit word that client and daemon share.
-// Docs: docs/formats.md. Every transition is one compare-and-swap here; nothing else writes a word.
+// Docs: docs/reference/formats.md. Every transition is one compare-and-swap here; nothing else writes a word.
 #pragma once
 
 #include <atomic>

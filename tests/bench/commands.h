@@ -5,9 +5,9 @@
 
 namespace terrace::bench {
 
-// Measures this machine's links, and writes them as a node file (docs/workloads.md).
+// Measures this machine's links, and writes them as a node file (docs/reference/workloads.md).
 int calibrate_command(int argc, char** argv);
-// Runs a workload on a live daemon and in virtual time, and compares the two (docs/workloads.md).
+// Runs a workload on a live daemon and in virtual time, and compares the two (docs/reference/workloads.md).
 int replay_command(int argc, char** argv);
 
 }  // namespace terrace::bench

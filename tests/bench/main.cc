@@ -225,7 +225,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->allow_extra_args(false);
   app.add_flag("--quick", settings.quick, "Every row in under three minutes, with figures that say little");
   auto* const json = app.add_flag("--json", arguments.json, "An array with one object a row");
-  app.add_flag("--markdown", arguments.markdown, "A table as docs/performance.md has it")->excludes(json);
+  app.add_flag("--markdown", arguments.markdown, "A table in Markdown")->excludes(json);
   app.add_option("--plot", arguments.picture, "Draw the rows into this PNG, by a Python with matplotlib");
   app.add_option("--dir", settings.disk, "Folder on the disk to be measured; what is made there is removed")
       ->capture_default_str();

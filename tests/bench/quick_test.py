@@ -25,7 +25,7 @@ PYTHON = os.environ["TERRACE_PYTHON"]
 LIMIT_SECONDS = 60
 FIELDS = ["bench", "value", "unit", "reference", "reference_value", "ratio", "bar", "better", "interval", "counts", "by",
           "quick"]
-# Every figure of docs/performance.md, with its bar; what is a number by itself is bounded as it is.
+# Every figure of docs/internals/measuring.md, with its bar; what is a number by itself is bounded as it is.
 BARS = {
     "lease.hit": (500, "higher"), "lease.hit_p50": (100, "lower"), "lease.system_calls": (0, "lower"),
     "lease.all_cores": (0.9, "higher"),

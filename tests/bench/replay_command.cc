@@ -151,7 +151,7 @@ int replay_command(int argc, char** argv) {
       "with those of the same steps in virtual time.",
       "terrace-bench replay");
   CommandOptions options(app);
-  app.add_option("--workload", arguments.workload, "A file (docs/workloads.md)")->required();
+  app.add_option("--workload", arguments.workload, "A file (docs/reference/workloads.md)")->required();
   app.add_option("--scale", arguments.scale, "What sizes and tiers are divided by")
       ->capture_default_str()
       ->check(scale_between(1.0, 1e9));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows for people: on a terminal, and as the table of docs/performance.md.
+// Rows for people: on a terminal, and as the tables of docs/lab.
 #pragma once
 
 #include <string>

@@ -32,7 +32,7 @@ struct Trained {
   double block_write_bytes = 0;
 };
 
-// How docs/training.md has trainers start that give freed memory back.
+// How docs/guides/pytorch.md has trainers start that give freed memory back.
 constexpr const char* kHeap =
     "GLIBC_TUNABLES=glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0:"
     "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=17179869184";

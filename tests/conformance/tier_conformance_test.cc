@@ -193,6 +193,47 @@ TYPED_TEST(MappedConformance, ATensorMayStraddleSegments) {
   EXPECT_TRUE(equal(rig.bytes(source, 2 * kMiB), rig.content(subject, 2 * kMiB)));
 }
 
+// Where memory is in a seam it is a tensor like another, on every way.
+TYPED_TEST(MappedConformance, PagesThatLieApartAreOneTensor) {
+  Rig rig;
+  tier::MappedTier& tier = rig.mapped(this->kTier);
+  if (!tier.stitches()) GTEST_SKIP() << "this memory cannot be stitched";
+  const auto space = rig.place(this->kTier, kSegmentBytes + kMiB);
+  const std::vector<tier::Extent> pieces{{kSegmentBytes - 8192, 3 * kMiB / 4}, {4096, 5 * kMiB / 4}, {2 * kMiB, 4096}};
+  const tier::Extent seam{tier::kSeamsBegin + 4096, 2 * kMiB + 4096};
+  rig.mover->start(mover::SegmentOrder{.kind = mover::SegmentOrder::Kind::kStitch,
+                                       .session = kSession,
+                                       .tier = this->kTier,
+                                       .extent = seam,
+                                       .pieces = pieces});
+  rig.settle();
+  ASSERT_TRUE(rig.mover->take_segments().at(0).result);
+  auto stitched = space;
+  stitched.pieces = tier::Pieces(seam);
+  const auto source = rig.random_source(seam.bytes);
+  ASSERT_TRUE(rig.run(this->copy(source, stitched, seam.bytes)).result);
+  const auto expected = rig.content(source, seam.bytes);
+  EXPECT_TRUE(equal(expected, rig.content(stitched, seam.bytes)));
+  std::vector<std::byte> gathered;
+  for (const tier::Extent& piece : pieces) {
+    auto where = space;
+    where.pieces = tier::Pieces(piece);
+    const auto part = rig.content(where, piece.bytes);
+    gathered.insert(gathered.end(), part.begin(), part.end());
+  }
+  EXPECT_TRUE(equal(expected, gathered));
+  const auto home = rig.place(kBlock, seam.bytes);
+  ASSERT_TRUE(rig.run(this->copy(stitched, home, seam.bytes)).result);
+  rig.put_random(stitched, seam.bytes);
+  ASSERT_TRUE(rig.run(this->copy(home, stitched, seam.bytes)).result);
+  EXPECT_TRUE(equal(expected, rig.content(stitched, seam.bytes)));
+  ASSERT_TRUE(rig.order(mover::SegmentOrder::Kind::kUnstitch, this->kTier, seam));
+  auto first = space;
+  first.pieces = tier::Pieces(pieces[0]);
+  EXPECT_TRUE(equal(std::span(expected).first(pieces[0].bytes), rig.content(first, pieces[0].bytes)))
+      << "the pages stay";
+}
+
 TYPED_TEST(MappedConformance, MovesWithinItselfThoughTheRangesOverlap) {
   Rig rig;
   constexpr std::uint64_t kBytes = 5 * kMiB + 77;

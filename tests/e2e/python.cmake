@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # The Python package against the real daemon: each file a test, run by build/venv's Python (deploy/venv test makes it).
 # With a sanitizer, the daemon is what is tested; what hangs on Python alone, or takes long, the plain builds test.
-set(python_suites leases lifetime sets fork serve shares)
+set(python_suites leases lifetime sets fork serve shares guarantees)
 if(NOT TERRACE_SANITIZE)
-  list(APPEND python_suites activations activations_ahead activations_made_again activations_unseen demo stage typing torch torch_scripts
+  list(APPEND python_suites docs activations activations_ahead activations_made_again activations_unseen demo stage typing torch torch_scripts
                             torch_states torch_compiled torch_interrupts torch_files torch_docs torch_step_in_backward
                             torch_refused torch_aliases torch_heap torch_init torch_matrix torch_steps torch_order
                             torch_progress torch_summary torch_places torch_parts torch_elementwise torch_casts torch_phases
@@ -20,5 +20,5 @@ endforeach()
 if(NOT TERRACE_SANITIZE)
   set_tests_properties(e2e.python_demo PROPERTIES PROCESSORS 2 TIMEOUT 900)
   # Ranks that wait for each other.
-  set_tests_properties(e2e.python_ddp e2e.python_fsdp e2e.python_share_frozen PROPERTIES PROCESSORS 2)
+  set_tests_properties(e2e.python_ddp e2e.python_docs e2e.python_fsdp e2e.python_share_frozen PROPERTIES PROCESSORS 2)
 endif()

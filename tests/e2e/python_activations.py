@@ -489,7 +489,7 @@ def test_in_place_operations_in_a_checkpointed_block(roomy):
 
 
 def test_the_documents_snippets_run(roomy):
-    text = (ROOT / "docs/activations.md").read_text()
+    text = (ROOT / "docs/guides/activations.md").read_text()
     snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(snippets) == text.count("```") // 2 == 4
     names = {"terrace": terrace, "torch": torch, "client": roomy, "model": model_of(2),

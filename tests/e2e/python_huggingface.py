@@ -382,7 +382,7 @@ def test_pretrained_weights_go_straight_to_terrace(restless, tmp_path, name):
 
 
 def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch):
-    page = (ROOT / "docs/huggingface.md").read_text()
+    page = (ROOT / "docs/guides/huggingface.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == page.count("```") // 2 == 2
     monkeypatch.chdir(tmp_path)

@@ -56,7 +56,7 @@ def share(client):  # noqa: F811
 
 def test_the_pages_snippets_run(client, monkeypatch):  # noqa: F811
     """Rank 0's, and at its barrier, which stands for those of both, the other rank's."""
-    page = (ROOT / "docs/python.md").read_text()
+    page = (ROOT / "docs/reference/python.md").read_text()
     first, other = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     said = []
 

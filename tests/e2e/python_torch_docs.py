@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that every snippet of docs/training.md runs, in order, as one script, and that the example trains to the losses
-that it has without Terrace."""
+"""Shows that every snippet of docs/guides/pytorch.md runs, in order, as one script, and that the examples train to the
+losses that they have without Terrace."""
 
 import os
 import pathlib
@@ -24,21 +24,22 @@ def run(*command, folder, text=None):
 
 
 def test_every_snippet_runs(disk):
-    page = (ROOT / "docs/training.md").read_text()
+    page = (ROOT / "docs/guides/pytorch.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == page.count("```") // 2 - 2 == 11  # two are commands: python_ranks.py, python_torch_heap.py
+    assert len(blocks) == page.count("```") // 2 - 1 == 8  # one is a command: python_torch_heap.py
     script = "\n".join(blocks).replace("/var/tmp:", f"{disk}:") + "\nprint(train(1))\nprint(client.leased_bytes)\n"
     ended = run("-W", "error", "-", folder=disk, text=script)
     lines = ended.stdout.splitlines()
     assert lines[-1] == "0" and "guaranteed 8 MiB" in ended.stdout and ended.stderr == ""
-    plain = blocks[0] + "\nprint(train(5))\n"
-    assert run("-", folder=disk, text=plain).stdout.splitlines()[0] == lines[0]
+    plain, (line, rest) = blocks[0].split("daemon = ")[0], blocks[0].split("# the line\n")
+    assert line.splitlines()[-1].startswith("model, optimizer = terrace.torch.offload(")
+    assert run("-", folder=disk, text=plain + rest).stdout.splitlines()[0] == lines[0]
     assert {path.name for path in disk.iterdir()} >= {"model.safetensors", "model.optimizer.safetensors", "shapes.pt"}
 
 
 def test_every_optimizer_that_the_page_names_is_one_that_works():
-    page = (ROOT / "docs/training.md").read_text()
-    (named,) = re.findall(r"treat every element by itself: ([\w, ]+) and SGD,", page)
+    page = (ROOT / "docs/guides/pytorch.md").read_text()
+    (named,) = re.findall(r"with PyTorch's own kernels: ([\w, ]+) and SGD\.", page)
     from terrace.torch import _optimizers
 
     assert sorted([*named.split(", "), "SGD"]) == sorted(_optimizers.names())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that memory of activations that went to Terrace leaves the process, too, or is used again where the process was
-started as docs/training.md says, that whoever has set how the process allocates is left alone, and that the placeholders of a model that grows while it is built take little memory."""
+started as docs/guides/pytorch.md says, that whoever has set how the process allocates is left alone, and that the placeholders of a model that grows while it is built take little memory."""
 
 import os
 import pathlib
@@ -57,8 +57,8 @@ with terrace.serve("16MiB", block=f"{sys.argv[1]}:256MiB", metrics=False) as cli
 
 
 def tunables():
-    """What docs/training.md has a process start with."""
-    page = pathlib.Path(__file__).parents[2] / "docs/training.md"
+    """What docs/guides/pytorch.md has a process start with."""
+    page = pathlib.Path(__file__).parents[2] / "docs/guides/pytorch.md"
     ((name, value),) = re.findall(r"^(GLIBC_TUNABLES)=(\S+) python ", page.read_text(), re.MULTILINE)
     return {name: value}
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
 #include <iostream>
 #include <random>
@@ -69,6 +70,38 @@ TEST_P(Restart, LeasesAndBytesOutliveTheDaemon) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Signals, Restart, ::testing::Values(SIGKILL, SIGTERM));
+
+// Leased memory whose pages lie apart is mapped by the successor as it was.
+TEST_P(Restart, SeamsOutliveTheDaemon) {
+  const Terraced terraced({.memory_mib = 8, .supervised = true});
+  const Said said_at_the_end{terraced};
+  Client client = terraced.connect({.guarantees = {{Place::host(), 8 * kMiB}}});
+  std::vector<Lease> eighths;
+  for (int i = 0; i < 64; ++i) {
+    const Tensor made = client.create({.name = "t" + std::to_string(i), .bytes = kMiB / 8}).value();
+    Result<Lease> lease = client.acquire(made, {.mode = Mode::kOverwrite});
+    ASSERT_TRUE(lease.has_value()) << lease.error().message;
+    eighths.push_back(std::move(*lease));
+  }
+  std::ranges::sort(eighths, {}, [](const Lease& lease) { return lease.bytes().data(); });
+  for (std::size_t i = 0; i < eighths.size(); i += 2) ASSERT_TRUE(eighths[i].release().has_value());
+  const Tensor large = client.create({.name = "large", .bytes = 3 * kMiB}).value();
+  Result<Lease> held = client.acquire(large, {.mode = Mode::kOverwrite});
+  ASSERT_TRUE(held.has_value()) << held.error().message;
+  const auto stitched = [&] { return terraced.status()["tiers"][1]["stitched_bytes"].dump(); };
+  EXPECT_NE(stitched().find("3145728"), std::string::npos) << stitched();
+  fill(held->writable_bytes(), large.handle(), 1);
+
+  ASSERT_TRUE(terraced.replace(GetParam()));
+  EXPECT_EQ(first_difference(held->bytes(), large.handle(), 1), held->bytes().size()) << "while it is away";
+  fill(held->writable_bytes(), large.handle(), 2);
+  ASSERT_TRUE(held->release().has_value());
+  ASSERT_TRUE(client.evict({&large, 1}).has_value());  // the successor writes down what it sees there
+  check(client, large, 2);
+  const Tensor other = client.create({.name = "other", .bytes = 4 * kMiB}).value();
+  const Result<Lease> rest = client.acquire(other, {.mode = Mode::kOverwrite});
+  EXPECT_TRUE(rest.has_value()) << rest.error().message;
+}
 
 TEST(Restarts, WhatIsAbandonedMeanwhileIsTorn) {
   const Terraced terraced({.supervised = true});

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows terracectl plan: the commands of docs/operations.md, its JSON, its picture, and one clear line for each mistake.
+"""Shows terracectl plan: the commands of docs/guides/size-a-node.md, its JSON, its picture, and one clear line for each mistake.
 No daemon runs."""
 
 import json

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of docs/survival.md's cases share: how often a fault is tried, the figures of its table, and processes
+// What the tests of the cases in docs/internals/failures.md share: how often a fault is tried, figures, and processes
 // that tell each other how far they are.
 #pragma once
 

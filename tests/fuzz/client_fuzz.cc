@@ -36,9 +36,11 @@ void hear(Input& input) {
   const DataSocket socket{client::Descriptor(ends[0])};
   const client::Descriptor daemon(ends[1]);
   constexpr std::array kTypes = {shm::MessageType::kWelcome, shm::MessageType::kRefused, shm::MessageType::kSegment,
-                                 shm::MessageType::kRetire, shm::MessageType::kResumed};
-  constexpr std::array kSizes = {sizeof(shm::Welcome), sizeof(shm::Refused), sizeof(shm::SegmentMessage),
-                                 sizeof(shm::SegmentMessage), sizeof(shm::Resumed)};
+                                 shm::MessageType::kRetire,  shm::MessageType::kResumed, shm::MessageType::kStitch,
+                                 shm::MessageType::kUnstitch};
+  constexpr std::array kSizes = {sizeof(shm::Welcome),        sizeof(shm::Refused), sizeof(shm::SegmentMessage),
+                                 sizeof(shm::SegmentMessage), sizeof(shm::Resumed), sizeof(shm::StitchMessage),
+                                 sizeof(shm::SegmentMessage)};
   const std::size_t which = input.below(kTypes.size());
   std::vector<std::byte> bytes(input.below(8) == 0 ? 1 + input.below(1'100) : kSizes[which]);
   shm::MessageHeader header{.type = kTypes[which], .bytes = static_cast<std::uint32_t>(bytes.size())};
@@ -52,6 +54,25 @@ void hear(Input& input) {
   check_named(message);
   if (message && message->header.type == shm::MessageType::kRefused)
     static_cast<void>(client::error_of(message->as<shm::Refused>()));
+}
+
+// A part of one of four seams, of pages that may be mapped, and a look at it as a lease looks.
+void stitch(Input& input, PlaceRange& range) {
+  constexpr std::uint64_t kPage = 4096;
+  shm::StitchMessage part;
+  part.offset = input.below(8) == 0 ? input.number() : (std::uint64_t{1} << 48) + input.below(4) * kPage;
+  part.bytes = input.below(8) == 0 ? input.number() : input.below(8) * kPage;
+  part.at = input.below(4) == 0 ? input.number() : input.below(4) * kPage;
+  part.count = static_cast<std::uint32_t>(input.below(8) == 0 ? input.number() : input.below(4));
+  for (std::size_t i = 0; i < 4; ++i) {
+    part.pieces[i].offset =
+        input.below(8) == 0 ? input.number() : input.below(8 * PlaceRange::kGranuleBytes / kPage) * kPage;
+    part.pieces[i].bytes = input.below(8) == 0 ? input.number() : input.below(4) * kPage;
+  }
+  check_named(range.stitch(part));
+  if (PlaceRange::is_seam_offset(part.offset) && part.bytes != 0 && range.mapped(part.offset, part.bytes))
+    static_cast<void>(*static_cast<volatile std::byte*>(range.address(part.offset, part.bytes, false)));
+  if (input.below(4) == 0) range.unstitch(part.offset);
 }
 
 // A place as a welcome offers it, and the segments that come and go there.
@@ -69,8 +90,10 @@ void map(Input& input) {
     const std::uint64_t bytes = input.below(4) == 0 ? input.number() : input.below(4) * PlaceRange::kGranuleBytes;
     if (input.below(2) == 0)
       check_named((*range)->map(offset, bytes, memory.get()));
-    else
+    else if (input.below(2) == 0)
       check_named((*range)->unmap(offset, bytes));
+    else
+      stitch(input, **range);
     // As a lease looks at what the table says.
     if (!(*range)->holds(offset, bytes) || bytes == 0 || !(*range)->mapped(offset, bytes)) continue;
     if (offset < 8 * PlaceRange::kGranuleBytes && bytes <= 4 * PlaceRange::kGranuleBytes)

@@ -8,6 +8,8 @@ import pathlib
 import re
 import sys
 
+import complete
+import pages
 import tree
 
 LINES_MAX = 500
@@ -140,6 +142,7 @@ def machine(path, lines):
 
 
 RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, usings, machine)}
+RULES |= pages.RULES | {"complete": complete.complete}
 SCRIPTS = set()
 
 

@@ -18,6 +18,11 @@ FAULTS = {
     "fields": ("proto/a.proto", GOOD_HEADER + "message A {\n  uint64 bytes = 1;\n}\n"),
     "usings": ("daemon/base/a.cc", "// SPDX-License-Identifier: Apache-2.0\nusing ::testing::HasSubstr;\nint a;\n"),
     "layers": ("daemon/tier/a.h", GOOD_HEADER + '#include "engine/engine.h"\n'),
+    "links": ("docs/a.md", "# A page\nSee [itself](a.md#a-page), [below](#a-page) and [b](b.md).\n"),
+    "words": ("docs/a.md", "# A page\nThe GPU tier is HBM; `GPU tier` is code.\n"),
+    "length": ("docs/a.md", "# A page\n" + "word " * 2200),
+    "complete": ("daemon/metrics/a.cc", 'counter("terrace_new_total");\n'),
+    "snippets": ("docs/guides/a.md", "# A guide\n```text\nsaid\n```\n```sh\nrm -rf everything\n```\n"),
 }
 
 
@@ -43,9 +48,26 @@ class HouseRules(unittest.TestCase):
     def test_a_path_of_the_machine_is_found(self):
         self.assertEqual(1, len(self.check("machine", {})))
 
+    def test_what_else_the_rules_for_pages_find(self):
+        for rule, name, text, count in (("complete", "deploy/terraced.toml", "[limits]\nnew_max = 1\n# other = 2\n", 2),
+                                        ("complete", "client/include/terrace/error.h", "  kNew = 99,\n", 1),
+                                        ("complete", "client/include/terrace/client.h",
+                                         "  Result<void> again(int a);\n  Pending<void> again_async(int a);\n", 2),
+                                        ("complete", "client/python/src/terrace/_client.py",
+                                         "class Client:\n  def new(self):\n    pass\n  def _own(self):\n    pass\n", 1),
+                                        ("words", "daemon/a.cc", 'fail("no room in RAM");  // RAM\n', 1),
+                                        ("words", "docs/a.md", "Of what is there some goes.\n- Who asks waits.\n", 2),
+                                        ("links", "docs/a.md", "# One\n[two](#two) `[three](three.md)`\n", 1),
+                                        ("links", "tests/e2e/a.py", "# docs/was.md says how\n", 1),
+                                        ("snippets", "README.md", "# It\n```python\nrun()\n```\n", 1)):
+            with self.subTest(text):
+                self.assertEqual(count, len(self.check(rule, {name: text})))
+
     def test_a_good_file_passes_every_rule(self):
         good = {"daemon/engine/a.cc": "// SPDX-License-Identifier: Apache-2.0\nusing std::max;\nint a = max(1, 2);\n",
                 "daemon/engine/a.h": GOOD_HEADER + '#include "tier/tier.h"\n#include "base/fd.h"\n',
+                "docs/lab/a.md": "# A run\nOf what was run, some paged in from the disk tier.\n" + "word " * 2201,
+                "docs/a.md": "# A page\nThe block tier. Who reads this? See [the run](lab/a.md#a-run).\n",
                 "proto/a.proto": "// SPDX-License-Identifier: Apache-2.0\nmessage A { bytes token = 1; }\nmessage B {\n"
                                  "  uint64 bytes = 1;  // of all\n  // By number.\n  map<uint32, A> named = 2;\n}\n"}
         for rule in set(house_rules.RULES) - {"machine"}:

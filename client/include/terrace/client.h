@@ -188,9 +188,9 @@ class Client {
 
   // A step of training begins.
   Result<void> mark_step(StepKind kind = StepKind::kTrain);
-  // What the steps of a kind are going to lease, in order, so that a daemon that plans (docs/policy.md) has a plan of
-  // the first one, from its mark_step on, and need not see one before. What steps do lease is learned over it. Replaces
-  // what was declared of the kind before. kFailedPrecondition for a client of a share.
+  // What the steps of a kind are going to lease, in order, so that a daemon that plans (docs/concepts/planning.md) has
+  // a plan of the first one, from its mark_step on, and need not see one before. What steps do lease is learned over
+  // it. Replaces what was declared of the kind before. kFailedPrecondition for a client of a share.
   Result<void> declare_step(std::span<const DeclaredSet> sets, StepKind kind = StepKind::kTrain);
 
   // The daemon's number for this session, for people; 0 once closed.

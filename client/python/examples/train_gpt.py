@@ -59,7 +59,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--memory", default="128MiB", help="size of the memory tier (%(default)s)")
     parser.add_argument("--block-size", default="2GiB", help="size of the block tier (%(default)s)")
     parser.add_argument("--policy", choices=("lru", "s3-fifo", "next-use"), help="the daemon's (default: its own; "
-                        "docs/policy.md)")
+                        "docs/concepts/planning.md)")
     parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="PyTorch's (%(default)s)")
     parser.add_argument("--in-memory-only", action="store_true", help="train in memory alone, without a daemon")

@@ -20,7 +20,8 @@ struct ChunkName {
   std::uint64_t chunk = 0;    // index within the tensor
 };
 
-// XXH3 (64 bits) of the tensor's own bytes in the chunk, under a seed made of the name: docs/formats-block.md.
+// XXH3 (64 bits) of the tensor's own bytes in the chunk, under a seed made of the name:
+// docs/reference/formats-block.md.
 std::uint64_t checksum(const ChunkName& name, std::span<const std::byte> bytes);
 
 // A fixed number of entries, zero at first; memory is taken as they are used. Not thread-safe: the reactor's.

@@ -61,6 +61,19 @@ std::unexpected<Error> no_memory(std::uint64_t bytes, const char* pages, int err
               error);
 }
 
+// Whether the kernel has 2 MiB pages, reserved or on demand. Where it does not say, it may.
+bool has_huge_pages() {
+  for (const char* const path : {"/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages",
+                                 "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages"}) {
+    std::FILE* file = std::fopen(path, "re");
+    unsigned long long pages = 0;  // NOLINT(google-runtime-int): scanf's type
+    const bool none = file != nullptr && std::fscanf(file, "%llu", &pages) == 1 && pages == 0;  // NOLINT(cert-err34-c)
+    if (file != nullptr) std::fclose(file);
+    if (!none) return true;
+  }
+  return false;
+}
+
 bool node_exists(unsigned node) {
   return access(fmt::format("/sys/devices/system/node/node{}", node).c_str(), F_OK) == 0;
 }
@@ -104,6 +117,13 @@ void punch(int fd, std::uint64_t bytes) {
 
 }  // namespace
 
+MemfdSegments::MemfdSegments(Kind kind, const char* name, const MemfdOptions& options)
+    : kind_(kind),
+      name_(name),
+      options_(options),
+      tries_huge_(options.huge_pages == HugePages::k2MiB ||
+                  (options.huge_pages == HugePages::kAuto && has_huge_pages())) {}
+
 // The policy set through any mapping is the memfd's own (shmem and hugetlb share it), so it holds for every page.
 void MemfdSegments::bind(void* memory, std::uint64_t bytes) const {
   const std::optional<unsigned> node = options_.numa_node ? options_.numa_node : options_.near_node;
@@ -138,7 +158,7 @@ Result<Fd> MemfdSegments::create(std::uint64_t bytes, bool huge) const {
 
 Result<Fd> MemfdSegments::create_segment(std::uint64_t bytes) const {
   TERRACE_CHECK(bytes > 0 && bytes % kSegmentUnit == 0);
-  if (options_.huge_pages != HugePages::kNever) {
+  if (tries_huge_) {
     auto segment = create(bytes, true);
     if (segment || options_.huge_pages == HugePages::k2MiB) return segment;
   }
@@ -162,7 +182,7 @@ Result<void> MemfdSegments::install(SessionId session, Extent extent, Fd segment
   if (space == nullptr) {
     auto range = AddressRange::reserve(options_.capacity_bytes);
     if (!range) return std::unexpected(std::move(range.error()));
-    space = std::make_shared<Space>(Space{.range = std::move(*range), .segments = {}});
+    space = std::make_shared<Space>(Space{.range = std::move(*range), .segments = {}, .seams = {}});
     spaces_.emplace(session, space);
   }
   const auto last = space->segments.empty() ? space->segments.end() : std::prev(space->segments.end());
@@ -181,6 +201,41 @@ void MemfdSegments::map_pages(SessionId session, Extent extent) const {
     space = space_of(session);
   }
   if (space != nullptr) (void)populate(space->range.data() + extent.offset, extent.bytes);
+}
+
+Result<void> MemfdSegments::stitch(SessionId session, Extent seam, std::span<const Extent> pieces) {
+  TERRACE_CHECK(seam.offset >= kSeamsBegin && seam.bytes > 0);
+  auto range = AddressRange::reserve(seam.bytes);
+  if (!range) return std::unexpected(std::move(range.error()));
+  std::uint64_t at = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto space = space_of(session);
+    TERRACE_CHECK(space != nullptr);
+    for (Extent left : pieces) {
+      while (left.bytes > 0) {  // a piece may lie in several segments
+        const auto segment = std::prev(space->segments.upper_bound(left.offset));
+        const std::uint64_t from = left.offset - segment->first;
+        const std::uint64_t bytes = std::min(left.bytes, segment->second.bytes - from);
+        const int fd = segment->second.fd.get();
+        if (auto placed = range->place(at, bytes, fd, PROT_READ | PROT_WRITE, from); !placed) return placed;
+        at += bytes;
+        left = {left.offset + bytes, left.bytes - bytes};
+      }
+    }
+    TERRACE_CHECK(at == seam.bytes);
+    (void)populate_part(range->data(), seam.bytes);
+    TERRACE_CHECK(space->seams.emplace(seam.offset, std::move(*range)).second);
+  }
+  return {};
+}
+
+void MemfdSegments::unstitch(SessionId session, std::uint64_t offset) {
+  AddressRange leaving;  // unmapped without the lock
+  const std::lock_guard lock(mutex_);
+  const auto space = space_of(session);
+  if (space == nullptr) return;
+  if (auto seam = space->seams.extract(offset); !seam.empty()) leaving = std::move(seam.mapped());
 }
 
 int MemfdSegments::descriptor(SessionId session, std::uint64_t offset) const {
@@ -234,7 +289,13 @@ void MemfdSegments::drop(SessionId session) {
 std::byte* MemfdSegments::address(SessionId session, std::uint64_t offset) const {
   const std::lock_guard lock(mutex_);
   const auto space = space_of(session);
-  TERRACE_CHECK(space != nullptr && offset < space->range.size());
+  TERRACE_CHECK(space != nullptr);
+  if (offset >= kSeamsBegin) {
+    const auto seam = std::prev(space->seams.upper_bound(offset));
+    TERRACE_CHECK(offset - seam->first < seam->second.size());
+    return seam->second.data() + (offset - seam->first);
+  }
+  TERRACE_CHECK(offset < space->range.size());
   return space->range.data() + offset;
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 
@@ -16,7 +17,7 @@
 namespace terrace::tier {
 
 enum class HugePages : std::uint8_t {
-  kAuto,   // 2 MiB pages where the kernel has reserved enough, else ordinary ones
+  kAuto,   // 2 MiB pages where the kernel had some reserved at the start and has enough, else ordinary ones
   kNever,  // ordinary pages
   k2MiB,   // 2 MiB pages, or an error
 };
@@ -39,6 +40,10 @@ class MemfdSegments : public MappedTier {
   Result<Fd> create_segment(std::uint64_t bytes) const override;
   Result<void> install(SessionId session, Extent extent, Fd segment) override;
   void map_pages(SessionId session, Extent extent) const override;
+  // Only ordinary pages can be mapped at any address.
+  bool stitches() const override { return options_.huge_pages == HugePages::kNever || !tries_huge_; }
+  Result<void> stitch(SessionId session, Extent seam, std::span<const Extent> pieces) override;
+  void unstitch(SessionId session, std::uint64_t offset) override;
   int descriptor(SessionId session, std::uint64_t offset) const override;
   Result<void> remove(SessionId session, Extent extent) override;
   void drop(SessionId session) override;
@@ -54,8 +59,7 @@ class MemfdSegments : public MappedTier {
 
  protected:
   // `name` shows in /proc as the memfds' name.
-  MemfdSegments(Kind kind, const char* name, const MemfdOptions& options)
-      : kind_(kind), name_(name), options_(options) {}
+  MemfdSegments(Kind kind, const char* name, const MemfdOptions& options);
 
  private:
   struct Segment {
@@ -64,7 +68,8 @@ class MemfdSegments : public MappedTier {
   };
   struct Space {
     AddressRange range;
-    std::map<std::uint64_t, Segment> segments;  // by offset
+    std::map<std::uint64_t, Segment> segments;    // by offset
+    std::map<std::uint64_t, AddressRange> seams;  // by offset
   };
 
   Result<Fd> create(std::uint64_t bytes, bool huge) const;
@@ -74,6 +79,7 @@ class MemfdSegments : public MappedTier {
   Kind kind_;
   const char* name_;
   MemfdOptions options_;
+  const bool tries_huge_;
   mutable std::atomic<std::uint64_t> huge_bytes_ = 0;
   mutable std::atomic<std::uint64_t> ordinary_bytes_ = 0;
   mutable std::atomic<int> binding_error_ = 0;

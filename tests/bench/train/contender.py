@@ -18,7 +18,7 @@ import memory_room
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT_SECONDS = 3600.0
 LOG_LINES = 6
-HEAP = ("glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0:"  # as docs/training.md says; for all contenders
+HEAP = ("glibc.malloc.tcache_max=24:glibc.malloc.mxfast=0:"  # as docs/guides/pytorch.md says; for all contenders
         "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=17179869184")
 
 

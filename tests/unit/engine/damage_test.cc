@@ -153,6 +153,30 @@ TEST_F(Damage, OfASessionWithMoreSlotsThanTheCatalogHas) {
   EXPECT_THAT(taken.error().message, HasSubstr("uses 257 slots"));
 }
 
+TEST_F(Damage, OfSeams) {
+  ASSERT_TRUE(harness_.read(*harness_.clients[0], {Slot{1}, state().incarnation}, kHost)) << "so that memory has some";
+  refuses(node().next_seam, 0, "next seam");
+  refuses(node().next_seam, tier::kSeamsBegin + 1, "next seam");
+  const auto seam = [&](std::size_t at) -> SeamRecord& {
+    return const_cast<SeamRecord&>(harness_.catalog.seams()[at]);
+  };
+  const auto free = harness_.status().tiers[1].segment_bytes - kPageBytes;
+  ASSERT_GT(harness_.status().tiers[1].segment_bytes, 0u);
+  seam(3) = {.session = session(0).id, .tier = 1, .seam = tier::kSeamsBegin, .at = 0, .piece = {free, kPageBytes}};
+  node().next_seam = tier::kSeamsBegin + kPageBytes;
+  ASSERT_TRUE(take_over().has_value()) << "one that no copy uses";
+  seam(3) = {.session = session(0).id, .tier = 1, .seam = tier::kSeamsBegin, .at = 0, .piece = {free, kPageBytes}};
+  refuses(seam(3).tier, 2, "tier 2, which is none that trainers map");
+  refuses(seam(3).tier, UINT32_MAX, "which is none that trainers map");
+  refuses(seam(3).seam, 0, "has number 0");
+  refuses(seam(3).seam, tier::kSeamsBegin + kPageBytes, "has number");
+  refuses(seam(3).at, kPageBytes, "lacks a piece");
+  refuses(seam(3).piece.offset, UINT64_MAX - 4095, "outside its tier");
+  refuses(seam(3).piece.bytes, 0, "outside its tier");
+  refuses(seam(3).piece.bytes, 1, "outside its tier");
+  refuses(state().offset[1], tier::kSeamsBegin + kPageBytes, "its extent overlaps another, or lies outside its tier");
+}
+
 TEST_F(Damage, OfFacts) {
   refuses(facts().rank, 3, "shape of 3 dimensions");  // describe() would read past the dimensions that there are
   refuses(facts().rank, 9, "shape of 9 dimensions");

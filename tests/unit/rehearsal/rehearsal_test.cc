@@ -311,7 +311,7 @@ TEST(Rehearsal, ATensorThatMemoryDoesNotHoldIsFilledInHbm) {
   EXPECT_EQ(reports.size(), 2u);
 }
 
-// Not part of the project: where TERRACE_WORKLOADS names their folder (docs/workloads.md).
+// Not part of the project: where TERRACE_WORKLOADS names their folder (docs/reference/workloads.md).
 struct Bar {
   const char* workload;
   const char* node;

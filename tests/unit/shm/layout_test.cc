@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows that every field of shared memory and of the data socket lies where docs/formats.md says.
+// Shows that every field of shared memory and of the data socket lies where docs/reference/formats.md says.
 #include "shm/layout.h"
 
 #include <gtest/gtest.h>
@@ -76,6 +76,13 @@ TEST(Layout, OfMessagesIsAsWrittenDown) {
   EXPECT_EQ(offsetof(SegmentMessage, offset), 24u);
   EXPECT_EQ(offsetof(SegmentMessage, bytes), 32u);
   EXPECT_EQ(sizeof(SegmentMessage), 40u);
+  EXPECT_EQ(offsetof(StitchMessage, place), 16u);
+  EXPECT_EQ(offsetof(StitchMessage, count), 20u);
+  EXPECT_EQ(offsetof(StitchMessage, offset), 24u);
+  EXPECT_EQ(offsetof(StitchMessage, bytes), 32u);
+  EXPECT_EQ(offsetof(StitchMessage, at), 40u);
+  EXPECT_EQ(offsetof(StitchMessage, pieces), 48u);
+  EXPECT_EQ(sizeof(StitchMessage), 496u);
   EXPECT_EQ(sizeof(Bye), 16u);
   EXPECT_EQ(offsetof(Resume, session), 16u);
   EXPECT_EQ(offsetof(Resume, completions_seen), 20u);

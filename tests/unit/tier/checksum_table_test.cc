@@ -36,7 +36,7 @@ TEST(ChecksumTest, SeesEveryBit) {
   EXPECT_NE(checksum({1, 2, 3}, std::span(bytes).first(4999)), sum);
 }
 
-// docs/formats-block.md gives this example: whoever changes the number changes the format.
+// docs/reference/formats-block.md gives this example: whoever changes the number changes the format.
 TEST(ChecksumTest, KeepsItsFormat) { EXPECT_EQ(checksum({1, 2, 3}, bytes_of("terrace")), 0xD9F9CB9B68F78545ULL); }
 
 // XXH3 has ways of its own for what is long, and some for each kind of processor: this is what the plain one gives.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows that the reference nodes are those of docs/workloads.md, and that a node is read from the daemon's
+// Shows that the reference nodes are those of docs/reference/workloads.md, and that a node is read from the daemon's
 // configuration.
 #include "workload/node.h"
 

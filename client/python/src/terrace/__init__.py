@@ -10,7 +10,7 @@
 
 A lease is a context manager; within it `lease.numpy()` is a numpy array and `torch.from_dlpack(lease)` a tensor over
 the leased memory itself. Every array or tensor made from a lease owns a part of it: the lease ends with the last of
-them, so none can dangle. Arrays of a read lease are read-only (PyTorch ignores that; see docs/python.md). Calls that
+them, so none can dangle. Arrays of a read lease are read-only (PyTorch ignores that; see docs/reference/python.md). Calls that
 wait release the GIL and can be interrupted by signals. All are thread-safe; none works in a forked child.
 """
 

@@ -145,7 +145,7 @@ def _free_port() -> int:
 
 
 class _Configuration:
-    """The daemon's configuration (docs/configuration.md), and which argument of serve() each of its lines is from.
+    """The daemon's configuration (docs/reference/configuration.md), and which argument of serve() each of its lines is from.
     JSON's strings, numbers and lists are TOML's."""
 
     def __init__(self, path: pathlib.Path, metrics_address: str, policy: str | None):

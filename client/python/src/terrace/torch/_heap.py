@@ -8,7 +8,7 @@ freed. It costs the zeroing of fresh pages.
 
 What it does not find is a hole that is too small by what posix_memalign() may take to align: the two ends that it gave
 back at first are in the thread's cache, so that they do not join the hole again. That cache can be kept from them before
-the process starts alone (docs/training.md); then the environment has set how to allocate, and says, too, that what is
+the process starts alone (docs/guides/pytorch.md); then the environment has set how to allocate, and says, too, that what is
 free at the heap's end is kept for the next step, and that nothing below 32 MiB, glibc's most, is mapped by itself.
 """
 

@@ -58,7 +58,7 @@ def place_of_model(call: str, client: Client, place: str | None, model: nn.Modul
     if found is None:
         raise InvalidArgument(f"{call}: the model is on {device}, and none of this session's places "
                               f"({', '.join(offer.name for offer in client.places())}) is that GPU's memory: give the daemon a "
-                              "tier of it (docs/gpu.md), or move the model to the CPU")
+                              "tier of it (docs/guides/gpus.md), or move the model to the CPU")
     return found
 
 
