@@ -55,16 +55,6 @@ class Lion(torch.optim.Optimizer):
             state["last"] = update
 
 
-class Counting(Lion):
-    """Writes to its groups."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            group["count"] = group.get("count", 0) + 1
-            for parameter in group["params"]:
-                parameter.data.sub_(parameter.grad, alpha=group["lr"])
-
-
 class Replacing(torch.optim.Optimizer):
     """Puts new tensors in the place of parameters, of groups that it asks for by number."""
 
@@ -239,68 +229,49 @@ def test_a_closure_and_a_checkpoint(roomy):
         assert all(torch.equal(state[key].clone(), wanted[number][key]) for key in ("exp_avg", "steps"))
 
 
-def test_a_step_that_writes_to_its_group(roomy):
-    terrace.torch.elementwise(Counting)
-    model, optimizer = build(Recipe(kind=Counting))
-    terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
-    loss_of(model, 1).backward()
-    with pytest.raises(terrace.FailedPrecondition, match="Counting wrote 'count' to its parameter group.*self.state"):
-        optimizer.step()
-    assert roomy.leased_bytes == 0
+class PerStep(Lion):
+    """Counts its steps on itself."""
 
+    count = 0
 
-class Plain(torch.optim.Optimizer):
-    """counts: where the step keeps a count on itself."""
-
-    counts = ""
-
-    def __init__(self, params, rates=(1e-3,)):
-        super().__init__(params, {})
-        self.rates, self.count = list(rates), 0
-
-    @torch.no_grad()
     def step(self, closure=None):
-        self.count += self.counts == "step"
-        for group, rate in zip(self.param_groups, self.rates):
-            self.count += self.counts == "group"
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=rate / max(self.count, 1))
-
-
-class PerGroup(Plain):
-    counts = "group"
-
-
-class PerStep(Plain):
-    counts = "step"
-
-
-@pytest.mark.parametrize("kind, said", [
-    (Plain, "the step of Plain did not come to all of its parameter groups.*zip"),
-    (PerGroup, "the step of PerGroup changes its own count as it comes to a parameter group.*self.state")])
-def test_a_step_that_is_another_one_where_its_groups_come_in_parts(restless, kind, said):
-    terrace.torch.elementwise(kind)
-    model, _ = build(Recipe())
-    optimizer = kind(model.parameters())
-    terrace.torch.offload(model, optimizer, client=restless, tensor_bytes_min=1)
-    terrace_optimizer = managed_optimizer(optimizer)
-    terrace_optimizer.batch_bytes = 1  # a part for each parameter
-    loss_of(model, 1).backward()
-    with pytest.raises(terrace.FailedPrecondition, match=said):
-        optimizer.step()
-    assert restless.leased_bytes == 0
-    terrace_optimizer.batch_bytes = 1 << 30  # and all of it in one, in which it is right
-    optimizer.step()
+        self.count += 1
+        return super().step(closure)
 
 
 def test_a_count_of_steps_where_parameters_are_stepped_one_by_one(restless):
     terrace.torch.elementwise(PerStep)
-    model, _ = build(Recipe())
-    optimizer = PerStep(model.parameters())
+    compare(Recipe(kind=PerStep), restless)
+    model, optimizer = build(Recipe(kind=PerStep))
     terrace.torch.offload(model, optimizer, client=restless, tensor_bytes_min=1, step_in_backward=True)
-    with pytest.raises(terrace.FailedPrecondition, match="the step of PerStep changes its own count, and is run for a few"):
+    with pytest.raises(terrace.FailedPrecondition, match="the step of PerStep changes its own 'count', and is run for a few"):
         loss_of(model, 1).backward()
+
+
+@pytest.mark.parametrize("option", [[1e-3], {"inner": [1e-3]}], ids=str)
+def test_an_option_that_changes_in_place_after_the_backward_pass_has_stepped(restless, option):
+    terrace.torch.elementwise(Lion)
+    model, optimizer = build(Recipe(kind=Lion))
+    optimizer.param_groups[0]["rates"] = option
+    terrace.torch.offload(model, optimizer, client=restless, tensor_bytes_min=1, step_in_backward=True)
+    loss_of(model, 1).backward()
+    (option if isinstance(option, list) else option["inner"])[0] = 2e-3
+    with pytest.raises(terrace.FailedPrecondition, match="rates changed after the backward pass"):
+        optimizer.step()
+
+
+def test_a_step_takes_what_it_is_at_as_one_set(roomy, monkeypatch):
+    model, optimizer = build(Recipe())
+    terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
+    loss_of(model, 1).backward()
+    optimizer.step()
+    loss_of(model, 1).backward()
+    asked = []
+    acquire = roomy._acquire
+    monkeypatch.setattr(roomy, "_acquire", lambda tensors, *how: asked.append(len(tensors)) or acquire(tensors, *how))
+    managed_optimizer(optimizer).batch_bytes = 1  # a batch for each parameter
+    optimizer.step()
+    assert asked == [4] * sum(1 for _ in model.parameters())  # itself, its gradient and its two moments
 
 
 class Stepless(torch.optim.Optimizer):

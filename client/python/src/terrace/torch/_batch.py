@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from torch import nn
 from .._errors import Error
 from . import _optimizers
 from ._lazy import LeasedParameter, OffloadedTensor
-from ._locals import is_split
+from ._locals import is_split, local_of
 from ._managed import owner_of
 from ._parameters import enter, leave
 from ._places import AsGradient, InDTensor, InState, Place, place_of
@@ -21,7 +23,32 @@ from ._places import AsGradient, InDTensor, InState, Place, place_of
 if TYPE_CHECKING:
     from ._optimizer import ManagedOptimizer
 
+_SIGN_BYTES = 64  # of a parameter that are looked at
 _raw = torch._C.DisableTorchFunctionSubclass
+
+
+def _place_of_gradient(parameter: nn.Parameter) -> Place:
+    return place_of(parameter.grad, AsGradient(parameter))
+
+
+def _whole(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+    """What the version of which tells of writes to a tensor."""
+    return place.whole if isinstance(place, InDTensor) else tensor
+
+
+def _sign(parameter: nn.Parameter) -> tuple[int, int, bytes]:
+    """What becomes another where a parameter is written to. Writes through `.data` are none of its version."""
+    here = local_of(parameter)
+    bytes_known = min(here.nbytes, _SIGN_BYTES) if here.device.type == "cpu" and here.is_contiguous() else 0
+    return parameter._version, here.data_ptr(), ctypes.string_at(here.data_ptr(), bytes_known)
+
+
+def _references(_place: Any, held: Any, _tensor: Any) -> int:
+    """To what stood for a state, while that is put back."""
+    return sys.getrefcount(held)
+
+
+_OF_ITS_STATE = _references(*deque([(None, object(), None)])[0])  # where nothing else has it
 
 
 class Batch:
@@ -39,18 +66,34 @@ class Batch:
         self._entered = False
 
     def enter(self) -> None:
-        """Leases all of it, and shows it where the step looks."""
-        found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
-        shown = enter(self._store, self._managed, [held.terrace_slot for _, held in found], "write")
-        self._entered = True
-        for (place, held), tensor in zip(found, shown, strict=True):
-            place.put(tensor)
-            self._written.append((place, held, tensor))
+        """Leases all of it as one set, and shows it where the step looks."""
         with _raw():
+            found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
+            gradients = [(place, held) for place in map(_place_of_gradient, self.parameters)
+                         if isinstance(held := place.get(), OffloadedTensor)]
+        self._writes_gradients = _optimizers.writes_gradients_unseen(self._owner.optimizer)
+        modes = ["write"] * len(found) + ["write" if self._writes_gradients else "read"] * len(gradients)
+        shown = enter(self._store, self._managed, [held.terrace_slot for _, held in (*found, *gradients)], "write", modes)
+        self._entered = True
+        with _raw():
+            for (place, held), tensor in zip(found, shown, strict=False):
+                place.put(tensor)
+                self._written.append((place, held, tensor))
+            for (place, held), tensor in zip(gradients, shown[len(found):], strict=True):
+                place.put(tensor)
+                seen = _whole(place, tensor)
+                self._gradients.append((place, held, tensor, seen, seen._version))
             for managed in self._managed:
                 managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
             self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
-            self._enter_gradients()
+
+    def signs(self) -> list[Any]:
+        """What a step changes as it steps these, if it has anything to step with."""
+        with _raw():
+            if all(parameter.grad is None for parameter in self.parameters):
+                return []
+            states = [_whole(place, tensor)._version for place, _, tensor in self._written]
+            return [*states, *map(_sign, self.parameters)]
 
     def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Place, OffloadedTensor]]:
         """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""
@@ -62,17 +105,6 @@ class Batch:
                 yield InState(state, key), value
             elif is_split(value) and isinstance(value._local_tensor, OffloadedTensor):
                 yield InDTensor(value), value._local_tensor
-
-    def _enter_gradients(self) -> None:
-        places = [place_of(parameter.grad, AsGradient(parameter)) for parameter in self.parameters]
-        offloaded = [(place, held) for place in places if isinstance(held := place.get(), OffloadedTensor)]
-        self._writes_gradients = _optimizers.writes_gradients_unseen(self._owner.optimizer)
-        shown = self._store.lease([held.terrace_slot for _, held in offloaded],
-                                  "write" if self._writes_gradients else "read")
-        for (place, held), tensor in zip(offloaded, shown, strict=True):
-            place.put(tensor)
-            seen = place.whole if isinstance(place, InDTensor) else tensor  # whose version tells of writes
-            self._gradients.append((place, held, tensor, seen, seen._version))
 
     def leave(self) -> None:
         """Puts everything back, and moves to Terrace what the step has made."""
@@ -92,6 +124,7 @@ class Batch:
                 self._owner.note_ahead(managed)
                 if managed.uses > 1 and not managed.compiled:
                     managed.parameter.__class__ = LeasedParameter
+            self._entered = False
             leave(self._managed)
         self._owner.adopt(self.parameters)
         if refused is not None:
@@ -113,10 +146,11 @@ class Batch:
             self._written.popleft()
 
     def _put_back_state(self, place: Place, held: OffloadedTensor, tensor: torch.Tensor) -> None:
+        """A step may have put another tensor in a state's place. It goes where that was, unless something has that yet."""
         value = place.get()
         if value is None or value is tensor or not _optimizers.state_like(tensor, value, 0):
             pass
-        elif value.stride() == tensor.stride():
+        elif value.stride() == tensor.stride() and sys.getrefcount(held) == _OF_ITS_STATE:
             tensor.copy_(value)
             value = tensor
         if value is tensor:

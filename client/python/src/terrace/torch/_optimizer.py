@@ -9,6 +9,7 @@ and GradScaler find everything where they expect it, and other hooks run when th
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,16 @@ from torch import nn, optim
 
 from .._errors import FailedPrecondition
 from . import _optimizers, _scaling
-from ._batch import Batch
 from ._due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
+from ._groups import proxy_class
 from ._lazy import OffloadedTensor
+from ._managed import owner_of
 from ._modes import check_not_compiled
+from ._own import Own
 from ._parameters import ManagedParameter
-from ._places import InState, place_of
-from ._slot import Slot
+from ._places import InState, Place, place_of
+from ._slot import Slot, nobody
+from ._trace import trace
 
 if TYPE_CHECKING:
     from ._gradients import Gradient
@@ -35,16 +39,16 @@ BATCH_BYTES_MAX = 256 << 20
 _IN_BACKWARD = "terrace.torch.offload(step_in_backward=True)"
 _COMPILED = ("the step of an offloaded optimizer was compiled, or is run by compiled code, in which nothing can be leased: "
              "call optimizer.step() as it is; it runs PyTorch's fused or foreach kernels")
+_Copied = tuple[Callable[[], Any], OffloadedTensor]  # a reference to a state, and what stands for it in Terrace
 _raw = torch._C.DisableTorchFunctionSubclass
 
 
 _managed: weakref.WeakKeyDictionary[optim.Optimizer, ManagedOptimizer] = weakref.WeakKeyDictionary()
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
+def _options(group: dict[str, Any]) -> dict[str, tuple[list[Any], list[Any]]]:
     """A group's hyperparameters, as they are now."""
-    return {name: value.tolist() if isinstance(value, torch.Tensor) else value
-            for name, value in group.items() if name != "params"}
+    return {name: trace(value) for name, value in group.items() if name != "params"}
 
 
 def unwrapped(optimizer: Any) -> Any:
@@ -78,12 +82,12 @@ class ManagedOptimizer:
         self._ahead: list[Gradient] = []  # of parameters that were stepped before the step() that they are part of
         self._stepped_now: set[int] = set()  # parameters, by id, that were stepped in backward since the last step()
         self._group_of: dict[int, int] = {}  # that each parameter, by id, is in, since the first of those was stepped
-        self._options_used: dict[int, dict[str, Any]] = {}  # by group: what they were stepped with
-        self._left_as: dict[int, list[tuple[str, Any, int]]] = {}  # by parameter: the states that backward has left
-        self._begun = self._shown_all = False  # the step under way has begun to look at its groups; has seen them all
+        self._options_used: dict[int, dict[str, tuple[list[Any], list[Any]]]] = {}  # by group: what they were stepped with
+        self._left_as: dict[int, list[tuple[str, Any, Any]]] = {}  # by parameter: the states that backward has left
+        self.waiting: deque[list[nn.Parameter]] = deque()  # what a step has not come to of the group that it is at
         self._reserved: dict[tuple[int, str], Slot] = {}
         self._slots: list[Slot] = []  # of all states
-        self._proxy_class = _proxy_class(type(optimizer), weakref.ref(self))
+        self._proxy_class = proxy_class(type(optimizer), weakref.ref(self))
         self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
         self._due = DueParameters(max(1, min(store.guarantee_bytes // DUE_PARTS, DUE_BYTES_MAX)))
 
@@ -170,9 +174,42 @@ class ManagedOptimizer:
         if self.in_backward:
             _scaling.refuse_for(self)
 
-    def adopt(self, parameters: Sequence[nn.Parameter]) -> bool:
-        """Moves to Terrace the states of parameters that are in memory; whether there were any."""
-        moved = False
+    def adopt(self, parameters: Sequence[nn.Parameter], copied: dict[int, _Copied] | None = None) -> None:
+        """Moves to Terrace the states of parameters that are in memory. Who has one beside them has what is there.
+
+        copied: who has one beside them, as a state dict that was loaded, keeps what it has. These are the states, by id,
+            that were moved so, of which several parameters may have one; more are added.
+        """
+        for place, of, where, held in self._in_memory_states(parameters):
+            if copied is None:
+                self._take(place, of, where, held)
+                continue
+            before, made = copied.get(id(held), (nobody, None))
+            if made is None or before() is not held:
+                made = OffloadedTensor.of(self._moved(of, where, held), self.store)
+                copied[id(held)] = weakref.ref(held), made
+            place.put(made)
+
+    def _take(self, place: Place, of: Like, where: tuple[int, str], held: torch.Tensor) -> None:
+        _check_not_shown(of, where[1], held)
+        slot = self._moved(of, where, held)
+        if held.requires_grad or held._is_view():
+            place.put(OffloadedTensor.of(slot, self.store))
+        else:
+            OffloadedTensor.take_place_of(held, slot, self.store)
+            place.put(held)
+
+    def adopt_all(self) -> None:
+        """Moves to Terrace the states that are in memory. If there are any, none is the script's too from then on."""
+        copied: dict[int, _Copied] = {}
+        for group in self.optimizer.param_groups:
+            self.adopt(group["params"], copied)
+        if copied:
+            _optimizers.make_states_own(self.optimizer)
+
+    def _in_memory_states(
+            self, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[Place, Like, tuple[int, str], torch.Tensor]]:
+        """Those that are to be in Terrace, each with its place, what it is like, and whose it is under which name."""
         for parameter in parameters if "states" in self._parts else ():
             of = self.like_of(parameter)
             if of is None:
@@ -184,17 +221,7 @@ class ManagedOptimizer:
                 if isinstance(held, OffloadedTensor) and held.terrace_store is not self.store:
                     held = held.clone()  # of another job: from now on this one's own
                 if _optimizers.state_like(of.placeholder, held, self._bytes_min):
-                    where = (id(parameter), key)
-                    made = self._moved(of, self._reserved.get(where), key, held)
-                    self._reserved[where] = made.terrace_slot  # for what is loaded in its place
-                    place.put(made)
-                    moved = True
-        return moved
-
-    def adopt_all(self) -> None:
-        """Moves to Terrace the states that are in memory. If there are any, none is the script's too from then on."""
-        if any([self.adopt(group["params"]) for group in self.optimizer.param_groups]):
-            _optimizers.make_states_own(self.optimizer)
+                    yield place, of, (id(parameter), key), held
 
     def give_back(self) -> None:
         """Brings the states back that were moved to Terrace."""
@@ -213,18 +240,21 @@ class ManagedOptimizer:
         self._reserved.clear()
         return bool(kept)
 
-    def _moved(self, of: Like, slot: Slot | None, key: str, value: torch.Tensor) -> OffloadedTensor:
+    def _moved(self, of: Like, where: tuple[int, str], value: torch.Tensor) -> Slot:
+        """Where a state is in Terrace from now on."""
+        slot = self._reserved.get(where)
         if slot is not None and not slot.lazies and not slot.shown and not _has_geometry_of(slot, value):
             self._slots.remove(slot)
             self.store.forget([slot])
             slot = None
         if slot is None or slot.lazies or slot.shown:
-            (slot,) = self.store.create([(f"{of.name}/{key}", of.owner, value)])
+            (slot,) = self.store.create([(f"{of.name}/{where[1]}", of.owner, value)])
             self._slots.append(slot)
+        self._reserved[where] = slot  # for what is loaded in its place
         self.store.unneeded.discard(slot)
         (shown,) = self.store.lease([slot], "overwrite")
         shown.copy_(value)
-        return OffloadedTensor.of(slot, self.store)
+        return slot
 
     def step_soon(self, parameter: nn.Parameter, gradient: torch.Tensor) -> bool:
         """Steps a parameter, whose gradient has come, in this backward pass. Whether it is one of the optimizer's."""
@@ -258,29 +288,30 @@ class ManagedOptimizer:
 
     def _step_due(self, parameters: Sequence[nn.Parameter]) -> None:
         for index in {self._group_of[id(one)] for one in parameters}:
-            self._options_used.setdefault(index, _options(self.optimizer.param_groups[index]))
+            if index not in self._options_used:
+                self._options_used[index] = _options(self.optimizer.param_groups[index])
         step = type(self.optimizer).step
-        own = _optimizers.own_of(self.optimizer)
+        own = Own(self.optimizer) if _optimizers.may_keep_more(self.optimizer) else None
         getattr(step, "__wrapped__", step)(self._proxy(parameters))  # without the hooks, which are for the script's own step
-        if changed := _optimizers.changed_own(self.optimizer, own):
+        if own is not None and (changed := own.changed()):
             raise FailedPrecondition(
-                f"{_IN_BACKWARD}: the step of {type(self.optimizer).__name__} changes its own {', '.join(changed)}, and is run "
+                f"{_IN_BACKWARD}: the step of {type(self.optimizer).__name__} changes {', '.join(changed)}, and is run "
                 "for a few parameters at a time, so that this would happen many times a step: keep it in self.state of each "
                 "parameter, or offload without step_in_backward. This step's weights are of no use")
         self._left_as |= {id(one): self._states_now(one) for one in parameters}
 
-    def _states_now(self, parameter: nn.Parameter) -> list[tuple[str, Any, int]]:
+    def _states_now(self, parameter: nn.Parameter) -> list[tuple[str, Any, Any]]:
         """A parameter's states, and what tells of writes to them."""
         with _raw():
             return [(key, value, value.terrace_slot.writes if isinstance(value, OffloadedTensor) else
-                     value._version if isinstance(value, torch.Tensor) else 0)
+                     value._version if isinstance(value, torch.Tensor) else trace(value)[0])
                     for key, value in self.state_of(parameter).items()]
 
-    def _has_states(self, parameter: nn.Parameter, left: Sequence[tuple[str, Any, int]]) -> bool:
+    def _has_states(self, parameter: nn.Parameter, left: Sequence[tuple[str, Any, Any]]) -> bool:
         """Whether they are as they were left."""
         now = self._states_now(parameter)
         return len(now) == len(left) and all(
-            key == was and count == counted and (value is before or (isinstance(value, int | float) and value == before))
+            key == was and count == counted and (value is before or not isinstance(value, torch.Tensor))
             for (key, value, count), (was, before, counted) in zip(now, left, strict=True))
 
     def _check_left_as(self) -> None:
@@ -300,52 +331,16 @@ class ManagedOptimizer:
                     "before the backward pass or after the step, or offload without step_in_backward. This step's weights "
                     "are of no use")
 
-    def groups(self, only: Sequence[nn.Parameter] | None = None) -> Iterator[dict[str, Any]]:
-        """The parameter groups as a step sees them: in batches, each leased while the step is at it.
-
-        only: of these, those that are stepped with their gradients at hand.
-        """
+    def members(self, only: Sequence[nn.Parameter] | None) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
+        """The groups, each with what a step is to see of it. only: of these, those that are stepped with their gradients at
+        hand."""
         self.store.drop_unneeded()
-        self._begun = True
-        for group, members in self._members(only):
-            own = _optimizers.own_of(self.optimizer)
-            for number, parameters in enumerate(self._batches(members, group)):
-                if number and (changed := _optimizers.changed_own(self.optimizer, own)):
-                    raise FailedPrecondition(self._said_of_own(changed))
-                batch = Batch(self, parameters)
-                part = {**group, "params": parameters}
-                try:
-                    batch.enter()
-                    yield part
-                finally:
-                    batch.leave()
-                self._check_unwritten(part, group)
-        self._shown_all = True
-
-    def _said_of_own(self, changed: Sequence[str]) -> str:
-        return (f"terrace.torch.offload: the step of {type(self.optimizer).__name__} changes its own {', '.join(changed)} as it "
-                "comes to a parameter group, which it is shown in parts, so that this would happen once a part: keep it in "
-                "self.state of each parameter. The parameters of the first parts are stepped, and the others are not")
-
-    def _check_unwritten(self, part: dict[str, Any], group: dict[str, Any]) -> None:
-        """Raises where a step wrote to its group, of which it had a part."""
-        missing = object()
-        for key in part.keys() | group.keys():
-            if key != "params" and part.get(key, missing) is not group.get(key, missing):
-                raise FailedPrecondition(
-                    f"terrace.torch.offload: the step of {type(self.optimizer).__name__} wrote '{key}' to its "
-                    "parameter group, which it is shown in parts, so that this would happen once a part: keep it in self.state "
-                    "of each parameter. The parameters of this part are stepped, and the others are not")
-
-    def _members(self, only: Sequence[nn.Parameter] | None) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
         for index, group in enumerate(self.optimizer.param_groups):
-            if only is None:
-                yield group, self.members_of(group, None)
-            elif members := [one for one in only if self._group_of[id(one)] == index]:
-                yield group, members
+            yield group, (self.members_of(group, None) if only is None else
+                          [one for one in only if self._group_of[id(one)] == index])
 
     def members_of(self, group: dict[str, Any], only: Sequence[nn.Parameter] | None) -> list[nn.Parameter]:
-        """Which parameters of a group a step is to see; only: as in groups()."""
+        """Which parameters of a group a step is to see; only: as in members()."""
         if only is not None:
             wanted = {id(one) for one in only}
             return [one for one in group["params"] if id(one) in wanted]
@@ -365,7 +360,8 @@ class ManagedOptimizer:
             self._left.append(managed.gradient)
         return left
 
-    def _batches(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
+    def batches(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> Iterator[list[nn.Parameter]]:
+        """Of a group, what is leased at once."""
         if len(parameters) == 1:  # as a large one is that is stepped in backward
             yield parameters
             return
@@ -388,11 +384,11 @@ class ManagedOptimizer:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
         check_not_compiled(_COMPILED)
-        self._begun = self._shown_all = False
+        self.waiting = deque()
         used, self._options_used = self._options_used, {}
         for index, before in used.items():
             now = _options(self.optimizer.param_groups[index])
-            changed = [name for name in now if name in before and now[name] != before[name]]
+            changed = [name for name in now if name in before and now[name][0] != before[name][0]]
             if changed:
                 raise FailedPrecondition(
                     f"{_IN_BACKWARD}: {', '.join(changed)} changed after the backward pass, which has stepped with "
@@ -413,11 +409,11 @@ class ManagedOptimizer:
         self._forget_step()
         self.store.steps.stepped()
         self._stepped()
-        if self._begun and not self._shown_all:
+        if self.waiting:
             raise FailedPrecondition(
-                f"terrace.torch.offload: the step of {type(self.optimizer).__name__} did not come to all of its parameter groups, "
-                "which it is shown in parts (as zip(self.param_groups, ...) does, with a list of as many as there are groups): "
-                "keep what belongs to a group in the group. Some parameters are stepped, and the others are not")
+                f"terrace.torch.offload: the step of {type(self.optimizer).__name__} collects the parameters of a group before it "
+                "steps them, so that it is shown the group in parts, and ended before the last of these: step each parameter "
+                "in the loop over group['params']. Some parameters are stepped, and the others are not")
 
     def _forget_step(self) -> None:
         """Forgets what backward passes have stepped before a step, but for those that are under way in other threads."""
@@ -436,39 +432,17 @@ class ManagedOptimizer:
         self.adopt_all()
 
 
+def _check_not_shown(of: Like, key: str, value: torch.Tensor) -> None:
+    """Raises for a state that is the memory of a parameter."""
+    owner = owner_of(value)
+    slot = owner() if isinstance(owner, weakref.ref) else None
+    if isinstance(slot, Slot) and slot.parameter is not None:
+        raise FailedPrecondition(
+            f"terrace.torch.offload: the state '{key}' of the parameter '{of.name}' is the memory of '{slot.name}' itself (.data, "
+            ".detach() or a view), and would not change with it any more once both are in Terrace: clone() what is kept, or "
+            "use the parameter in its place")
+
+
 def _has_geometry_of(slot: Slot, value: torch.Tensor) -> bool:
     geometry = slot.placeholder
     return bool(geometry.stride() == value.stride() and geometry.shape == value.shape and geometry.dtype == value.dtype)
-
-
-def _proxy_class(kind: type[optim.Optimizer], owner: weakref.ref[ManagedOptimizer]) -> type[optim.Optimizer]:
-    """A class of what a step is given in its optimizer's place: the same, but for its groups."""
-
-    def groups(proxy: Any) -> _Groups:
-        found = owner()
-        assert found is not None  # it waits for the step
-        return _Groups(found, proxy.terrace_only)
-
-    # The slot is the proxy's own; its __dict__ is the optimizer's.
-    return type(kind.__name__, (kind,), {"param_groups": property(groups), "terrace_proxy": True,
-                                         "__slots__": ("terrace_only",)})
-
-
-class _Groups(Sequence[dict[str, Any]]):
-    """What a step finds as `self.param_groups`."""
-
-    def __init__(self, owner: ManagedOptimizer, only: Sequence[nn.Parameter] | None):
-        self._owner = owner
-        self._only = only
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._owner.groups(self._only)
-
-    def __len__(self) -> int:
-        return len(self._owner.optimizer.param_groups)
-
-    def __getitem__(self, index: Any) -> Any:
-        found = self._owner.optimizer.param_groups[index]
-        if not isinstance(found, dict) or not self._owner.in_backward:
-            return found
-        return {**found, "params": self._owner.members_of(found, self._only)}

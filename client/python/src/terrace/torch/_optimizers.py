@@ -42,11 +42,12 @@ def elementwise(kind: Kind, *, states: Iterable[str] | Callable[[Group], Iterabl
         terrace.torch.elementwise(Lion, states=["exp_avg"])
         model, optimizer = terrace.torch.offload(model, Lion(model.parameters()))
 
-    Its step() then runs as ever, but is shown a few parameters at a time: `for group in self.param_groups` goes over
-    parts of the groups, each leased while the step is at it. That gives the same weights where what becomes of an
-    element depends on that element of the parameter, its gradient and its states alone, on the group's options, and on
-    counters in `self.state[parameter]`. Do not declare a class that takes norms, means or factors over several
-    parameters: nobody could see that its weights are others.
+    Its step() then runs as ever. A loop over `group["params"]` that steps each parameter as it comes to it sees each group
+    once, and its parameters leased a few at a time. A step that collects them in lists first is shown parts of its groups,
+    and `step_in_backward=True` runs any step for a few parameters at a time. These give the same weights where what becomes
+    of an element depends on that element of the parameter, its gradient and its states alone, on the group's options, and
+    on counters in `self.state[parameter]`; what else a step does once a part is FailedPrecondition, where it is seen. Do
+    not declare a class that takes norms, means or factors over several parameters: its weights would be others.
 
     states: the names under which it keeps tensors of a parameter's shape in `self.state[parameter]`, or what gives them
         of a parameter group. `offload` makes room for these before the first step; others go to Terrace as they come.
@@ -141,23 +142,6 @@ def may_keep_more(optimizer: optim.Optimizer) -> bool:
     """Whether there may be other states than these, as of an optimizer that was declared, or a class derived from one of
     PyTorch's."""
     return type(optimizer) not in _PYTORCH
-
-
-_OF_PYTORCH = frozenset({"_need_device_dtype_check_for_fused", "_opt_called", "_step_count",
-                         "_warned_capturable_if_run_uncaptured", "found_inf", "grad_scale"})
-
-
-def own_of(optimizer: optim.Optimizer) -> dict[str, Any]:
-    """What a declared optimizer keeps itself, beside groups and states, as it is now."""
-    if _known(type(optimizer)) in _PYTORCH:
-        return {}
-    return {name: value for name, value in vars(optimizer).items() if name not in _OF_PYTORCH}
-
-
-def changed_own(optimizer: optim.Optimizer, before: dict[str, Any]) -> list[str]:
-    """What of that it has put something else in the place of since, or added."""
-    now = own_of(optimizer)
-    return sorted(name for name in now if name not in before or now[name] is not before[name])
 
 
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:

@@ -274,9 +274,12 @@ def shown_parameter(tensor: torch.Tensor) -> ManagedParameter | None:
     return parameter_of(tensor)
 
 
-def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[Slot] = (),
-          mode: str = "read") -> list[torch.Tensor]:
-    """Shows parameters, and leases other slots with them as one set: tensors that show these. One leave() each."""
+def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[Slot] = (), mode: str = "read",
+          modes: Sequence[str] | None = None) -> list[torch.Tensor]:
+    """Shows parameters, and leases other slots with them as one set: tensors that show these. One leave() each.
+
+    modes: one for each slot, where these are not leased in the parameters' mode.
+    """
     counted: list[ManagedParameter] = []  # no interrupt comes between a use and its place here
     try:
         with store.showing:
@@ -286,7 +289,8 @@ def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[
             for managed in [managed for managed in parameters if managed.uses]:
                 managed.uses += 1
                 counted.append(managed)
-        shown = store.lease([*(managed.slot for managed in hidden), *slots], mode) if hidden or slots else []
+        each = [mode] * len(hidden) + ([mode] * len(slots) if modes is None else list(modes))
+        shown = store.lease([*(managed.slot for managed in hidden), *slots], each) if hidden or slots else []
         with store.showing:
             for managed, tensor in zip(hidden, shown, strict=False):
                 managed.uses += 1

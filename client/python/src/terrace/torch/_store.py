@@ -45,9 +45,8 @@ class Tally:
         self._lock = threading.Lock()
         self.leased = Leased()
 
-    def add(self, leases: Sequence[Lease], mode: str, seconds: float) -> None:
-        """A set was leased."""
-        looked_for = mode != "overwrite"
+    def add(self, leases: Sequence[Lease], looked_for: bool, seconds: float) -> None:
+        """A set was leased. looked_for: what was there before is needed."""
         with self._lock:
             so_far = self.leased
             self.leased = Leased(so_far.sets + looked_for, so_far.hits + (looked_for and not leases[0].waited),
@@ -145,28 +144,30 @@ class Store:
         self.bytes = 0
         self._end(self.client, self._tensors)
 
-    def lease(self, slots: Iterable[Slot], mode: str = "read", *, noted: bool = True) -> list[torch.Tensor]:
+    def lease(self, slots: Iterable[Slot], mode: str | Sequence[str] = "read", *, noted: bool = True) -> list[torch.Tensor]:
         """Leases slots as one set; tensors that show them, in order. Each ends its lease with its memory's last user.
 
-        mode: "read", "write", or "overwrite" (of slots that nothing shows: what they hold is lost).
+        mode: "read", "write", or "overwrite" (of slots that nothing shows, and of all of a set: what they hold is lost); or
+            one for each slot. Of a slot that is there twice, the first one's.
         noted: as a use of this step, which the next one is expected to repeat.
         """
         if self.device.type != "cpu":
             check_not_captured(self.device)
         slots = list(slots)
+        modes = [mode] * len(slots) if isinstance(mode, str) else mode
         shown: dict[Slot, torch.Tensor] = {}
-        absent: dict[Slot, None] = {}
+        absent: dict[Slot, str] = {}
         with self._lock, ordinary():
-            for slot in slots:
-                if slot not in shown and slot.resume(mode != "read"):
+            for slot, wanted in zip(slots, modes, strict=True):
+                if slot not in shown and slot.resume(wanted != "read"):
                     shown[slot] = slot.show()
                 elif slot not in shown:
-                    absent[slot] = None
+                    absent.setdefault(slot, wanted)
         if absent:
-            leases = self._acquire(list(absent), mode, noted)
+            leases = self._acquire(list(absent), list(absent.values()), noted)
             with self._lock, ordinary():
-                for slot, lease in zip(absent, leases, strict=True):
-                    slot.take(lease, mode != "read")
+                for (slot, wanted), lease in zip(absent.items(), leases, strict=True):
+                    slot.take(lease, wanted != "read")
                     shown[slot] = slot.show()
         return [shown[slot] for slot in slots]
 
@@ -175,10 +176,11 @@ class Store:
         self.passing.turn_to(slot)
         return self.lease([slot], noted=False)[0]
 
-    def _acquire(self, slots: list[Slot], mode: str, noted: bool) -> list[Lease]:
+    def _acquire(self, slots: list[Slot], modes: list[str], noted: bool) -> list[Lease]:
         begin = time.perf_counter()
+        looked_for = "overwrite" not in modes
         try:
-            leases = self._ask_for(slots, mode, passing=not noted and mode == "read")
+            leases = self._ask_for(slots, modes, passing=not noted and set(modes) == {"read"})
         except Error as error:
             error.add_note(f"terrace.torch leased {sum(slot.nbytes for slot in slots)} bytes of "
                            f"{', '.join(slot.name for slot in slots[:4])}{', ...' if len(slots) > 4 else ''}; "
@@ -190,14 +192,15 @@ class Store:
             raise
         seconds = time.perf_counter() - begin
         note([slot.waits for slot in slots], leases, seconds)
-        self.tally.add(leases, mode, seconds)
-        if noted and mode != "overwrite":
+        self.tally.add(leases, looked_for, seconds)
+        if noted and looked_for:
             if leases[0].waited:
                 self.order.missed()
             self.order.used(slots)
         return leases
 
-    def _ask_for(self, slots: list[Slot], mode: str, passing: bool) -> list[Lease]:
+    def _ask_for(self, slots: list[Slot], modes: list[str], passing: bool) -> list[Lease]:
+        mode = modes[0] if len(set(modes)) == 1 else modes
         wanted = [slot.tensor for slot in slots], mode, self.place, self.timeout, True, passing
         try:
             return self.client._acquire(*wanted)

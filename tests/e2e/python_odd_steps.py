@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers whose steps are odd, for python_torch_odd_optimizers.py: what each of them keeps, pairs, draws or counts; and what
+is said of those that are refused."""
+
+import collections
+import itertools
+import random
+
+import numpy
+import torch
+
+
+class Odd(torch.optim.Optimizer):
+    """Gradient descent whose rate is divided by what slowness() says as the step comes to a group."""
+
+    def __init__(self, parameters, lr=0.05):
+        super().__init__(parameters, {"lr": lr})
+        self.prepare()
+
+    def prepare(self):
+        """Makes what it keeps."""
+
+    def slowness(self, group):
+        return 1
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            rate = group["lr"] / self.slowness(group)
+            for parameter in group["params"]:
+                self.update(parameter, rate)
+
+    def update(self, parameter, rate):
+        parameter.sub_(parameter.grad, alpha=rate)
+
+
+class Collecting(Odd):
+    """Runs PyTorch's kernels of lists."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            rate = group["lr"] / self.slowness(group)
+            parameters = [one for one in group["params"] if one.grad is not None]
+            torch._foreach_add_(parameters, [one.grad for one in parameters], alpha=-rate)
+
+
+# What each kind keeps, and changes once a group. -------------------------------------------------------------------------
+
+class Tensor:
+    def prepare(self):
+        self.count = torch.zeros(())
+
+    def slowness(self, group):
+        return self.count.add_(1).item()
+
+
+class TensorUnseen(Tensor):
+    def slowness(self, group):
+        self.count.data.add_(1)
+        return self.count.item()
+
+
+class List:
+    def prepare(self):
+        self.count = [0, "steps"]
+
+    def slowness(self, group):
+        self.count[0] += 1
+        return self.count[0]
+
+
+class Deep:
+    """In an object, in a dictionary, in a tuple."""
+
+    def prepare(self):
+        self.count = type("Schedule", (), {})()
+        self.count.inner = {"counts": ({"steps": 0},)}
+
+    def slowness(self, group):
+        self.count.inner["counts"][0]["steps"] += 1
+        return self.count.inner["counts"][0]["steps"]
+
+
+class Slotted:
+    class Count:
+        __slots__ = ("steps",)
+
+    def prepare(self):
+        self.count = self.Count()
+        self.count.steps = 0
+
+    def slowness(self, group):
+        self.count.steps += 1
+        return self.count.steps
+
+
+class Array:
+    def prepare(self):
+        self.count = numpy.zeros(2)
+
+    def slowness(self, group):
+        self.count[1] += 1
+        return self.count[1]
+
+
+class Queue:
+    def prepare(self):
+        self.count = collections.deque(maxlen=100)
+
+    def slowness(self, group):
+        self.count.append(group["lr"])
+        return len(self.count)
+
+
+class Iterating:
+    def prepare(self):
+        self.count = itertools.count(1)
+
+    def slowness(self, group):
+        return next(self.count)
+
+
+class Generating:
+    def prepare(self):
+        self.count = (number for number in range(1, 1000))
+
+    def slowness(self, group):
+        return next(self.count)
+
+
+class Drawing:
+    """From a generator of random numbers of its own."""
+
+    def prepare(self):
+        self.count = torch.Generator().manual_seed(1)
+
+    def slowness(self, group):
+        return 1 + torch.rand((), generator=self.count).item()
+
+
+class DrawingNumbers:
+    def prepare(self):
+        self.count = random.Random(1), numpy.random.default_rng(1)
+
+    def slowness(self, group):
+        return 1 + self.count[0].random() + self.count[1].random()
+
+
+class DrawingOfAll:
+    """From PyTorch's own."""
+
+    def slowness(self, group):
+        return 1 + torch.rand(()).item()
+
+
+class GroupNumber:
+    def slowness(self, group):
+        group["count"] = group.get("count", 0) + 1
+        return group["count"]
+
+
+class GroupTensor:
+    def slowness(self, group):
+        return group.setdefault("count", torch.zeros(1)).add_(1).item()
+
+
+class GroupList:
+    def slowness(self, group):
+        group.setdefault("count", []).append(1)
+        return len(group["count"])
+
+
+class OfAllGroups:
+    """In self.state, under a key that is no parameter."""
+
+    def slowness(self, group):
+        self.state["count"]["steps"] = self.state["count"].get("steps", 0) + 1
+        return self.state["count"]["steps"]
+
+
+class Number:
+    def prepare(self):
+        self.count = 0
+
+    def slowness(self, group):
+        self.count += 1
+        return self.count
+
+
+KEPT = [Tensor, TensorUnseen, List, Deep, Slotted, Array, Queue, Iterating, Generating, Drawing, DrawingNumbers, DrawingOfAll,
+        GroupNumber, GroupTensor, GroupList, OfAllGroups, Number]
+LOOPS = [type(f"Loop{kind.__name__}", (kind, Odd), {}) for kind in KEPT]
+COLLECTING = [type(f"Collecting{kind.__name__}", (kind, Collecting), {}) for kind in KEPT]
+
+
+# Steps that are odd in other ways, and right all the same. ---------------------------------------------------------------
+
+class CountingAfterwards(Odd):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"] / group.get("count", 1))
+            group["count"] = group.get("count", 1) + 1
+
+
+class CountingByClosure(Odd):
+    def prepare(self):
+        count = 0
+
+        def slowness(group):
+            nonlocal count
+            count += 1
+            return count
+
+        self.slowness = slowness
+
+
+class WritingToData(GroupNumber, Odd):
+    """As steps did before there was torch.no_grad()."""
+
+    def update(self, parameter, rate):
+        parameter.data.sub_(parameter.grad.data, alpha=rate)
+
+
+class Paired(Odd):
+    """With a list of as many as there are groups, and others of as many as there are parameters."""
+
+    @torch.no_grad()
+    def step(self):
+        for index, (group, rate) in enumerate(zip(self.param_groups, (0.05, 0.01, 7))):
+            numbers = range(1, len(self.param_groups[index]["params"]) + 1)
+            for parameter, number in zip(group["params"], numbers):
+                parameter.sub_(parameter.grad, alpha=rate / number / (index + 1))
+
+
+class Noisy(Odd):
+    """Draws for each parameter."""
+
+    def update(self, parameter, rate):
+        parameter.sub_(parameter.grad + 0.01 * torch.randn_like(parameter), alpha=rate)
+
+
+class Scratching(Odd):
+    """Keeps buffers by shape, for whoever comes next."""
+
+    def prepare(self):
+        self.buffers = {}
+
+    def update(self, parameter, rate):
+        buffer = self.buffers.setdefault(parameter.shape, torch.zeros_like(parameter))
+        parameter.sub_(buffer.lerp_(parameter.grad, 0.5), alpha=rate)
+
+
+class Sharing(Odd):
+    """Parameters of a shape have one momentum."""
+
+    def prepare(self):
+        self.momenta = {}
+
+    def update(self, parameter, rate):
+        state = self.state[parameter]
+        if not state:
+            state["momentum"] = self.momenta.setdefault(parameter.shape, torch.zeros_like(parameter))
+        parameter.sub_(state["momentum"].mul_(0.9).add_(parameter.grad), alpha=rate)
+
+
+class SharingAtFirst(Odd):
+    """Parameters of a shape begin with one momentum, and have each their own from the second step on."""
+
+    def prepare(self):
+        self.zeros = {}
+
+    def update(self, parameter, rate):
+        state = self.state[parameter]
+        if state:
+            state["momentum"] = 0.9 * state["momentum"] + parameter.grad
+        else:
+            state["momentum"] = self.zeros.setdefault(parameter.shape, torch.zeros_like(parameter))
+        parameter.sub_(state["momentum"], alpha=rate)
+
+
+class Looking(Odd):
+    """Adds up what it comes to, in one loop, for the next step."""
+
+    def prepare(self):
+        self.norm = torch.ones(())
+
+    @torch.no_grad()
+    def step(self):
+        norm = torch.zeros(())
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                norm += parameter.grad.square().sum()
+                parameter.sub_(parameter.grad, alpha=group["lr"] / self.norm.item())
+        self.norm.copy_(norm.sqrt())
+
+
+class Numbered(Odd):
+    """Asks for groups and parameters by number."""
+
+    @torch.no_grad()
+    def step(self):
+        for at in range(len(self.param_groups)):
+            for number in range(len(self.param_groups[at]["params"])):
+                self.update(self.param_groups[at]["params"][number], 0.05 / (number + 1))
+
+
+class CollectingAlone(Collecting):
+    """Changes nothing."""
+
+
+class OfPyTorch(torch.optim.AdamW):
+    """Counts, and has PyTorch step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=1e-3, foreach=True)
+        self.count = torch.zeros(())
+
+    def step(self):
+        self.count += 1
+        for group in self.param_groups:
+            group["weight_decay"] = 0.1 / self.count.item()
+        super().step()
+
+
+# And what is refused. ----------------------------------------------------------------------------------------------------
+
+class CollectingPaired(Collecting):
+    @torch.no_grad()
+    def step(self):
+        for number, group in enumerate(self.param_groups):
+            parameters = list(group["params"])
+            torch._foreach_add_(parameters, [one.grad for one in parameters], alpha=-0.05 / (number + 1))
+
+
+class CollectingPairs(Collecting):
+    """Pairs parameters with a list of as many."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            pairs = list(zip(group["params"], itertools.count(1)))
+            torch._foreach_add_([one for one, _ in pairs], [one.grad / number for one, number in pairs], alpha=-0.05)
+
+
+class CollectingPart(Collecting):
+    """Steps the first group alone."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            parameters = list(group["params"])
+            torch._foreach_add_(parameters, [one.grad for one in parameters], alpha=-0.05)
+            break
+
+
+class StoppingEarly(Odd):
+    """Steps the first parameter of each group."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.update(parameter, group["lr"])
+                break
+
+
+class Norm(Odd):
+    """Takes the norm of a group, and then steps it."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            norm = sum(parameter.grad.norm() for parameter in group["params"])
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=0.05 / norm.item())
+
+
+class SameMemory(Odd):
+    """Keeps a parameter's own memory as a state."""
+
+    def update(self, parameter, rate):
+        before = self.state[parameter].setdefault("before", parameter.data)
+        parameter.sub_(before + parameter.grad, alpha=rate)
+
+
+RIGHT = [*LOOPS, CountingAfterwards, CountingByClosure, WritingToData, Paired, Noisy, Scratching, Sharing, SharingAtFirst,
+         Looking, Numbered, CollectingAlone, OfPyTorch]
+REFUSED = {**dict.fromkeys(COLLECTING, "changes (its own 'count'|'count' of parameter group 0|self.state\\['count'\\]|the state of "
+                                       "PyTorch's random numbers)\\. .*step each parameter in that loop"),
+           CollectingPaired: r"pairs its parameter groups with something \(enumerate, zip\)",
+           CollectingPart: "collects the parameters of a group before it steps them",
+           CollectingPairs: r"pairs the parameters of a group with something \(enumerate, zip, list\)",
+           StoppingEarly: r"leaves its loop over group\['params'\] before the end",
+           Norm: r"steps parameters in a second loop over group\['params'\]"}
+IN_BACKWARD = {**dict.fromkeys([*LOOPS, *COLLECTING, CountingAfterwards, CountingByClosure, WritingToData, Noisy, Scratching,
+                                Sharing, SharingAtFirst, Looking, OfPyTorch], "changes .*'.*offload without step_in_backward"),
+               CollectingPaired: "pairs its parameter groups", Paired: "pairs its parameter groups",
+               CollectingPairs: "pairs the parameters of a group", StoppingEarly: "leaves its loop",
+               Norm: "steps parameters in a second loop", SameMemory: "the state 'before' of .*clone"}
