@@ -8,7 +8,7 @@
 
 #include "base/ids.h"
 #include "base/time.h"
-#include "engine/request.h"
+#include "engine/values/request.h"
 #include "mover/transfer.h"
 #include "shm/word.h"
 

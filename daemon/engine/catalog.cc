@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "engine/catalog/facts.h"
 #include "engine/engine_impl.h"
-#include "engine/facts.h"
 #include "shm/layout.h"
 
 namespace terrace::engine {

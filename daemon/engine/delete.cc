@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "engine/catalog/facts.h"
 #include "engine/engine_impl.h"
-#include "engine/facts.h"
 
 namespace terrace::engine {
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "engine/engine_impl.h"
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 void EngineImpl::submit(Time now, Request request) {

@@ -15,16 +15,16 @@
 #include <utility>
 #include <vector>
 
+#include "base/id_map.h"
 #include "engine/admission.h"
 #include "engine/engine.h"
-#include "engine/id_map.h"
-#include "engine/scheduler.h"
+#include "engine/links/scheduler.h"
+#include "engine/links/write_budget.h"
 #include "engine/session.h"
 #include "engine/survey.h"
 #include "engine/tensor.h"
 #include "engine/tier_state.h"
 #include "engine/under_way.h"
-#include "engine/write_budget.h"
 #include "tier/extent_allocator.h"
 
 namespace terrace::engine {

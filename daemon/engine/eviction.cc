@@ -10,7 +10,7 @@
 #include <span>
 
 #include "engine/engine_impl.h"
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 namespace {

@@ -4,7 +4,7 @@
 // nothing is read or written there, what they may land in is given to nobody, and nothing is claimed or given up for
 // the sake of what cannot be had yet. Everything else is served.
 #include "engine/engine_impl.h"
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "engine/engine_impl.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 namespace {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "engine/policy.h"
-#include "engine/request.h"
+#include "engine/policy/policy.h"
+#include "engine/values/request.h"
 #include "tier/extent_allocator.h"
 
 namespace terrace::engine {

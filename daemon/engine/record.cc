@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "engine/catalog/facts.h"
 #include "engine/engine_impl.h"
-#include "engine/facts.h"
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 namespace {

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/damage.h"
+#include "engine/catalog/damage.h"
+#include "engine/catalog/facts.h"
 #include "engine/engine_impl.h"
-#include "engine/facts.h"
 
 namespace terrace::engine {
 namespace {

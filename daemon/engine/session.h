@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "engine/admission.h"
-#include "engine/catalog_records.h"
+#include "engine/catalog/records.h"
 #include "engine/foreseen.h"
-#include "engine/lease_table.h"
+#include "engine/values/lease_table.h"
 #include "engine/name_index.h"
 #include "engine/place.h"
 #include "engine/tensor_table.h"

@@ -7,7 +7,7 @@
 
 #include "base/text.h"
 #include "engine/engine_impl.h"
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 

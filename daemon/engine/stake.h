@@ -6,7 +6,7 @@
 #include <map>
 #include <span>
 
-#include "engine/catalog_memory.h"
+#include "engine/catalog/memory.h"
 #include "engine/engine.h"
 
 namespace terrace::engine {

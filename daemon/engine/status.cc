@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the engine says of itself.
-#include "engine/status.h"
+#include "engine/values/status.h"
 
 #include <fmt/format.h>
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/engine_impl.h"
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 

@@ -9,16 +9,10 @@
 
 #include "base/bytes.h"
 #include "base/ids.h"
+#include "engine/values/level.h"
 #include "tier/extent.h"
 
 namespace terrace::engine {
-
-// A tensor has at most one copy per kind of tier; the order is the order of speed.
-enum class Level : std::uint8_t { kDevice = 0, kMemory = 1, kBlock = 2, kNone = 3 };
-inline constexpr std::size_t kLevels = 3;
-inline constexpr std::array<Level, kLevels> kAllLevels{Level::kDevice, Level::kMemory, Level::kBlock};
-constexpr std::size_t index(Level level) { return static_cast<std::size_t>(level); }
-constexpr std::uint8_t bit(Level level) { return static_cast<std::uint8_t>(1u << index(level)); }
 
 // At most one transfer touches a tensor at a time; of kLanding alone it is not one of this engine's.
 enum class Activity : std::uint8_t {
@@ -43,7 +37,7 @@ struct Rare {
   std::optional<Slide> slide;
 };
 
-// What of it does not change is in the catalog alone: engine/facts.h.
+// What of it does not change is in the catalog alone: engine/catalog/facts.h.
 struct Tensor {
   std::uint64_t number = 0;                     // never used twice; 0: the slot is free
   std::uint64_t bytes = 0;                      // as asked for

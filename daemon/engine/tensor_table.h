@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <ranges>
 
+#include "base/growing_array.h"
 #include "base/ids.h"
-#include "engine/growing_array.h"
 #include "engine/tensor.h"
 
 namespace terrace::engine {

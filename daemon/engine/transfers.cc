@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "engine/engine_impl.h"
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "base/ids.h"
 #include "base/time.h"
-#include "engine/request.h"
-#include "engine/status.h"
+#include "engine/values/request.h"
+#include "engine/values/status.h"
 #include "engine/tensor.h"
 #include "mover/transfer.h"
 

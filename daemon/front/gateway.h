@@ -12,7 +12,7 @@
 #include "base/ids.h"
 #include "base/time.h"
 #include "engine/engine.h"
-#include "engine/request.h"
+#include "engine/values/request.h"
 #include "terrace/error.h"
 
 namespace terrace::front {

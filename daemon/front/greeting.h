@@ -2,7 +2,7 @@
 // What a trainer says first on data.sock, as a request.
 #pragma once
 
-#include "engine/request.h"
+#include "engine/values/request.h"
 #include "shm/message.h"
 #include "terrace/error.h"
 

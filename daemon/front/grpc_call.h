@@ -11,7 +11,7 @@
 #include <functional>
 #include <memory>
 
-#include "engine/request.h"
+#include "engine/values/request.h"
 #include "front/gateway.h"
 
 namespace terrace::front {

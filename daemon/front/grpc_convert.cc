@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "base/text.h"
-#include "engine/catalog_records.h"
+#include "engine/catalog/records.h"
 #include "shm/layout.h"
 #include "terrace/v1/error.pb.h"
 

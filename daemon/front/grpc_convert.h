@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/request.h"
+#include "engine/values/request.h"
 #include "front/gateway.h"
 #include "terrace/error.h"
 #include "terrace/v1/status.pb.h"

@@ -12,7 +12,7 @@
 #include <memory>
 #include <mutex>
 
-#include "engine/request.h"
+#include "engine/values/request.h"
 #include "front/gateway.h"
 #include "front/grpc_call.h"
 #include "front/grpc_peers.h"

@@ -16,7 +16,7 @@
 
 #include "base/mapping.h"
 #include "config/config.h"
-#include "engine/catalog_memory.h"
+#include "engine/catalog/memory.h"
 #include "engine/engine.h"
 #include "front/foreseer.h"
 #include "front/gateway.h"

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/request.h"
+#include "engine/values/request.h"
 #include "shm/layout.h"
 #include "terrace/error.h"
 

@@ -13,7 +13,7 @@
 #include "base/ids.h"
 #include "base/mapping.h"
 #include "engine/engine.h"
-#include "engine/lease_table.h"
+#include "engine/values/lease_table.h"
 #include "front/stamp_clock.h"
 #include "shm/layout.h"
 #include "shm/log.h"

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/status.h"
+#include "engine/values/status.h"
 
 namespace terrace::metrics {
 

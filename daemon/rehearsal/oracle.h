@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/policy.h"
+#include "engine/policy/policy.h"
 #include "workload/workload.h"
 
 namespace terrace::rehearsal {

@@ -11,7 +11,7 @@
 #include "base/ids.h"
 #include "base/time.h"
 #include "engine/engine.h"
-#include "engine/lease_table.h"
+#include "engine/values/lease_table.h"
 #include "shm/layout.h"
 #include "workload/workload.h"
 

@@ -11,7 +11,7 @@
 #include <random>
 #include <thread>
 
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 #include "sim/compare_command.h"
 #include "sim/fuzz.h"
 #include "sim/generate_command.h"

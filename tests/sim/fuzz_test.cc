@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/planted.h"
+#include "engine/values/planted.h"
 #include "sim/fuzz.h"
 
 namespace terrace::sim {

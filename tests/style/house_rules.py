@@ -38,9 +38,13 @@ BELOW = {
     "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "picture", "forecast", "config", "topology",
             "workload"},
 }
+# The rooms of a layer that has some: what each includes of the others. What lies in the layer's own folder is above them.
+ROOMS = {
+    "engine": {"values": set(), "policy": set(), "links": set(), "catalog": {"values"}},
+}
 PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
 USING = re.compile(r"\s*using\s+[\w:]*::(\w+);")
-INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/')
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/(?:([a-z_]+)/)?')
 
 
 def is_code(path):
@@ -108,6 +112,10 @@ def layers(path, lines):
         included = INCLUDE.match(line)
         if included and included[1] in BELOW and included[1] not in BELOW[layer] | {layer}:
             yield number, f"{layer}/ includes {included[1]}/, which does not lie below it"
+        elif included and included[1] == layer and path.parts[2] in ROOMS.get(layer, {}):
+            room = path.parts[2]
+            if included[2] not in ROOMS[layer][room] | {room}:
+                yield number, f"{layer}/{room}/ includes what does not lie below it"
 
 
 def fields(path, lines):

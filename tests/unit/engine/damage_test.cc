@@ -6,8 +6,8 @@
 
 #include <cstring>
 
-#include "engine/damage.h"
-#include "engine/facts.h"
+#include "engine/catalog/damage.h"
+#include "engine/catalog/facts.h"
 #include "unit/engine/harness.h"
 
 namespace terrace::engine {

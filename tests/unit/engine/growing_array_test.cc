@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows that elements stay where they are and what they are while there are more of them, and that each ends once.
-#include "engine/growing_array.h"
+#include "base/growing_array.h"
 
 #include <gtest/gtest.h>
 

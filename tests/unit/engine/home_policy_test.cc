@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "engine/policy.h"
+#include "engine/policy/policy.h"
 #include "unit/engine/victims.h"
 
 namespace terrace::engine {

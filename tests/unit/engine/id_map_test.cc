@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows that a map of what is under way has what a map has, through growth, collisions and whatever goes.
-#include "engine/id_map.h"
+#include "base/id_map.h"
 
 #include <gtest/gtest.h>
 

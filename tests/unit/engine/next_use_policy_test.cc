@@ -2,7 +2,7 @@
 // The order in which copies go: what the plan gives up, what nothing is foreseen of, then the farthest next use.
 #include <gmock/gmock.h>
 
-#include "engine/policy.h"
+#include "engine/policy/policy.h"
 #include "unit/engine/victims.h"
 
 namespace terrace::engine {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "engine/policy.h"
+#include "engine/policy/policy.h"
 
 namespace terrace::engine {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "engine/policy.h"
+#include "engine/policy/policy.h"
 #include "unit/engine/victims.h"
 
 namespace terrace::engine {

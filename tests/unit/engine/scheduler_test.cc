@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows the order of transfers on a link: classes first, tenants and their sessions in turn by bytes, deadlines within
 // a session; how much goes down at a time; and that the least recently used copy is offered first.
-#include "engine/scheduler.h"
+#include "engine/links/scheduler.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "base/bytes.h"
-#include "engine/policy.h"
+#include "engine/policy/policy.h"
 
 namespace terrace::engine {
 namespace {

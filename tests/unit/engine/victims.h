@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/policy.h"
+#include "engine/policy/policy.h"
 
 namespace terrace::engine {
 

@@ -2,7 +2,7 @@
 // Shows that writing ahead of need keeps to its budget a day, and that what must be written does not wait for one.
 #include <chrono>
 
-#include "engine/write_budget.h"
+#include "engine/links/write_budget.h"
 #include "unit/engine/harness.h"
 
 namespace terrace::engine {

@@ -12,7 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/mapping.h"
-#include "engine/catalog_memory.h"
+#include "engine/catalog/memory.h"
 #include "front/node.h"
 
 namespace terrace::front {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/damage.h"
+#include "engine/catalog/damage.h"
 
 #include <fmt/format.h>
 

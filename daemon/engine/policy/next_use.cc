@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/policy.h"
+#include "engine/policy/policy.h"
 
 namespace terrace::engine {
 namespace {

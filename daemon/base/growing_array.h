@@ -11,7 +11,7 @@
 
 #include "base/check.h"
 
-namespace terrace::engine {
+namespace terrace {
 
 // Pages of a block count once elements were made there. Not thread-safe.
 template <typename T>
@@ -74,4 +74,4 @@ class GrowingArray {
   std::size_t size_ = 0;
 };
 
-}  // namespace terrace::engine
+}  // namespace terrace

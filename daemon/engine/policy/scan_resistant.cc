@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/growing_array.h"
-#include "engine/policy.h"
+#include "base/growing_array.h"
+#include "engine/policy/policy.h"
 
 namespace terrace::engine {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/mapping.h"
-#include "engine/catalog_records.h"
+#include "engine/catalog/records.h"
 #include "terrace/error.h"
 
 namespace terrace::engine {

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/catalog_memory.h"
-#include "engine/request.h"
+#include "engine/catalog/memory.h"
+#include "engine/values/request.h"
 
 namespace terrace::engine {
 

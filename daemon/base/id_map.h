@@ -12,7 +12,7 @@
 
 #include "base/check.h"
 
-namespace terrace::engine {
+namespace terrace {
 
 // Not thread-safe.
 template <typename Id, typename Value>
@@ -92,4 +92,4 @@ class IdMap {
   int shift_ = 0;  // leaves a place's number of what is spread
 };
 
-}  // namespace terrace::engine
+}  // namespace terrace

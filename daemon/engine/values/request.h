@@ -12,8 +12,8 @@
 
 #include "base/ids.h"
 #include "base/time.h"
-#include "engine/lease_table.h"
-#include "engine/status.h"
+#include "engine/values/lease_table.h"
+#include "engine/values/status.h"
 #include "shm/word.h"
 #include "terrace/dtype.h"
 #include "terrace/error.h"

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "engine/catalog_memory.h"
-#include "engine/tensor.h"
+#include "engine/catalog/memory.h"
+#include "engine/values/level.h"
 
 namespace terrace::engine {
 
