@@ -265,6 +265,9 @@ Result<Lease> Session::make_lease(const Tensor& tensor, const LeaseOptions& opti
   }
   if (!usable_here) {
     give_up(tensor.handle(), wire(mode));
+    // Another time it may lie elsewhere: what cannot be mapped here goes.
+    if (PlaceRange::is_seam_offset(offset))
+      static_cast<void>(ask_async({&tensor, 1}, {.operation = shm::Operation::kEvict}));
     return std::unexpected(usable_here.error());
   }
   lease_begins(this);

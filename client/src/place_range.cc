@@ -118,12 +118,13 @@ Result<void> PlaceRange::stitch(const shm::StitchMessage& part) {
   const std::lock_guard lock(seams_mutex_);
   auto& seam = seams_[part.offset];
   if (seam.writable != nullptr && seam.mapped_bytes == seam.bytes && seam.bytes == part.bytes) return {};
+  if (part.at != 0 && seam.failed) return std::unexpected(*seam.failed);
   if (part.at == 0) {
     seam = Seam{.bytes = part.bytes, .mapped_bytes = 0, .readable = nullptr, .writable = nullptr};
     for (std::unique_ptr<SeamView>* const view : {&seam.readable, &seam.writable}) {
       if (view == &seam.readable && readable_ == nullptr) continue;
       auto reserved = SeamView::reserve(part.bytes);
-      if (!reserved) return std::unexpected(reserved.error());
+      if (!reserved) return std::unexpected(*(seam.failed = reserved.error()));
       *view = std::move(*reserved);
     }
   }
@@ -133,7 +134,7 @@ Result<void> PlaceRange::stitch(const shm::StitchMessage& part) {
     if (piece.bytes == 0 || piece.bytes > seam.bytes - seam.mapped_bytes || piece.bytes % kPageBytes != 0 ||
         piece.offset % kPageBytes != 0)
       return wrong("is not whole pages of it");
-    if (Result<void> shown = show_piece(seam, piece); !shown) return shown;
+    if (Result<void> shown = show_piece(seam, piece); !shown) return std::unexpected(*(seam.failed = shown.error()));
   }
   return {};
 }

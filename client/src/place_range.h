@@ -64,7 +64,7 @@ class PlaceRange {
   // gpu_context() also whoever's that has found memory mapped().
   const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
   bool is_gpu() const { return is_gpu_; }
-  static bool is_seam_offset(std::uint64_t offset) { return offset > kRangeBytesMax; }
+  static bool is_seam_offset(std::uint64_t offset) { return offset >= shm::kSeamsBegin; }
   static bool is_gpu(const shm::PlaceRecord& record) { return record.gpu != std::array<std::uint8_t, 16>{}; }
   std::optional<int> gpu_ordinal() const { return is_gpu_ ? std::optional(gpu_->ordinal()) : std::nullopt; }
 
@@ -85,6 +85,7 @@ class PlaceRange {
   struct Seam {
     std::uint64_t bytes = 0;
     std::uint64_t mapped_bytes = 0;
+    std::optional<Error> failed{};       // so that what follows of it is passed over
     std::unique_ptr<SeamView> readable;  // null where the place is mapped once
     std::unique_ptr<SeamView> writable;
   };

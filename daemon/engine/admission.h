@@ -58,6 +58,7 @@ struct Admission {
   std::int64_t due_ns = 0;  // `planned`: as in Expectation
   bool behind = false;      // an earlier one is making room in the same tier: it may not take any
   Block block = Block::kNothing;
+  std::uint32_t seams_coming = 0;         // that were begun for it, and are not ready yet
   std::unique_ptr<Error> stitch_error{};  // of the last seam that was made for it; null: none failed
 
   bool is(Kind a) const { return kind == a; }

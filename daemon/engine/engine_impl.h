@@ -237,15 +237,19 @@ class EngineImpl final : public Engine {
   void clear_wants(Session& session, Admission& admission);
 
   // stitch.cc
-  static std::optional<std::vector<tier::Extent>> pages_apart(Place& place, const Admission& admission,
-                                                              std::vector<std::uint64_t> sizes);
-  std::optional<Room> stitch(Session& session, const Admission& admission, std::vector<std::uint64_t> sizes,
-                             Error& refusal);
-  void stitched(Session& session, std::size_t tier, const mover::SegmentDone& done);
+  bool can_stitch(std::size_t tier) const;
+  std::vector<std::uint64_t> runs_at_best(const Session& session, std::size_t tier) const;
+  bool stays(const Session& session, Slot slot, Level level) const;
+  static std::vector<std::vector<tier::Extent>> pages_apart(Place& place, const Admission& admission,
+                                                            std::vector<std::uint64_t> sizes);
+  std::optional<Room> stitch(Session& session, Admission& admission, std::vector<std::uint64_t> sizes, Error& refusal);
+  void begin_seam(Session& session, Admission& admission, std::vector<tier::Extent> pages);
+  bool give_up_seams(Session& session, std::size_t tier);
+  bool stitched(Session& session, std::size_t tier, const mover::SegmentDone& done);
   void unstitch(Session& session, std::size_t tier, std::uint64_t offset);
-  bool unstitch_idle(Session& session, std::size_t tier, const Admission* admission,
-                     const std::vector<std::uint64_t>& sizes);
-  void forget_records(const Seam& seam);
+  void forget_records(Session& session, const Seam& seam);
+  bool unstitch_unfit(Session& session, const Admission& admission, const std::vector<std::uint64_t>& sizes);
+  void unstitch_idle(Session& session, std::size_t tier);
   Result<void> restore_seams(const CatalogMemory& catalog, Session& session);
   static bool restore_in_seam(Place& place, tier::Extent extent);
 
@@ -447,7 +451,6 @@ class EngineImpl final : public Engine {
   std::vector<SessionId> touched_sessions_;
   std::set<std::size_t> free_records_;
   std::vector<std::size_t> freed_records_;  // since the last commit
-  std::vector<std::uint32_t> free_seam_records_;
   std::uint64_t next_seam_ = tier::kSeamsBegin;
   std::vector<tier::Extent> retired_;      // of the block tier
   IdMap<RequestId, std::uint64_t> notes_;  // of requests whose replies are not in their rings

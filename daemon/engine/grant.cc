@@ -141,7 +141,7 @@ void EngineImpl::end_admission(Session& session, Admission& admission) {
     if (place != nullptr) place->add_failed = false;
   const std::uint64_t id = admission.id;
   if (tiers_[admission.tier].mapped() && !session.places[admission.tier]->seams.empty())
-    unstitch_idle(session, admission.tier, &admission, {});
+    unstitch_unfit(session, admission, {});
   if (admission.phase == Admission::Phase::kAssembling) {
     for (const Handle& handle : admission.tensors) {
       Tensor& tensor = session.at(handle.slot);

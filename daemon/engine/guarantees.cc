@@ -67,7 +67,7 @@ void EngineImpl::segment_done(Time now, const mover::SegmentDone& done) {
     Place& place = *session->places[tier];
     const std::uint64_t bytes = done.order.extent.bytes;
     if (done.order.kind == mover::SegmentOrder::Kind::kStitch) {
-      stitched(*session, tier, done);
+      if (!stitched(*session, tier, done)) return run();  // others are still to come
     } else if (done.order.kind == mover::SegmentOrder::Kind::kAdd) {
       TERRACE_CHECK(place.adding_bytes == bytes);
       place.adding_bytes = 0;
@@ -155,7 +155,7 @@ void EngineImpl::fence(Session& session, std::size_t tier, std::uint64_t at) {
   place.fence = at;
   const std::uint64_t end = place.space.capacity_bytes();
   if (end <= at) return;
-  unstitch_idle(session, tier, nullptr, {});
+  unstitch_idle(session, tier);
   for (const tier::Extent& extent : place.space.free_within({at, end - at})) {
     place.space.take(extent);
     place.fenced.push_back(extent);

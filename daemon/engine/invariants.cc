@@ -111,8 +111,7 @@ void EngineImpl::check_session(const Session& session, bool scribbled) const {
   check_places(session);
   if (!scribbled && session.life == Session::Life::kOpen)
     for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-      if (tiers_[tier].mapped() && !tiers_[tier].failed && session.places[tier]->gone.empty() &&
-          session.places[tier]->stuck_bytes == 0)
+      if (tiers_[tier].options.stitches && session.places[tier]->gone.empty() && session.places[tier]->stuck_bytes == 0)
         check_guarantee(session, tier);
   // Law 6: whoever waits for room waits for something that is under way, and is looked at when it is done.
   const bool still =
@@ -209,16 +208,18 @@ void EngineImpl::check_places(const Session& session) const {
     }
     if (session.life != Session::Life::kOpen) continue;
     TERRACE_CHECK(leaving == place.leaving_bytes);
+    std::uint64_t idle = 0;
     for (const auto& [offset, seam] : place.seams) {
       std::uint64_t bytes = 0;
       for (const tier::Extent& piece : seam.pieces) bytes += piece.bytes;
       TERRACE_CHECK(bytes == seam.bytes && seam.records.size() == seam.pieces.size());
+      idle += seam.used ? 0 : seam.bytes;
       TERRACE_CHECK(seam.used || !seam.ready ||
                     std::ranges::find(session.admissions, seam.made_for, &Admission::id) != session.admissions.end());
       if (seam.used) --used_seams;
       extents.insert(extents.end(), seam.pieces.begin(), seam.pieces.end());
     }
-    TERRACE_CHECK(used_seams == 0);  // each serves one copy
+    TERRACE_CHECK(used_seams == 0 && idle == place.idle_bytes);  // each serves one copy
     check_disjoint(extents);
     std::uint64_t sum = 0;
     for (const tier::Extent& extent : extents) sum += extent.bytes;
@@ -227,35 +228,31 @@ void EngineImpl::check_places(const Session& session) const {
   }
 }
 
-// A session can lease what its guarantee still has, in any of its tensors' sizes: were all to go that it does not hold,
-// the largest one that fits what is left would find room. Where memory cannot be stitched, once it holds nothing.
+// A session can lease what its guarantee still has, in any of its tensors' sizes: were all to go that can, the largest
+// that fits what is left would lie side by side, or in a seam of no more pieces than there can be.
 void EngineImpl::check_guarantee(const Session& session, std::size_t tier) const {
   const Place& place = *session.places[tier];
-  const Level level = tiers_[tier].level;
-  const std::uint64_t total = std::max(place.floor_bytes, place.space.capacity_bytes()) - place.space.retired_bytes();
-  std::vector<tier::Extent> held{{total, 0}};
   std::uint64_t held_bytes = 0;
+  std::size_t held_pieces = 0;
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
-    if (!tensor.live() || !at_tier(tensor, tier)) continue;
-    if (tensor.pinned != level && !(tensor.published == level && leased(session, Slot{at}))) continue;
+    if (!tensor.live() || !at_tier(tensor, tier) || !stays(session, Slot{at}, tiers_[tier].level)) continue;
     held_bytes += tensor.extent_bytes();
-    if (tensor.extent(level).offset < tier::kSeamsBegin) held.push_back(tensor.extent(level));
+    const auto seam = place.seams.find(tensor.offset[index(tiers_[tier].level)]);
+    if (seam != place.seams.end()) held_pieces += seam->second.pieces.size();
   }
-  for (const auto& [offset, seam] : place.seams) held.insert(held.end(), seam.pieces.begin(), seam.pieces.end());
-  const bool stitches = tiers_[tier].options.stitches && !planted(Plant::kNeverStitched);
-  if (held_bytes >= place.floor_bytes || (!tiers_[tier].options.stitches && held_bytes > 0)) return;
+  if (held_bytes >= place.floor_bytes) return;
   std::uint64_t largest = 0;
-  std::uint64_t end = 0;
-  std::sort(held.begin(), held.end());
-  for (const tier::Extent& extent : held) {
-    largest = std::max(largest, extent.offset - std::min(extent.offset, end));
-    end = std::max(end, extent.end());
-  }
-  if (stitches) largest = total - std::min(total, held_bytes);
   for (const Tensor& tensor : session.tensors.all())
-    TERRACE_CHECK(!tensor.live() || tensor.deleted || tensor.extent_bytes() > place.floor_bytes - held_bytes ||
-                  tensor.extent_bytes() <= largest);
+    if (tensor.live() && !tensor.deleted && tensor.extent_bytes() <= place.floor_bytes - held_bytes)
+      largest = std::max(largest, tensor.extent_bytes());
+  const std::vector<std::uint64_t> runs = runs_at_best(session, tier);
+  if (largest <= runs.front()) return;
+  TERRACE_CHECK(can_stitch(tier));
+  std::uint64_t bytes = 0;
+  std::size_t pieces = 0;
+  while (bytes < largest && pieces < runs.size()) bytes += runs[pieces++];
+  TERRACE_CHECK(bytes >= largest && pieces <= kSeamPiecesMax - held_pieces);
 }
 
 void EngineImpl::check_block() const {

@@ -128,7 +128,6 @@ EngineImpl::EngineImpl(Options options, CatalogMemory& catalog)
 
 void EngineImpl::begin_catalog() {
   for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) free_records_.insert(record);
-  for (std::uint32_t record = kSeamPiecesMax; record > 0; --record) free_seam_records_.push_back(record - 1);
   std::vector<TierRecord> records;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) records.push_back(tier_record(tiers_[tier].options));
   catalog_->put(records);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -36,6 +37,7 @@ struct Place {
 
   tier::ExtentAllocator space{kPageBytes};  // over the installed segments that are not on their way out
   std::map<std::uint64_t, Seam> seams;      // by offset
+  std::uint64_t idle_bytes = 0;             // of seams that no copy uses, or not yet
   std::unique_ptr<Policy> policy;
   std::uint64_t floor_bytes = 0;
   std::uint64_t adding_bytes = 0;    // of the segment on its way in; one at a time
@@ -53,19 +55,28 @@ struct Place {
   std::optional<Error> write_back_error;  // of the last eviction, for the admission that waits for it
 
   std::uint64_t mapped_bytes() const { return space.capacity_bytes() + adding_bytes + removing_bytes + stuck_bytes; }
-  // Of seams that no copy uses.
-  std::uint64_t idle_bytes() const;
   // For this admission, of which what was stitched for others is no part.
   std::uint64_t free_bytes(std::uint64_t admission) const;
-  std::uint64_t used_bytes() const { return space.used_bytes() - fenced_bytes - idle_bytes(); }
+  std::uint64_t used_bytes() const { return space.used_bytes() - fenced_bytes - idle_bytes; }
   // Whether some of the extent lies there or beyond.
   bool reaches(tier::Extent extent, std::uint64_t offset) const;
   // Room for a copy of this size, for this admission: a seam that was made for it, or else what lies side by side.
   std::optional<std::uint64_t> allocate(std::uint64_t bytes, std::uint64_t admission);
   // Undoes allocate().
   void give_back(tier::Extent extent);
+  void add_seam(std::uint64_t offset, Seam seam);
+  void make_ready(std::uint64_t offset);
+  // Aborts unless it is ready. Its pages stay taken from the space.
+  Seam take_apart(std::uint64_t offset);
+  // Those that are ready, used by no copy, and of this kind.
+  std::vector<std::uint64_t> idle_seams(const std::function<bool(const Seam&)>& of_this_kind) const;
   // What its segments count for: law 3.
   std::uint64_t claimed_bytes() const { return std::max(floor_bytes, mapped_bytes()); }
+
+ private:
+  void make_idle(std::uint64_t offset, Seam& seam);
+
+  std::multimap<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> idle_;  // admission and bytes: offset
 };
 
 }  // namespace terrace::engine

@@ -97,18 +97,12 @@ Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors, std::
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});
       free_records_.insert(record);
     }
-  for (std::uint32_t record = kSeamPiecesMax; record > 0; --record) {
-    const SessionId owner{catalog.seams()[record - 1].session};
-    if (owner != SessionId{} && sessions_.contains(owner)) continue;
-    if (owner != SessionId{}) catalog.put(record - 1, SeamRecord{});
-    free_seam_records_.push_back(record - 1);
-  }
   const auto unanswered = undo_unanswered(survivors);
   for (auto& [id, session] : sessions_) {
     for (std::uint32_t at = 0; at < session->tensors.size(); ++at) touch(*session, Slot{at});
     touch(*session);
     for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-      if (session->places[tier] != nullptr) unstitch_idle(*session, tier, nullptr, {});
+      if (session->places[tier] != nullptr) unstitch_idle(*session, tier);
     const auto found = unanswered.find(id);
     settle(*session, found == unanswered.end() ? Unanswered{} : found->second);
     commit();

@@ -102,7 +102,7 @@ EngineImpl::Room EngineImpl::make_room(Session& session, Admission& admission, c
     if (unplaced == 0) return Room::kReady;
     if (place.adding_bytes > 0 || grow(session, admission.tier)) return Room::kWait;
     if (make_room_at_once(session, admission, unplaced)) continue;
-    if (unstitch_idle(session, admission.tier, &admission, sizes)) continue;
+    if (unstitch_unfit(session, admission, sizes)) continue;
     if (place.write_back_error && !admission.is(Admission::Kind::kPrefetch)) {
       refusal = *place.write_back_error;
       place.write_back_error.reset();
@@ -165,6 +165,9 @@ EngineImpl::Room EngineImpl::make_room_by_shape(Session& session, Admission& adm
   const std::size_t tier = admission.tier;
   const std::uint64_t missing_bytes = admission.missing_bytes;
   const Place& place = *session.places[tier];
+  // What no going of others would bring side by side is stitched before they go in vain.
+  if (can_stitch(tier) && runs_at_best(session, tier).front() < *std::ranges::max_element(sizes))
+    if (const auto room = stitch(session, admission, sizes, refusal)) return *room;
   if (join_free(session, tier, missing_bytes)) return Room::kWait;
   if (place.leaving_bytes > 0) {
     raise_leaving(session, tier, place.leaving_bytes, {admission.write_back_class(), admission.deadline});
@@ -268,7 +271,7 @@ EngineImpl::Room EngineImpl::wait_for_leases(Session& session, Admission& admiss
                                              std::uint64_t bytes, Error& refusal) {
   const std::size_t tier = admission.tier;
   const Place& place = *session.places[tier];
-  unstitch_idle(session, tier, &admission, {});  // nothing is kept reserved while it waits
+  if (!place.seams.empty()) unstitch_unfit(session, admission, {});  // nothing is kept reserved while it waits
   if (admission.is(Admission::Kind::kPrefetch) || found.leased.empty() || found.leased_bytes < bytes) {
     refusal = full(session, tier,
                    fmt::format("no room for {} bytes more ({} bytes are leased, {} pinned)", bytes, found.leased_bytes,

@@ -17,10 +17,11 @@
 #include "engine/admission.h"
 #include "engine/catalog/records.h"
 #include "engine/foreseen.h"
-#include "engine/values/lease_table.h"
 #include "engine/name_index.h"
 #include "engine/place.h"
+#include "engine/seam_records.h"
 #include "engine/tensor_table.h"
+#include "engine/values/lease_table.h"
 
 namespace terrace::engine {
 
@@ -58,6 +59,7 @@ struct Session {
   std::set<Slot> gone;                         // published where memory is gone, and leased or moved just now
   std::vector<std::unique_ptr<Place>> places;  // by tier index; null where the tier is not mapped
 
+  SeamRecords seam_records;
   std::list<Admission> admissions;                          // in order of arrival
   std::deque<std::pair<Handle, std::uint32_t>> prefetches;  // not begun: tensor, place
   std::uint32_t prefetches_running = 0;

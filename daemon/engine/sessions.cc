@@ -161,7 +161,7 @@ void EngineImpl::finish_session(Session& session) {
   }
   for (const auto& place : session.places)
     if (place != nullptr)
-      for (const auto& [offset, seam] : place->seams) forget_records(seam);
+      for (const auto& [offset, seam] : place->seams) forget_records(session, seam);
   const SessionId id = session.id;
   freed_records_.push_back(session.record);
   for (const Member& member : session.members) {

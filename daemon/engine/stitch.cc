@@ -16,111 +16,172 @@
 
 namespace terrace::engine {
 
-// Pages for the first of these sizes that finds no room side by side, once the larger ones have theirs. None: the free
-// bytes do not suffice.
-std::optional<std::vector<tier::Extent>> EngineImpl::pages_apart(Place& place, const Admission& admission,
-                                                                 std::vector<std::uint64_t> sizes) {
-  std::ranges::sort(sizes, std::greater());
-  std::vector<tier::Extent> placed;
-  std::vector<tier::Extent> pages;
-  for (const std::uint64_t size : sizes) {
-    if (const auto offset = place.allocate(size, admission.id)) {
-      placed.push_back({*offset, size});
-      continue;
-    }
-    if (place.space.free_bytes() < size) break;
-    for (std::uint64_t left = size; left > 0; left -= pages.back().bytes)
-      pages.push_back(*place.space.allocate(std::min(left, place.space.largest_free_bytes())));
-    break;
-  }
-  for (const tier::Extent& extent : placed) place.give_back(extent);
-  return pages.empty() ? std::nullopt : std::optional(std::move(pages));
+bool EngineImpl::can_stitch(std::size_t tier) const {
+  return tiers_[tier].options.stitches && !planted(Plant::kNeverStitched);
 }
 
-// Begins a seam for one of the sizes. None: seams do not help here.
-std::optional<EngineImpl::Room> EngineImpl::stitch(Session& session, const Admission& admission,
+// The runs of addresses that there would be, were all to go that can; the longest first.
+std::vector<std::uint64_t> EngineImpl::runs_at_best(const Session& session, std::size_t tier) const {
+  const Place& place = *session.places[tier];
+  const Level level = tiers_[tier].level;
+  std::vector<tier::Extent> stay{{std::max(place.floor_bytes, place.space.capacity_bytes()), 0}};
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Tensor& tensor = session.tensors[at];
+    if (!tensor.live() || !at_tier(tensor, tier) || !stays(session, Slot{at}, level)) continue;
+    const auto seam = place.seams.find(tensor.offset[index(level)]);
+    if (seam == place.seams.end())
+      stay.push_back(tensor.extent(level));
+    else
+      stay.insert(stay.end(), seam->second.pieces.begin(), seam->second.pieces.end());
+  }
+  std::ranges::sort(stay);
+  std::vector<std::uint64_t> runs{0};
+  std::uint64_t end = 0;
+  for (const tier::Extent& extent : stay) {
+    if (extent.offset > end) runs.push_back(extent.offset - end);
+    end = std::max(end, extent.end());
+  }
+  std::ranges::sort(runs, std::greater());
+  return runs;
+}
+
+// Whether the copy keeps its place as long as its trainer likes.
+bool EngineImpl::stays(const Session& session, Slot slot, Level level) const {
+  const Tensor& tensor = session.at(slot);
+  return tensor.pinned == level || (tensor.published == level && leased(session, slot));
+}
+
+// Pages for each of these sizes that finds no room side by side once the larger ones have theirs. Empty: the free bytes
+// do not suffice. What is returned is taken; the rest is as it was.
+std::vector<std::vector<tier::Extent>> EngineImpl::pages_apart(Place& place, const Admission& admission,
+                                                               std::vector<std::uint64_t> sizes) {
+  std::ranges::sort(sizes, std::greater());
+  std::vector<tier::Extent> placed;
+  std::vector<std::uint64_t> unplaced;
+  for (const std::uint64_t size : sizes)
+    if (const auto offset = place.allocate(size, admission.id))
+      placed.push_back({*offset, size});
+    else
+      unplaced.push_back(size);
+  std::vector<std::vector<tier::Extent>> found;
+  for (const std::uint64_t size : unplaced) {
+    if (place.space.free_bytes() < size) break;
+    auto& pages = found.emplace_back();
+    for (std::uint64_t left = size; left > 0; left -= pages.back().bytes)
+      pages.push_back(*place.space.allocate(std::min(left, place.space.largest_free_bytes())));
+  }
+  for (const tier::Extent& extent : placed) place.give_back(extent);
+  return found;
+}
+
+// Begins seams for what of these sizes finds no room side by side. None: seams do not help here.
+std::optional<EngineImpl::Room> EngineImpl::stitch(Session& session, Admission& admission,
                                                    std::vector<std::uint64_t> sizes, Error& refusal) {
   const std::size_t tier = admission.tier;
   Place& place = *session.places[tier];
-  if (!tiers_[tier].options.stitches || planted(Plant::kNeverStitched)) return std::nullopt;
+  if (!can_stitch(tier)) return std::nullopt;
   if (admission.is(Admission::Kind::kPrefetch) || admission.is(Admission::Kind::kCreate)) return std::nullopt;
-  const auto is_coming = [&](const auto& entry) {
-    return entry.second.made_for == admission.id && !entry.second.ready;
-  };
-  if (std::ranges::any_of(place.seams, is_coming)) return Room::kWait;
+  if (admission.seams_coming > 0) return Room::kWait;
   if (admission.stitch_error) {
     refusal = *admission.stitch_error;
     return Room::kRefused;
   }
-  auto pages = pages_apart(place, admission, std::move(sizes));
-  if (!pages) return std::nullopt;
-  Seam seam{.bytes = 0, .pieces = std::move(*pages), .records = {}, .made_for = admission.id};
-  for (const tier::Extent& piece : seam.pieces) seam.bytes += piece.bytes;
-  const std::uint64_t bytes = seam.bytes;
-  if (free_seam_records_.size() < seam.pieces.size()) {
-    for (const tier::Extent& piece : seam.pieces) place.space.free(piece);
+  auto found = pages_apart(place, admission, std::move(sizes));
+  if (found.empty()) return std::nullopt;
+  std::size_t pieces = 0;
+  for (const auto& pages : found) pieces += pages.size();
+  if (session.seam_records.free() < pieces) {
+    for (const auto& pages : found)
+      for (const tier::Extent& page : pages) place.space.free(page);
+    if (give_up_seams(session, tier)) return place.leaving_bytes > 0 ? Room::kWait : Room::kReady;
     refusal = full(session, tier,
-                   fmt::format("{} free bytes lie in {} pieces, and all leases together may have {}", bytes,
-                               seam.pieces.size(), kSeamPiecesMax));
+                   fmt::format("the free bytes that are wanted lie in {} pieces; the session's leases have {} already, "
+                               "and can have {}",
+                               pieces, kSeamPiecesMax - session.seam_records.free(), kSeamPiecesMax));
     return Room::kRefused;
   }
-  const std::uint64_t offset = std::exchange(next_seam_, next_seam_ + bytes);
-  std::uint64_t at = 0;
-  for (const tier::Extent& piece : seam.pieces) {
-    seam.records.push_back(free_seam_records_.back());
-    free_seam_records_.pop_back();
-    catalog_->put(seam.records.back(), SeamRecord{.session = static_cast<std::uint32_t>(session.id),
-                                                  .tier = static_cast<std::uint32_t>(tier),
-                                                  .seam = offset,
-                                                  .at = at,
-                                                  .piece = piece});
-    at += piece.bytes;
-  }
-  output_.segment_orders.push_back(
-      {mover::SegmentOrder::Kind::kStitch, session.id, static_cast<TierId>(tier), {offset, bytes}, seam.pieces});
-  place.seams.emplace(offset, std::move(seam));
+  for (auto& pages : found) begin_seam(session, admission, std::move(pages));
   return Room::kWait;
 }
 
-void EngineImpl::stitched(Session& session, std::size_t tier, const mover::SegmentDone& done) {
+void EngineImpl::begin_seam(Session& session, Admission& admission, std::vector<tier::Extent> pages) {
+  Seam seam{.bytes = 0, .pieces = std::move(pages), .records = {}, .made_for = admission.id};
+  for (const tier::Extent& piece : seam.pieces) {
+    seam.records.push_back(session.seam_records.take());
+    catalog_->put(session.record, seam.records.back(),
+                  SeamRecord{.session = static_cast<std::uint32_t>(session.id),
+                             .tier = static_cast<std::uint32_t>(admission.tier),
+                             .seam = next_seam_,
+                             .at = seam.bytes,
+                             .piece = piece});
+    seam.bytes += piece.bytes;
+  }
+  const tier::Extent extent{std::exchange(next_seam_, next_seam_ + seam.bytes), seam.bytes};
+  output_.segment_orders.push_back(
+      {mover::SegmentOrder::Kind::kStitch, session.id, static_cast<TierId>(admission.tier), extent, seam.pieces});
+  session.places[admission.tier]->add_seam(extent.offset, std::move(seam));
+  ++admission.seams_coming;
+}
+
+// Copies in seams that nobody leases go, so that their pieces are to be had. False: there is none.
+bool EngineImpl::give_up_seams(Session& session, std::size_t tier) {
+  const Level level = tiers_[tier].level;
+  bool any = false;
+  for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
+    const Slot slot{at};
+    const Tensor& tensor = session.at(slot);
+    if (!tensor.live() || !at_tier(tensor, tier) || tensor.offset[index(level)] < tier::kSeamsBegin) continue;
+    if (!may_move(tensor) || tensor.mark == set_mark_ || stays(session, slot, level)) continue;
+    const Eviction done =
+        evict(session, slot, level, EvictionReason::kDemand, {mover::Class::kAwaitedWriteBack, kNever}, true);
+    any |= done == Eviction::kDropped || done == Eviction::kStarted;
+  }
+  return any;
+}
+
+// True: the admission that it was made for may go on.
+bool EngineImpl::stitched(Session& session, std::size_t tier, const mover::SegmentDone& done) {
   Place& place = *session.places[tier];
-  const auto found = place.seams.find(done.order.extent.offset);
+  const tier::Extent extent = done.order.extent;
+  const auto found = place.seams.find(extent.offset);
   TERRACE_CHECK(found != place.seams.end() && !found->second.ready);
-  found->second.ready = true;
   Admission* const wanted = find_admission(session, found->second.made_for);
+  if (wanted != nullptr) --wanted->seams_coming;
   if (!done.result && wanted != nullptr) wanted->stitch_error = std::make_unique<Error>(done.result.error());
-  if (!done.result || wanted == nullptr || place.reaches(done.order.extent, place.fence))
-    unstitch(session, tier, done.order.extent.offset);
+  place.make_ready(extent.offset);
+  if (!done.result || wanted == nullptr || place.reaches(extent, place.fence)) unstitch(session, tier, extent.offset);
+  return wanted == nullptr || wanted->seams_coming == 0;
 }
 
 // Of its pages each is free again where it lies.
 void EngineImpl::unstitch(Session& session, std::size_t tier, std::uint64_t offset) {
-  const auto node = session.places[tier]->seams.extract(offset);
-  TERRACE_CHECK(!node.empty() && node.mapped().ready);
-  forget_records(node.mapped());
-  for (const tier::Extent& piece : node.mapped().pieces) free_extent(session, tier, piece);
+  const Seam seam = session.places[tier]->take_apart(offset);
+  forget_records(session, seam);
+  for (const tier::Extent& piece : seam.pieces) free_extent(session, tier, piece);
   output_.segment_orders.push_back(
-      {mover::SegmentOrder::Kind::kUnstitch, session.id, static_cast<TierId>(tier), {offset, node.mapped().bytes}});
+      {mover::SegmentOrder::Kind::kUnstitch, session.id, static_cast<TierId>(tier), {offset, seam.bytes}});
 }
 
-void EngineImpl::forget_records(const Seam& seam) {
+void EngineImpl::forget_records(Session& session, const Seam& seam) {
   for (const std::uint32_t record : seam.records) {
-    catalog_->put(record, SeamRecord{});
-    free_seam_records_.push_back(record);
+    catalog_->put(session.record, record, SeamRecord{});
+    session.seam_records.give_back(record);
   }
 }
 
-// What was stitched for an admission which has no use for it: it lacks copies of these sizes alone. Of all admissions,
-// where none is named. True: there was such a seam.
-bool EngineImpl::unstitch_idle(Session& session, std::size_t tier, const Admission* admission,
-                               const std::vector<std::uint64_t>& sizes) {
-  std::vector<std::uint64_t> idle;
-  for (const auto& [offset, seam] : session.places[tier]->seams)
-    if (seam.ready && !seam.used && (admission == nullptr || admission->id == seam.made_for) &&
-        std::ranges::find(sizes, seam.bytes) == sizes.end())
-      idle.push_back(offset);
-  for (const std::uint64_t offset : idle) unstitch(session, tier, offset);
-  return !idle.empty();
+// What was stitched for an admission which has no use for it: it lacks copies of these sizes alone. True: there was
+// such a seam.
+bool EngineImpl::unstitch_unfit(Session& session, const Admission& admission, const std::vector<std::uint64_t>& sizes) {
+  const std::vector<std::uint64_t> unfit = session.places[admission.tier]->idle_seams([&](const Seam& seam) {
+    return seam.made_for == admission.id && std::ranges::find(sizes, seam.bytes) == sizes.end();
+  });
+  for (const std::uint64_t offset : unfit) unstitch(session, admission.tier, offset);
+  return !unfit.empty();
+}
+
+void EngineImpl::unstitch_idle(Session& session, std::size_t tier) {
+  for (const std::uint64_t offset : session.places[tier]->idle_seams([](const Seam&) { return true; }))
+    unstitch(session, tier, offset);
 }
 
 // As a former daemon left them. Those that no copy uses go once the tensors are known.
@@ -131,9 +192,12 @@ Result<void> EngineImpl::restore_seams(const CatalogMemory& catalog, Session& se
                             static_cast<std::uint32_t>(session.id), what));
   };
   std::vector<std::pair<SeamRecord, std::uint32_t>> pieces;
-  for (std::uint32_t at = 0; at < kSeamPiecesMax; ++at)
-    if (catalog.seams()[at].session == static_cast<std::uint32_t>(session.id))
-      pieces.emplace_back(catalog.seams()[at], at);
+  const auto records = catalog.seams(session.record);
+  for (std::uint32_t at = 0; at < kSeamPiecesMax; ++at) {
+    if (records[at].session != static_cast<std::uint32_t>(session.id)) continue;
+    pieces.emplace_back(records[at], at);
+    session.seam_records.take_this(at);
+  }
   std::ranges::sort(pieces, {},
                     [](const auto& entry) { return std::tuple(entry.first.tier, entry.first.seam, entry.first.at); });
   for (const auto& [piece, record] : pieces) {
@@ -144,13 +208,14 @@ Result<void> EngineImpl::restore_seams(const CatalogMemory& catalog, Session& se
       return bad(fmt::format("has number {}", piece.seam));
     if (!place.space.is_free(piece.piece)) return bad("lies in another's memory, or outside its tier");
     Seam& seam = place.seams[piece.seam];
+    if (piece.at == 0) seam.ready = true;
     if (seam.bytes != piece.at) return bad("lacks a piece");
     place.space.take(piece.piece);
     seam.bytes += piece.piece.bytes;
     if (seam.bytes > next_seam_ - piece.seam) return bad("is longer than there are numbers");
     seam.pieces.push_back(piece.piece);
     seam.records.push_back(record);
-    seam.ready = true;
+    place.idle_bytes += piece.piece.bytes;
   }
   return {};
 }
@@ -160,6 +225,7 @@ bool EngineImpl::restore_in_seam(Place& place, tier::Extent extent) {
   const auto found = place.seams.find(extent.offset);
   if (found == place.seams.end() || found->second.used || found->second.bytes != extent.bytes) return false;
   found->second.used = true;
+  place.idle_bytes -= extent.bytes;
   return true;
 }
 

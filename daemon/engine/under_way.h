@@ -7,9 +7,9 @@
 
 #include "base/ids.h"
 #include "base/time.h"
+#include "engine/tensor.h"
 #include "engine/values/request.h"
 #include "engine/values/status.h"
-#include "engine/tensor.h"
 #include "mover/transfer.h"
 
 namespace terrace::engine {

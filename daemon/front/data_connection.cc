@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 namespace terrace::front {
 namespace {
@@ -100,6 +101,24 @@ Result<void> DataConnection::queue(std::span<const std::byte> bytes, std::span<c
   }
   queue_.push_back(std::move(outgoing));
   return flush();
+}
+
+bool DataConnection::take_back_seam(std::uint32_t place, std::uint64_t offset) {
+  const auto part_of_it = [&](const Outgoing& outgoing) -> std::optional<shm::StitchMessage> {
+    shm::StitchMessage message;
+    if (outgoing.bytes.size() != sizeof message) return std::nullopt;
+    std::memcpy(&message, outgoing.bytes.data(), sizeof message);
+    const bool is =
+        message.header.type == shm::MessageType::kStitch && message.place == place && message.offset == offset;
+    return is ? std::optional(message) : std::nullopt;
+  };
+  const auto is_first = [&](const Outgoing& outgoing) {
+    const auto part = part_of_it(outgoing);
+    return part && part->at == 0;
+  };
+  if (std::ranges::none_of(queue_, is_first)) return false;
+  std::erase_if(queue_, [&](const Outgoing& outgoing) { return part_of_it(outgoing).has_value(); });
+  return true;
 }
 
 Result<void> DataConnection::flush() {

@@ -41,8 +41,12 @@ class DataConnection {
   // Sends what is queued, as far as the socket takes it.
   Result<void> flush();
   bool has_queued() const { return !queue_.empty(); }
+  // Takes a seam's messages out of the queue, if none of them was sent: who reads late is not to hear of what is gone.
+  // False, and nothing done, if one was.
+  bool take_back_seam(std::uint32_t place, std::uint64_t offset);
 
-  static constexpr std::size_t kQueueMax = 4096;
+  // More than a session has of seams and segments.
+  static constexpr std::size_t kQueueMax = 16384;
 
  private:
   struct Outgoing {

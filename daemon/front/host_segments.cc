@@ -15,6 +15,8 @@ namespace terrace::front {
 namespace {
 
 // Short: all names together are one string of the next daemon's environment.
+static_assert(shm::kSeamsBegin == tier::kSeamsBegin);
+
 std::string segment_name(SessionId space, std::size_t tier, std::uint64_t offset) {
   return fmt::format("s{}.{}.{}", static_cast<std::uint32_t>(space), tier, offset / (2 * kMiB));
 }
@@ -41,11 +43,13 @@ void Host::order(const mover::SegmentOrder& order) {
   if (order.kind == Kind::kAdd || order.kind == Kind::kStitch) return mover_->start(order);
   Space& space = space_of(order.session);
   if (order.kind == Kind::kUnstitch) {
+    const std::uint32_t place = node_.places[index(order.tier)];
     if (space.seams.erase({index(order.tier), order.extent.offset}) != 0)
       for (Session* session : mappers_of(order.session))
-        if (session->connection && session->welcomed)
+        if (session->connection && session->welcomed &&
+            !session->connection->take_back_seam(place, order.extent.offset))
           send(*session, shm::SegmentMessage{.header = {.type = shm::MessageType::kUnstitch},
-                                             .place = node_.places[index(order.tier)],
+                                             .place = place,
                                              .offset = order.extent.offset,
                                              .bytes = order.extent.bytes});
     return mover_->start(order);
@@ -212,7 +216,9 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
 // must stay within reach.
 Result<void> Host::take_back_seams(SessionId id, Space& space) {
   std::map<std::pair<std::size_t, std::uint64_t>, std::map<std::uint64_t, tier::Extent>> seams;
-  for (const engine::SeamRecord& piece : catalog_->seams())
+  std::size_t record = 0;
+  while (catalog_->session(record).id != static_cast<std::uint32_t>(id)) ++record;  // who asks has it from there
+  for (const engine::SeamRecord& piece : catalog_->seams(record))
     if (piece.session == static_cast<std::uint32_t>(id)) seams[{piece.tier, piece.seam}].emplace(piece.at, piece.piece);
   for (const auto& [where, parts] : seams) {
     const auto& [tier, offset] = where;

@@ -99,6 +99,8 @@ struct StitchPiece {
   std::uint64_t offset = 0;  // of the place's range, within one segment or several
   std::uint64_t bytes = 0;   // whole pages
 };
+// From here on offsets are seams'.
+inline constexpr std::uint64_t kSeamsBegin = std::uint64_t{1} << 48;
 inline constexpr std::size_t kStitchPiecesMax = 28;  // in one message
 
 // A seam comes in one message or several, its parts in order: it is whole once as many bytes of it were mapped. Seams

@@ -70,9 +70,9 @@ CatalogLayout::CatalogLayout(const CatalogShape& shape) : notes(kHeaderBytes), j
   const std::uint64_t facts_bytes = column_bytes<TensorFacts>(tensors);
   const std::uint64_t rarities_bytes = column_bytes<TensorRarities>(tensors);
   const std::uint64_t text_bytes = align_up(tensors * kTextBytesMax, kPageBytes);
-  const std::uint64_t seam_bytes = column_bytes<SeamRecord>(kSeamPiecesMax);
+  const std::uint64_t seam_bytes = column_bytes<SeamRecord>(shape.sessions_max * kSeamPiecesMax);
   const std::uint64_t records = seam_bytes + session_bytes + state_bytes + facts_bytes + rarities_bytes + text_bytes;
-  const std::uint64_t entries = 4 * tensors + shape.sessions_max + kSeamPiecesMax;
+  const std::uint64_t entries = 4 * tensors + shape.sessions_max * (1 + kSeamPiecesMax);
   seams = journal + align_up(kHeaderBytes + records + entries * sizeof(Former), kPageBytes);
   sessions = seams + seam_bytes;
   states = sessions + session_bytes;
@@ -161,9 +161,10 @@ const NodeRecord& CatalogMemory::node() const { return header().node; }
 std::span<const TierRecord, kTiersMax> CatalogMemory::tiers() const { return header().tiers; }
 std::span<const tier::Extent, kRetiredMax> CatalogMemory::retired() const { return header().retired; }
 
-std::span<const SeamRecord, kSeamPiecesMax> CatalogMemory::seams() const {
+std::span<const SeamRecord, kSeamPiecesMax> CatalogMemory::seams(std::size_t session) const {
+  TERRACE_CHECK(session < shape_.sessions_max);
   return std::span<const SeamRecord, kSeamPiecesMax>(
-      reinterpret_cast<const SeamRecord*>(memory_.data() + layout_.seams), kSeamPiecesMax);
+      reinterpret_cast<const SeamRecord*>(memory_.data() + layout_.seams) + session * kSeamPiecesMax, kSeamPiecesMax);
 }
 
 SessionRecord& CatalogMemory::session_at(std::size_t index) const {
@@ -212,9 +213,9 @@ void CatalogMemory::put_retired(std::size_t index, tier::Extent extent) {
   change(header().retired[index], extent);
 }
 
-void CatalogMemory::put(std::size_t index, const SeamRecord& piece) {
-  TERRACE_CHECK(index < kSeamPiecesMax);
-  change(reinterpret_cast<SeamRecord*>(memory_.data() + layout_.seams)[index], piece);
+void CatalogMemory::put(std::size_t session, std::size_t index, const SeamRecord& piece) {
+  TERRACE_CHECK(session < shape_.sessions_max && index < kSeamPiecesMax);
+  change(reinterpret_cast<SeamRecord*>(memory_.data() + layout_.seams)[session * kSeamPiecesMax + index], piece);
 }
 
 void CatalogMemory::put(std::size_t index, const SessionRecord& session) { change(session_at(index), session); }
@@ -288,7 +289,7 @@ bool CatalogMemory::is_record(std::uint64_t offset, std::uint64_t bytes) const {
   return is_one_of(offsetof(Header, node), sizeof(NodeRecord), 1) ||
          is_one_of(offsetof(Header, tiers), sizeof(Header::tiers), 1) ||
          is_one_of(offsetof(Header, retired), sizeof(tier::Extent), kRetiredMax) ||
-         is_one_of(layout_.seams, sizeof(SeamRecord), kSeamPiecesMax) ||
+         is_one_of(layout_.seams, sizeof(SeamRecord), shape_.sessions_max * kSeamPiecesMax) ||
          is_one_of(layout_.sessions, sizeof(SessionRecord), shape_.sessions_max) ||
          is_one_of(layout_.states, sizeof(TensorState), tensors) ||
          is_one_of(layout_.facts, sizeof(TensorFacts), tensors) ||

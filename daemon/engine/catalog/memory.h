@@ -77,7 +77,8 @@ class CatalogMemory {
   const NodeRecord& node() const;
   std::span<const TierRecord, kTiersMax> tiers() const;
   std::span<const tier::Extent, kRetiredMax> retired() const;
-  std::span<const SeamRecord, kSeamPiecesMax> seams() const;
+  // By session, as the tensors.
+  std::span<const SeamRecord, kSeamPiecesMax> seams(std::size_t session) const;
   const SessionRecord& session(std::size_t index) const;
   TensorRecord tensor(std::size_t session, std::size_t slot) const;
   // How many bytes of texts there can be: who writes them gives them out.
@@ -88,7 +89,7 @@ class CatalogMemory {
   void put(const NodeRecord& node);
   void put(std::span<const TierRecord> tiers);
   void put_retired(std::size_t index, tier::Extent extent);
-  void put(std::size_t index, const SeamRecord& piece);
+  void put(std::size_t session, std::size_t index, const SeamRecord& piece);
   void put(std::size_t index, const SessionRecord& session);
   // The rarities count if the state says so, and are not looked at otherwise.
   void put(std::size_t session, std::size_t slot, const TensorState& state, const TensorRarities& rarities);

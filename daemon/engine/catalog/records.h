@@ -22,7 +22,7 @@ inline constexpr std::uint64_t kTextUnitBytes = 8;
 inline constexpr std::uint64_t kTextBytesMax =  // of a tensor with the most dimensions, strides stated, and a long name
     2 * kRankMax * sizeof(std::int64_t) + (kNameBytesMax / kTextUnitBytes + 1) * kTextUnitBytes;
 inline constexpr std::size_t kRetiredMax = 1024;     // extents of the block tier
-inline constexpr std::size_t kSeamPiecesMax = 8192;  // of all seams of a node
+inline constexpr std::size_t kSeamPiecesMax = 8192;  // of all seams of a session
 
 // What changes of a tensor, of every one. Of a free slot all but the incarnation is zero; one of another session is a
 // free one.

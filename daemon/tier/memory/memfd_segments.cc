@@ -224,9 +224,10 @@ Result<void> MemfdSegments::stitch(SessionId session, Extent seam, std::span<con
       }
     }
     TERRACE_CHECK(at == seam.bytes);
-    (void)populate_part(range->data(), seam.bytes);
-    TERRACE_CHECK(space->seams.emplace(seam.offset, std::move(*range)).second);
   }
+  (void)populate_part(range->data(), seam.bytes);  // its pages are there; nobody waits for the lock meanwhile
+  const std::lock_guard lock(mutex_);
+  TERRACE_CHECK(space_of(session)->seams.emplace(seam.offset, std::move(*range)).second);
   return {};
 }
 
@@ -291,7 +292,9 @@ std::byte* MemfdSegments::address(SessionId session, std::uint64_t offset) const
   const auto space = space_of(session);
   TERRACE_CHECK(space != nullptr);
   if (offset >= kSeamsBegin) {
-    const auto seam = std::prev(space->seams.upper_bound(offset));
+    const auto beyond = space->seams.upper_bound(offset);
+    TERRACE_CHECK(beyond != space->seams.begin());
+    const auto seam = std::prev(beyond);
     TERRACE_CHECK(offset - seam->first < seam->second.size());
     return seam->second.data() + (offset - seam->first);
   }

@@ -41,7 +41,7 @@ class MemfdSegments : public MappedTier {
   Result<void> install(SessionId session, Extent extent, Fd segment) override;
   void map_pages(SessionId session, Extent extent) const override;
   // Only ordinary pages can be mapped at any address.
-  bool stitches() const override { return options_.huge_pages == HugePages::kNever || !tries_huge_; }
+  bool stitches() const override { return !tries_huge_; }
   Result<void> stitch(SessionId session, Extent seam, std::span<const Extent> pieces) override;
   void unstitch(SessionId session, std::uint64_t offset) override;
   int descriptor(SessionId session, std::uint64_t offset) const override;

@@ -158,7 +158,7 @@ TEST_F(Damage, OfSeams) {
   refuses(node().next_seam, 0, "next seam");
   refuses(node().next_seam, tier::kSeamsBegin + 1, "next seam");
   const auto seam = [&](std::size_t at) -> SeamRecord& {
-    return const_cast<SeamRecord&>(harness_.catalog.seams()[at]);
+    return const_cast<SeamRecord&>(harness_.catalog.seams(0)[at]);
   };
   const auto free = harness_.status().tiers[1].segment_bytes - kPageBytes;
   ASSERT_GT(harness_.status().tiers[1].segment_bytes, 0u);

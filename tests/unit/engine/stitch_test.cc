@@ -71,6 +71,8 @@ TEST_F(Stitch, RoomThatLeasesHaveCutUpIsLeasedAllTheSame) {
   ASSERT_TRUE(harness_.acquire(client_, kHost, kOverwrite, {large_}));
   EXPECT_GE(slot(large_).offset, tier::kSeamsBegin);
   EXPECT_EQ(stitched(), kMiB);
+  EXPECT_EQ(harness_.status().tiers[0].evictions[static_cast<std::size_t>(EvictionReason::kDemand)], 4u)
+      << "a MiB of what nobody leased goes, and no more in the hope that it lies side by side";
   harness_.fill(client_, large_, 40);
   for (const Handle held : held_) EXPECT_EQ(harness_.look(client_, held), 7u) << "the pages were free";
   harness_.release(client_, large_, kOverwrite);
@@ -89,6 +91,17 @@ TEST_F(Stitch, WhatIsLeftIsLeasedToTheLastByte) {
   const auto beyond = harness_.acquire(client_, kHost, kOverwrite, {page}, harness_.now + Duration(1));
   harness_.advance(harness_.now + Duration(1));
   EXPECT_FALSE(beyond) << "and no more";
+}
+
+TEST_F(Stitch, ASetIsStitchedAtOnce) {
+  std::vector<Handle> set;
+  for (int i = 0; i < 4; ++i) set.push_back(harness_.create(client_, "half" + std::to_string(i), kMiB / 2));
+  const RequestId asked = harness_.send(client_.id, Acquire{kHost, kOverwrite, set});
+  while (harness_.orders.empty() && !harness_.transfers.empty()) harness_.complete_transfer(0);
+  EXPECT_EQ(harness_.orders.size(), 4u) << "not one after the other";
+  harness_.settle();
+  EXPECT_TRUE(harness_.reply(asked));
+  EXPECT_EQ(stitched(), 2 * kMiB);
 }
 
 TEST_F(Stitch, MemoryThatIsAllOneTakesNoSeam) {
@@ -114,7 +127,7 @@ TEST_F(Stitch, ASeamThatNobodyWaitsForAnyMoreGivesItsPagesBack) {
   EXPECT_FALSE(harness_.reply(asked));
   harness_.settle();
   EXPECT_EQ(stitched(), 0u);
-  EXPECT_EQ(harness_.status().tiers[0].used_bytes, 2 * kMiB);
+  EXPECT_EQ(harness_.status().tiers[0].used_bytes, 3 * kMiB) << "what went for it, and nothing else";
   EXPECT_TRUE(harness_.acquire(client_, kHost, kOverwrite, {large_}));
 }
 
