@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "front/doors.h"
+#include "front/doors/doors.h"
 
 namespace terrace::front {
 namespace {

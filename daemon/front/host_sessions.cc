@@ -9,9 +9,9 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "front/greeting.h"
 #include "front/host.h"
-#include "front/ring_request.h"
+#include "front/sessions/greeting.h"
+#include "front/sessions/ring_request.h"
 #include "shm/log.h"
 
 namespace terrace::front {

@@ -12,7 +12,7 @@
 
 #include "base/bytes.h"
 #include "front/host.h"
-#include "front/succession.h"
+#include "front/survival/succession.h"
 
 namespace terrace::front {
 namespace {
