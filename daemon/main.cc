@@ -116,7 +116,7 @@ struct Fronts {
   std::unique_ptr<front::GrpcServer> admin;
 };
 
-front::Host::Adopt adopt_into(front::GrpcServer& server) {
+front::Adopt adopt_into(front::GrpcServer& server) {
   return [&server](Fd connection, const front::Peer& peer) {
     return server.adopt(std::move(connection), peer).has_value();
   };

@@ -18,7 +18,6 @@ namespace terrace::front {
 namespace {
 
 constexpr Duration kSweepPeriod = std::chrono::milliseconds(200);
-constexpr int kAcceptsAtOnce = 64;
 
 // Whoever is turned away on our own socket is told why; a gRPC client sees the connection close, and tries again.
 void refuse(Fd connection, const Error& reason) {
@@ -27,62 +26,55 @@ void refuse(Fd connection, const Error& reason) {
 
 }  // namespace
 
-Host::Host(const config::Config& config, Node node, NodeFacts facts, Inheritance inheritance)
+Host::Host(const config::Config& config, Parts parts, NodeFacts facts, Inheritance inheritance)
     : config_(config),
-      node_(std::move(node)),
+      node_(std::move(parts.node)),
       facts_(std::move(facts)),
-      store_(std::move(inheritance.store)),
-      adopted_(std::move(inheritance.adopted)) {}
+      reactor_(std::move(parts.reactor)),
+      workers_(std::move(parts.workers)),
+      mover_(std::move(parts.mover)),
+      adopted_(std::move(inheritance.adopted)),
+      loop_(std::make_unique<EngineLoop>(*reactor_, *mover_, static_cast<Receiver&>(*this))),
+      keeper_(*reactor_, *loop_, std::move(inheritance.store)),
+      block_(node_, *loop_, notify_),
+      failures_(node_),
+      doors_(*reactor_, config_) {}
 
-Host::~Host() = default;
+Host::~Host() { reactor_->turn_deaf(); }
 
-Result<std::unique_ptr<Host>> Host::create(const config::Config& config, const mover::Workers::Options& workers,
+Result<std::unique_ptr<Host>> Host::create(const config::Config& config, const mover::Workers::Options& worker_options,
                                            NodeFacts facts, Inheritance inheritance) {
+  const config::Limits& limits = config.limits;
   auto node = make_node(config, !inheritance.adopted.empty());
   if (!node) return std::unexpected(node.error());
-  std::unique_ptr<Host> host(new Host(config, std::move(*node), std::move(facts), std::move(inheritance)));
-  if (const auto started = host->start(workers); !started) return std::unexpected(started.error());
+  // A session has three polls (connection, doorbell, process) and at times a fourth.
+  auto reactor = Reactor::create(limits.requests_queued_max, 4 * limits.connections_max + 4 * limits.sessions_max + 64);
+  if (!reactor) return std::unexpected(reactor.error());
+  auto workers = mover::Workers::create(worker_options);
+  if (!workers) return std::unexpected(workers.error());
+  auto mover = mover::Mover::create((*reactor)->ring(), **workers, node->borrowed(), {});
+  if (!mover) return std::unexpected(mover.error());
+  Parts parts{std::move(*node), std::move(*reactor), std::move(*workers), std::move(*mover)};
+  std::unique_ptr<Host> host(new Host(config, std::move(parts), std::move(facts), std::move(inheritance)));
+  if (const auto started = host->start(); !started) return std::unexpected(started.error());
   return host;
 }
 
-Result<void> Host::start(const mover::Workers::Options& worker_options) {
-  const config::Limits& limits = config_.limits;
-  auto mailbox = Mailbox::create(limits.requests_queued_max);
-  if (!mailbox) return std::unexpected(mailbox.error());
-  mailbox_ = std::move(*mailbox);
-  // A session has three polls (connection, doorbell, process) and at times a fourth.
-  auto ring = mover::Ring::create({.polls_max = 4 * limits.connections_max + 4 * limits.sessions_max + 64});
-  if (!ring) return std::unexpected(ring.error());
-  ring_ = std::move(*ring);
-  auto workers = mover::Workers::create(worker_options);
-  if (!workers) return std::unexpected(workers.error());
-  workers_ = std::move(*workers);
-  auto mover = mover::Mover::create(*ring_, *workers_, node_.borrowed(), {});
-  if (!mover) return std::unexpected(mover.error());
-  mover_ = std::move(*mover);
+Result<void> Host::start() {
   if (const auto made = make_engine(); !made) return made;
-  look_for_failures();
+  failures_.look(loop_->engine(), now());
   make_foreseer();
   if (const auto watched = watch_taken_back(); !watched) return watched;
-
-  auto signals = stop_signals();
-  if (!signals) return std::unexpected(signals.error());
-  signals_ = std::move(*signals);
-  auto mail = Watch::create(*ring_, mailbox_->descriptor(), POLLIN, [this](unsigned) { mailbox_->run(); });
-  if (!mail) return std::unexpected(mail.error());
-  watches_.push_back(std::move(*mail));
-  auto signal = Watch::create(*ring_, signals_.get(), POLLIN, [this](unsigned) {
-    signalfd_siginfo info{};
-    if (read(signals_.get(), &info, sizeof info) == sizeof info) stopping_ = true;
-  });
-  if (!signal) return std::unexpected(signal.error());
-  watches_.push_back(std::move(*signal));
-
+  doors_.count([this] { return sessions_.size() + newcomers_.size(); });
   for (std::uint32_t tenant = 0; tenant < config_.tenants.size(); ++tenant) {
     auto listener =
         Listener::bind(config_.tenants[tenant].data_socket, SOCK_SEQPACKET, config_.tenants[tenant].door_mode());
     if (!listener) return std::unexpected(listener.error());
-    const auto added = add_door(std::move(*listener), Peer{.tenant = {.socket = tenant}}, nullptr);
+    const auto adopt = [this](Fd connection, const Peer& peer) {
+      greet(std::move(connection), peer);
+      return true;
+    };
+    const auto added = doors_.add(std::move(*listener), Peer{.tenant = {.socket = tenant}}, adopt, refuse);
     if (!added) return std::unexpected(added.error());
   }
   return {};
@@ -91,62 +83,19 @@ Result<void> Host::start(const mover::Workers::Options& worker_options) {
 Result<void> Host::listen_stream(const std::string& path, mode_t mode, Peer peer, Adopt adopt) {
   auto listener = Listener::bind(path, SOCK_STREAM, mode);
   if (!listener) return std::unexpected(listener.error());
-  return add_door(std::move(*listener), peer, std::move(adopt));
-}
-
-Result<void> Host::add_door(Listener listener, Peer peer, Adopt adopt) {
-  auto door = std::make_unique<Door>(Door{std::move(listener), peer, std::move(adopt), nullptr});
-  auto watch =
-      Watch::create(*ring_, door->listener.descriptor(), POLLIN, [this, &door = *door](unsigned) { accept(door); });
-  if (!watch) return std::unexpected(watch.error());
-  door->watch = std::move(*watch);
-  doors_.push_back(std::move(door));
-  return {};
-}
-
-void Host::accept(Door& door) {
-  for (int count = 0; count < kAcceptsAtOnce; ++count) {
-    auto accepted = door.listener.accept();
-    if (!accepted) return;
-    Peer peer = door.peer;
-    peer.tenant.uid = accepted->credentials.uid;
-    peer.pid = accepted->credentials.pid;
-    const std::size_t connections = sessions_.size() + newcomers_.size() + other_connections_();
-    const bool full = connections >= config_.limits.connections_max && !peer.admin;  // the administrator always gets in
-    if (!admits(config_, peer, peer.tenant.uid)) {
-      if (!door.adopt)
-        refuse(std::move(accepted->connection),
-               {ErrorCode::kPermissionDenied,
-                fmt::format("uid {} is not admitted here: write it into `uids` of the [[tenant]] \"{}\" in the "
-                            "daemon's configuration, and restart the daemon",
-                            peer.tenant.uid, config_.tenants.at(peer.tenant.socket).name),
-                0});
-    } else if (full) {
-      if (!door.adopt)
-        refuse(std::move(accepted->connection),
-               {ErrorCode::kResourceExhausted,
-                fmt::format("the daemon has {} connections, as many as limits.connections_max and the descriptors that "
-                            "it may have allow; try again later",
-                            connections),
-                0});
-    } else if (!door.adopt) {
-      greet(std::move(accepted->connection), peer);
-    } else if (!door.adopt(std::move(accepted->connection), peer)) {
-      spdlog::warn("a connection on {} could not be taken", door.listener.path());
-    }
-  }
+  return doors_.add(std::move(*listener), peer, std::move(adopt));
 }
 
 Result<void> Host::serve(std::function<void()> stopping) {
-  begin_serving();
+  block_.begin_serving();
   may_poll_ = may_busy_poll();
   spdlog::info("serving on {}", config_.tenants.front().data_socket);
-  while (!stopping_)
+  while (!reactor_->stopping())
     if (const auto turned = turn(kSweepPeriod); !turned) return turned;
 
   notify_.send("STOPPING=1\nSTATUS=stopping");
   spdlog::info("stopping");
-  doors_.clear();
+  doors_.close();
   std::atomic<bool> fronts_stopped = false;
   std::jthread fronts([&] {
     stopping();
@@ -154,7 +103,7 @@ Result<void> Host::serve(std::function<void()> stopping) {
   });
   const Time limit = now() + std::chrono::milliseconds(config_.limits.stop_timeout_ms);
   bool ended = false;
-  while (now() < limit && !(ended && fronts_stopped && (store_.keeps() || (sessions_.empty() && newcomers_.empty())) &&
+  while (now() < limit && !(ended && fronts_stopped && (keeper_.keeps() || (sessions_.empty() && newcomers_.empty())) &&
                             mover_->in_flight() == 0)) {
     if (const auto turned = turn(std::chrono::milliseconds(20)); !turned) return turned;
     if (fronts_stopped && !ended) {
@@ -165,13 +114,8 @@ Result<void> Host::serve(std::function<void()> stopping) {
   if (!ended) wind_up();
   while (!fronts_stopped)  // its calls still need their answers
     if (const auto turned = turn(std::chrono::milliseconds(20)); !turned) return turned;
-  mailbox_->close();
+  reactor_->close();
   return {};
-}
-
-void Host::stop() {
-  stopping_ = true;
-  static_cast<void>(mailbox_->post([] {}));  // wakes the reactor; a full mailbox has done so
 }
 
 void Host::wind_up() {
@@ -179,87 +123,39 @@ void Host::wind_up() {
   for (const auto& tier : node_.mapped)
     if (tier) tier->leave_bytes();
   std::vector<Session*> all;
-  if (store_.keeps()) return pump();  // a stop cannot be told from a restart: the sessions stay with the supervisor
+  if (keeper_.keeps())
+    return loop_->pump();  // a stop cannot be told from a restart: the sessions stay with the supervisor
   for (auto& [key, session] : newcomers_) all.push_back(session.get());
   for (auto& [id, session] : sessions_) all.push_back(session.get());
   for (Session* session : all) end(*session, reason);
-  pump();
+  loop_->pump();
 }
 
 Result<void> Host::turn(Duration longest) {
   const Time before = now();
-  const Time next = engine_->next_deadline();
-  Duration wait = until_next_drain(until_next_look(longest));
+  const Time next = loop_->engine().next_deadline();
+  Duration wait = until_next_drain(block_.until_next_look(longest));
   if (next != kNever) wait = std::clamp(next - before, Duration::zero(), wait);
-  if (store_.pending()) wait = std::min<Duration>(wait, std::chrono::milliseconds(1));
+  if (keeper_.pending()) wait = std::min<Duration>(wait, std::chrono::milliseconds(1));
   if (poll_rings(wait)) wait = Duration::zero();
-  const auto woken = ring_->run_once(wait);
-  if (!woken) return std::unexpected(woken.error());
+  if (const auto woken = reactor_->wait(wait); !woken) return woken;
   drain_trainers();
-  pump();
-  look_for_block();
+  loop_->pump();
+  block_.look();
   if (now() - last_sweep_ >= kSweepPeriod) sweep();
-  spent_watches_.clear();
-  spent_barriers_.clear();
-  doomed_.clear();
+  reactor_->bury();
   return {};
 }
 
-void Host::pump() {
-  engine_->tick(now());
-  while (pump_once()) {
-  }
-  if (store_.pending())
-    if (const auto flushed = store_.flush(); !flushed)
-      spdlog::warn("the supervisor takes nothing: {}", flushed.error().message);
-}
-
-bool Host::pump_once() {
-  const auto transfers = mover_->take_transfers();
-  for (const mover::TransferDone& done : transfers) {
-    if (!done.result) spdlog::warn("transfer {}: {}", static_cast<std::uint64_t>(done.id), done.result.error().message);
-    engine_->transfer_done(now(), done);
-  }
-  if (std::ranges::any_of(transfers, [](const mover::TransferDone& done) { return !done.result; })) look_for_failures();
-  const auto segments = mover_->take_segments();
-  for (const mover::SegmentDone& done : segments) segment_done(done);
-
-  engine::Output output = std::exchange(output_memory_, {});
-  engine_->take_output(output);
-  const bool idle = transfers.empty() && segments.empty() && output.replies.empty() && output.transfers.empty() &&
-                    output.segment_orders.empty() && output.gone.empty() && output.pressure.empty();
-  if (!output.observations.empty()) pass_on(output.observations);
-  tell_of_losses(output.losses);
-  for (const mover::SegmentOrder& asked : output.segment_orders) order(asked);
-  for (const mover::Transfer& transfer : output.transfers) mover_->start(transfer);
-  for (const SessionId id : output.gone) forget_token(id);  // before anybody hears that it is closed
-  for (engine::Reply& reply : output.replies) {
-    if (auto* status = reply.result ? std::get_if<engine::Status>(&*reply.result) : nullptr) {
-      node_.add_devices(*status);
-      status->resubmitted_requests = resubmitted_requests_;
-    }
-    auto waiting = answers_.extract(reply.id);
-    const RequestId id = reply.id;
-    if (!waiting.empty()) waiting.mapped()(std::move(reply));
-    engine_->answered(id);
-  }
-  for (const SessionId id : output.gone) {
-    if (foreseer_) foreseer_->forget(id);
-    gone(id);
-  }
-  if (!output.pressure.empty()) {
-    const std::scoped_lock lock(watchers_mutex_);
-    for (const engine::Pressure& pressure : output.pressure)
-      for (auto& [number, watcher] : watchers_) watcher(pressure);
-  }
-  output_memory_ = std::move(output);
-  return !idle;
+void Host::complete(engine::Status& status) {
+  node_.add_devices(status);
+  status.resubmitted_requests = resubmitted_requests_;
 }
 
 void Host::sweep() {
   last_sweep_ = now();
-  look_for_failures();
-  tell_of_pinning();
+  failures_.look(loop_->engine(), now());
+  failures_.tell_of_pinning(mover_->facts());
   if (const Duration period = notify_.watchdog_period(); period.count() > 0 && now() - last_watchdog_ >= period) {
     notify_.send("WATCHDOG=1");
     last_watchdog_ = now();
@@ -271,19 +167,13 @@ void Host::sweep() {
   for (Session* session : late) end(*session, {ErrorCode::kDeadlineExceeded, "no greeting came", 0});
 
   const Duration idle_max = std::chrono::milliseconds(config_.limits.session_idle_timeout_ms);
-  std::vector<SessionId> idle;
-  {
-    const std::scoped_lock lock(tokens_mutex_);
-    for (const auto& [token, ticket] : tokens_)
-      if (now() - ticket.last_used >= idle_max) idle.push_back(ticket.session);
-  }
-  for (const SessionId id : idle) {
+  for (const SessionId id : tokens_.unused_for(idle_max, now())) {
     Session* session = find(id);
     if (session != nullptr && session->connection == nullptr && !session->maps)
       end(*session, {ErrorCode::kDeadlineExceeded, "idle", 0});
   }
   for (auto& [id, session] : sessions_) drain_logs(*session);
-  pump();
+  loop_->pump();
 }
 
 }  // namespace terrace::front

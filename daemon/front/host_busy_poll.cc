@@ -41,7 +41,7 @@ bool Host::poll_rings(Duration longest) {
       take_submissions(session);
       return true;
     }
-    if (ring_->has_work() || now() - begin >= longest) return true;
+    if (reactor_->ring().has_work() || now() - begin >= longest) return true;
     std::erase_if(polled_, [this](Session* each) { return leave_ring(*each); });
     pause();
   }

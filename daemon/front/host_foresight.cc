@@ -22,13 +22,13 @@ void Host::make_foreseer() {
   foreseer_ = std::make_unique<Foreseer>(
       machine_of(node_.options, config_.links), [this](SessionId session, std::shared_ptr<const foresight::Plan> plan) {
         // A full mailbox loses the plan: the next step brings another.
-        static_cast<void>(mailbox_->post([this, session, plan = std::move(plan)]() mutable {
+        static_cast<void>(reactor_->post([this, session, plan = std::move(plan)]() mutable {
           spdlog::debug("session {}: a plan of {} uses, {} fetches and {} cleans, by version {} of its step's template",
                         static_cast<std::uint32_t>(session), plan->uses.size(), plan->fetches.size(),
                         plan->cleans.size(), plan->number);
           if (const auto trains = trains_.find(session); trains != trains_.end())
             trains->second.moves = !plan->fetches.empty() || !plan->cleans.empty();
-          engine_->plan(now(), session, std::move(plan));
+          loop_->engine().plan(now(), session, std::move(plan));
         }));
       });
 }

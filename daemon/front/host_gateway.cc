@@ -19,20 +19,15 @@ constexpr const char* kMailboxFull = "the daemon has as many requests waiting as
 
 }  // namespace
 
-void Host::submit(engine::Request request, Answer answer) {
-  answers_.emplace(request.id, std::move(answer));
-  engine_->submit(now(), std::move(request));
-}
-
 RequestId Host::post(engine::Request request, Answer answer) {
-  const RequestId id = request.id = next_request();
+  const RequestId id = request.id = loop_->next_request();
   // The job owns the answer; if the mailbox refuses it, the answer must still be there to be called.
   auto shared = std::make_shared<Answer>(std::move(answer));
-  const bool posted = mailbox_->post([this, request = std::move(request), shared]() mutable {
+  const bool posted = reactor_->post([this, request = std::move(request), shared]() mutable {
     if (std::holds_alternative<engine::GetStatus>(request.body))
       for (auto& [session_id, session] : sessions_) drain_logs(*session);
-    submit(std::move(request), std::move(*shared));
-    pump();
+    loop_->submit(std::move(request), std::move(*shared));
+    loop_->pump();
   });
   if (!posted) (*shared)(refusal_of(id, ErrorCode::kResourceExhausted, kMailboxFull));
   return id;
@@ -40,9 +35,9 @@ RequestId Host::post(engine::Request request, Answer answer) {
 
 void Host::cancel(RequestId request) {
   // A full mailbox loses the wish, not the reply: the request's deadline stands.
-  static_cast<void>(mailbox_->post([this, request] {
-    engine_->cancel(now(), request);
-    pump();
+  static_cast<void>(reactor_->post([this, request] {
+    loop_->engine().cancel(now(), request);
+    loop_->pump();
   }));
 }
 
@@ -61,9 +56,9 @@ Result<void> Host::watch_process(Session& session) {
 }
 
 Result<void> Host::watch_end(Session& session) {
-  auto watch = Watch::create(*ring_, session.process.get(), POLLIN, [this, &session](unsigned) {
+  auto watch = reactor_->watch(session.process.get(), POLLIN, [this, &session](unsigned) {
     end(session, {ErrorCode::kUnavailable, "the trainer's process ended", 0});
-    pump();
+    loop_->pump();
   });
   if (!watch) return std::unexpected(watch.error());
   session.process_watch = std::move(*watch);
@@ -72,7 +67,7 @@ Result<void> Host::watch_end(Session& session) {
 
 void Host::open(const Peer& peer, engine::OpenSession request, Time deadline, OpenAnswer answer) {
   auto shared = std::make_shared<OpenAnswer>(std::move(answer));
-  const bool posted = mailbox_->post([this, peer, request = std::move(request), deadline, shared]() mutable {
+  const bool posted = reactor_->post([this, peer, request = std::move(request), deadline, shared]() mutable {
     auto session = std::make_unique<Session>();
     session->peer = peer;
     session->key = ++last_key_;
@@ -84,47 +79,38 @@ void Host::open(const Peer& peer, engine::OpenSession request, Time deadline, Op
     request.tenant = peer.tenant;
     request.table = session->region->table();
     request.token = session->token;
-    session->opening = next_request();
+    session->opening = loop_->next_request();
     const std::uint64_t key = session->key;
     const RequestId id = session->opening;
     const Token token = session->token;
     newcomers_.emplace(key, std::move(session));
-    submit({.id = id, .session = {}, .deadline = deadline, .body = std::move(request)},
-           [this, key, token, shared](engine::Reply reply) {
-             Result<Opened> result;
-             if (reply.result) {
-               auto& open = std::get<engine::SessionOpened>(*reply.result);
-               result = Opened{open.session, token, std::move(open.places)};
-             } else {
-               result = std::unexpected(reply.result.error());
-             }
-             opened(key, std::move(reply));
-             when_kept([shared, result = std::move(result)]() mutable { (*shared)(std::move(result)); });
-           });
-    pump();
+    loop_->submit({.id = id, .session = {}, .deadline = deadline, .body = std::move(request)},
+                  [this, key, token, shared](engine::Reply reply) {
+                    Result<Opened> result;
+                    if (reply.result) {
+                      auto& open = std::get<engine::SessionOpened>(*reply.result);
+                      result = Opened{open.session, token, std::move(open.places)};
+                    } else {
+                      result = std::unexpected(reply.result.error());
+                    }
+                    opened(key, std::move(reply));
+                    keeper_.when_kept([shared, result = std::move(result)]() mutable { (*shared)(std::move(result)); });
+                  });
+    loop_->pump();
   });
   if (!posted) (*shared)(fail(ErrorCode::kResourceExhausted, kMailboxFull));
 }
 
 void Host::register_token(const Session& session) {
-  const std::scoped_lock lock(tokens_mutex_);
-  const bool fresh = tokens_.emplace(session.token, Ticket{session.id, session.peer.tenant, now()}).second;
-  TERRACE_CHECK(fresh);
+  tokens_.add(session.token, session.id, session.peer.tenant, now());
 }
 
 void Host::forget_token(SessionId id) {
-  const auto found = sessions_.find(id);
-  const std::scoped_lock lock(tokens_mutex_);
-  if (found != sessions_.end()) tokens_.erase(found->second->token);
+  if (const Session* session = find(id); session != nullptr) tokens_.forget(session->token);
 }
 
 Result<SessionId> Host::authenticate(const Token& token, const Peer& peer) {
-  const std::scoped_lock lock(tokens_mutex_);
-  const auto found = tokens_.find(token);
-  if (found == tokens_.end() || found->second.tenant != peer.tenant)
-    return fail(ErrorCode::kUnauthenticated, "the token is not of an open session of this tenant; open a session");
-  found->second.last_used = now();
-  return found->second.session;
+  return tokens_.authenticate(token, peer.tenant, now());
 }
 
 Session* Host::find(SessionId id) {
@@ -132,21 +118,14 @@ Session* Host::find(SessionId id) {
   return found == sessions_.end() ? nullptr : found->second.get();
 }
 
-std::uint64_t Host::watch(PressureWatcher watcher) {
-  const std::scoped_lock lock(watchers_mutex_);
-  watchers_.emplace(++last_watcher_, std::move(watcher));
-  return last_watcher_;
-}
+std::uint64_t Host::watch(PressureWatcher watcher) { return watchers_.add(std::move(watcher)); }
 
-void Host::unwatch(std::uint64_t watcher) {
-  const std::scoped_lock lock(watchers_mutex_);
-  watchers_.erase(watcher);
-}
+void Host::unwatch(std::uint64_t watcher) { watchers_.remove(watcher); }
 
 bool Host::run(std::move_only_function<void()> job) {
-  return mailbox_->post([this, job = std::move(job)]() mutable {
+  return reactor_->post([this, job = std::move(job)]() mutable {
     job();
-    pump();
+    loop_->pump();
   });
 }
 

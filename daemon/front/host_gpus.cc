@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// GPUs that fail: the engine is told, and so are people, with the names of some of what is lost; and GPUs that
-// cannot take back just now what the supervisor still has.
+// GPUs that cannot take back just now what the supervisor still has, and who would lose by it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <iterator>
@@ -14,14 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/bytes.h"
 #include "engine/stake.h"
 #include "front/host.h"
 
 namespace terrace::front {
 namespace {
-
-constexpr std::size_t kNamedMax = 8;
 
 // A process, by its pidfd.
 bool has_ended(const Fd& process) {
@@ -30,23 +25,6 @@ bool has_ended(const Fd& process) {
 }
 
 }  // namespace
-
-// While a former daemon had it.
-bool Host::was_lost(std::size_t tier) const { return tier < were_lost_.size() && were_lost_[tier]; }
-
-// Once each.
-void Host::look_for_failures() {
-  told_failed_.resize(node_.mapped.size());
-  for (std::size_t tier = 0; tier < node_.mapped.size(); ++tier) {
-    auto failed = node_.mapped[tier] == nullptr ? std::nullopt : node_.mapped[tier]->failure();
-    if (!failed || told_failed_[tier]) continue;
-    told_failed_[tier] = true;
-    if (was_lost(tier)) failed->code = ErrorCode::kDataLoss;
-    spdlog::error("{} does not serve: {}; tensors without another copy are lost, all else is served",
-                  node_.options.tiers[tier].name, failed->message);
-    engine_->tier_failed(now(), static_cast<TierId>(tier), *failed);
-  }
-}
 
 // The pids of those who have not ended, by space.
 std::map<SessionId, std::vector<pid_t>> Host::living() const {
@@ -62,19 +40,19 @@ Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
   if (not_yet_.empty()) return {};
   const auto pids = living();
   const auto at_stake = [&] {
-    auto by_space = engine::tensors_at_stake(*catalog_, survivors, not_yet_);
+    auto by_space = engine::tensors_at_stake(home_.catalog(), survivors, not_yet_);
     std::erase_if(by_space, [&](const auto& entry) { return !pids.contains(entry.first); });
     return by_space;
   };
   auto stakes = at_stake();
   if (stakes.empty()) {  // and nothing is written there from here on
-    engine::lend_at_stake(*catalog_, survivors, not_yet_);
+    engine::lend_at_stake(home_.catalog(), survivors, not_yet_);
     stakes = at_stake();
   }
   if (stakes.empty()) return {};
   for (const auto& [id, session] : sessions_)  // of those who have ended, so that it is in nobody's way
     if (!pids.contains(session->space))
-      for (const std::string& name : std::exchange(space_of(session->space).kept, {})) drop_kept(name);
+      for (const std::string& name : std::exchange(space_of(session->space).kept, {})) keeper_.drop(name);
   std::size_t tensors = 0;
   std::vector<pid_t> whose;
   for (const auto& [space, count] : stakes) {
@@ -99,33 +77,6 @@ std::vector<std::string> Host::not_taken_back() const {
   std::vector<std::string> sentences;
   std::ranges::copy(by_tier | std::views::values, std::back_inserter(sentences));
   return sentences;
-}
-
-void Host::tell_of_losses(const std::vector<engine::Loss>& losses) {
-  struct Lost {
-    std::size_t count = 0;
-    std::vector<std::string> named;
-  };
-  std::map<TierId, Lost> by_tier;
-  for (const engine::Loss& loss : losses) {
-    Lost& lost = by_tier[loss.tier];
-    if (++lost.count <= kNamedMax)
-      lost.named.push_back(fmt::format("'{}' of session {}", loss.name, static_cast<std::uint32_t>(loss.session)));
-  }
-  for (const auto& [tier, lost] : by_tier) {
-    const std::size_t more = lost.count - lost.named.size();
-    spdlog::error("{} tensor{} lost with {}: {}{}", lost.count, lost.count == 1 ? " is" : "s are",
-                  node_.options.tiers[index(tier)].name, fmt::join(lost.named, ", "),
-                  more == 0 ? "" : fmt::format(" and {} more", more));
-  }
-}
-
-void Host::tell_of_pinning() {
-  const std::uint64_t refused = mover_->facts().refused_bytes;
-  if (refused != told_refused_bytes_)
-    spdlog::warn("{} of memory could not be pinned for the GPUs so far: copies of it are slower",
-                 format_bytes(refused));
-  told_refused_bytes_ = refused;
 }
 
 }  // namespace terrace::front

@@ -98,11 +98,11 @@ void Host::segment_done(const mover::SegmentDone& done) {
   if (space == spaces_.end() || order.kind == Kind::kStitch || order.kind == Kind::kUnstitch)
     return deliver_segment(done);
   const std::string name = segment_name(order.session, index(order.tier), order.extent.offset);
-  if (done.result && !added && std::erase(space->second.kept, name) != 0) drop_kept(name);
+  if (done.result && !added && std::erase(space->second.kept, name) != 0) keeper_.drop(name);
   if (!added) return deliver_segment(done);
-  if (keep(name, node_.mapped[index(order.tier)]->descriptor(order.session, order.extent.offset)))
+  if (keeper_.keep(name, node_.mapped[index(order.tier)]->descriptor(order.session, order.extent.offset)))
     space->second.kept.push_back(name);
-  when_kept([this, done] { deliver_segment(done); });
+  keeper_.when_kept([this, done] { deliver_segment(done); });
 }
 
 // To the engine, which records it and gives out extents of it from now on; and to the trainers, after the record: what
@@ -118,7 +118,7 @@ void Host::deliver_segment(const mover::SegmentDone& done) {
     for (Session* session : mappers_of(order.session))
       if (session->connection && session->welcomed) send_seam(*session, index(order.tier), order.extent, order.pieces);
   }
-  engine_->segment_done(now(), done);
+  loop_->engine().segment_done(now(), done);
   if (!done.result || order.kind != Kind::kAdd || space == spaces_.end()) return;
   space->second.mapped_bytes[index(order.tier)] = order.extent.end();
   for (Session* session : mappers_of(order.session))
@@ -199,7 +199,7 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
       if (!installed && !kept) return installed;
       if (installed) continue;
       const engine::LostSegment lost{id, static_cast<TierId>(tier), {offset, unit}, installed.error().message};
-      const bool is_gone = installed.error().code == ErrorCode::kDataLoss || was_lost(tier);
+      const bool is_gone = installed.error().code == ErrorCode::kDataLoss || failures_.was_lost(tier);
       if (!is_gone && config_.tiers[tier].take_back == config::TakeBack::kWait) not_yet_.push_back(lost);
       lose_segment(lost, std::move(kept));
     }
@@ -212,7 +212,7 @@ Result<void> Host::take_back_segments(const engine::SessionRecord& was) {
 // must stay within reach.
 Result<void> Host::take_back_seams(SessionId id, Space& space) {
   std::map<std::pair<std::size_t, std::uint64_t>, std::map<std::uint64_t, tier::Extent>> seams;
-  for (const engine::SeamRecord& piece : catalog_->seams())
+  for (const engine::SeamRecord& piece : home_.catalog().seams())
     if (piece.session == static_cast<std::uint32_t>(id)) seams[{piece.tier, piece.seam}].emplace(piece.at, piece.piece);
   for (const auto& [where, parts] : seams) {
     const auto& [tier, offset] = where;
@@ -243,20 +243,21 @@ void Host::lose_segment(engine::LostSegment segment, Fd kept) {
 
 // Nothing is left of a session that the engine knew.
 void Host::gone(SessionId id) {
+  if (foreseer_) foreseer_->forget(id);
   if (auto node = sessions_.extract(id); !node.empty()) {
-    for (const std::string& name : node.mapped()->kept) drop_kept(name);
+    for (const std::string& name : node.mapped()->kept) keeper_.drop(name);
     node.mapped()->state = Session::State::kEnding;  // where it was CloseSession, and not end()
     forget_ring(*node.mapped());
     spdlog::info("session {} is gone", static_cast<std::uint32_t>(id));
     const SessionId space = node.mapped()->space;
-    doomed_.push_back(std::move(node.mapped()));
+    reactor_->spend(std::shared_ptr<void>(std::move(node.mapped())));
     if (const auto its = spaces_.find(space); space != id && its != spaces_.end()) {
       for (Space::Retiring& retiring : its->second.retiring) std::erase(retiring.asked, id);
       start_retired(space);
     }
   }
   if (auto space = spaces_.extract(id); !space.empty()) {
-    for (const std::string& name : space.mapped().kept) drop_kept(name);
+    for (const std::string& name : space.mapped().kept) keeper_.drop(name);
     mover_->drop(id);
   }
 }

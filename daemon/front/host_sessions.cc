@@ -27,8 +27,8 @@ void Host::greet(Fd connection, const Peer& peer) {
   session->peer = peer;
   session->greeting_deadline = now() + kGreetingTimeout;
   session->connection = std::make_unique<DataConnection>(std::move(connection));
-  auto watch = Watch::create(*ring_, session->connection->descriptor(), POLLIN,
-                             [this, &session = *session](unsigned) { read_messages(session); });
+  auto watch = reactor_->watch(session->connection->descriptor(), POLLIN,
+                               [this, &session = *session](unsigned) { read_messages(session); });
   if (!watch || !watch_process(*session)) return;  // no room to watch it, or gone already: closing says so
   session->connection_watch = std::move(*watch);
   newcomers_.emplace(session->key, std::move(session));
@@ -53,7 +53,7 @@ void Host::read_messages(Session& session) {
       end(session, {ErrorCode::kCancelled, "closed by the client", 0});
     }
   }
-  pump();
+  loop_->pump();
 }
 
 void Host::welcome(Session& session, const shm::Hello& hello) {
@@ -68,7 +68,7 @@ void Host::welcome(Session& session, const shm::Hello& hello) {
   if (const auto watched = watch_doorbell(session); !watched) return end(session, watched.error());
   session.maps = true;
   session.token = make_token();
-  session.opening = next_request();
+  session.opening = loop_->next_request();
 
   engine::OpenSession open = std::move(*asked);
   open.tenant = session.peer.tenant;
@@ -78,13 +78,12 @@ void Host::welcome(Session& session, const shm::Hello& hello) {
   const std::uint64_t longest = std::uint64_t{config_.limits.request_timeout_ms} * 1'000'000;
   const Time deadline = now() + Duration(std::min(hello.timeout_ns, longest));
   session.state = Session::State::kOpening;  // from here on the engine knows of it
-  submit({.id = session.opening, .session = {}, .deadline = deadline, .body = std::move(open)},
-         [this, key = session.key](engine::Reply reply) { opened(key, std::move(reply)); });
+  loop_->submit({.id = session.opening, .session = {}, .deadline = deadline, .body = std::move(open)},
+                [this, key = session.key](engine::Reply reply) { opened(key, std::move(reply)); });
 }
 
 Result<void> Host::watch_doorbell(Session& session) {
-  auto watch =
-      Watch::create(*ring_, session.doorbell.get(), POLLIN, [this, &session](unsigned) { doorbell_rang(session); });
+  auto watch = reactor_->watch(session.doorbell.get(), POLLIN, [this, &session](unsigned) { doorbell_rang(session); });
   if (!watch) return std::unexpected(watch.error());
   session.doorbell_watch = std::move(*watch);
   return {};
@@ -97,7 +96,7 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
   if (!reply.result) {
     if (session.connection && session.state != Session::State::kEnding) send(session, refusal(reply.result.error()));
     session.state = Session::State::kEnding;
-    doomed_.push_back(std::move(node.mapped()));
+    reactor_->spend(std::shared_ptr<void>(std::move(node.mapped())));
     return;
   }
   const auto& offer = std::get<engine::SessionOpened>(*reply.result);
@@ -106,7 +105,7 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
   session.writes = offer.writes;
   const bool abandoned = session.state == Session::State::kEnding;
   sessions_.emplace(session.id, std::move(node.mapped()));
-  if (abandoned) return engine_->session_died(now(), session.id);
+  if (abandoned) return loop_->engine().session_died(now(), session.id);
   session.state = Session::State::kOpen;
   space_of(session.space);
   register_token(session);
@@ -127,7 +126,7 @@ void Host::opened(std::uint64_t key, engine::Reply reply) {
                                              .range_bytes = place.range_bytes,
                                              .guarantee_bytes = place.guarantee_bytes,
                                              .gpu = node_.gpu_at(place.place)};
-  when_kept([this, id = session.id, welcome] {
+  keeper_.when_kept([this, id = session.id, welcome] {
     Session* open = find(id);
     if (open == nullptr || open->state != Session::State::kOpen || !open->connection) return;
     open->welcomed = true;
@@ -141,9 +140,9 @@ template <typename Message>
 void Host::send(Session& session, const Message& message, std::span<const int> descriptors) {
   if (const auto sent = session.connection->send(message, descriptors); !sent) return end(session, sent.error());
   if (!session.connection->has_queued() || session.writable_watch) return;
-  auto watch = Watch::create(*ring_, session.connection->descriptor(), POLLOUT, [this, &session](unsigned) {
+  auto watch = reactor_->watch(session.connection->descriptor(), POLLOUT, [this, &session](unsigned) {
     if (const auto flushed = session.connection->flush(); !flushed) return end(session, flushed.error());
-    if (!session.connection->has_queued()) spent_watches_.push_back(std::move(session.writable_watch));
+    if (!session.connection->has_queued()) reactor_->spend(std::move(session.writable_watch));
   });
   if (!watch) return end(session, watch.error());
   session.writable_watch = std::move(*watch);
@@ -158,7 +157,7 @@ void Host::drain_logs(Session& session) {
   accesses_.clear();
   if (foreseer_) stamps_.see(shm::stamp_now(), now());  // nobody else asks when a lease was taken
   const std::uint64_t fast_leases = session.region->drain_logs(stamps_, accesses_);
-  if (fast_leases != 0) engine_->accessed(now(), session.id, accesses_, fast_leases);
+  if (fast_leases != 0) loop_->engine().accessed(now(), session.id, accesses_, fast_leases);
 }
 
 void Host::doorbell_rang(Session& session) {
@@ -180,8 +179,8 @@ void Host::take_submissions(Session& session) {
     if (!submission->has_value()) break;
     take_submission(session, **submission);
   }
-  if (session.state == Session::State::kOpen) engine_->lease_ended(now(), session.id);
-  pump();
+  if (session.state == Session::State::kOpen) loop_->engine().lease_ended(now(), session.id);
+  loop_->pump();
 }
 
 void Host::take_submission(Session& session, const shm::Submission& submission) {
@@ -201,11 +200,12 @@ void Host::take_submission(Session& session, const shm::Submission& submission) 
   auto body = to_request(submission, *block);
   if (!body) return refuse(body.error());
   const std::uint64_t longest = std::uint64_t{config_.limits.request_timeout_ms} * 1'000'000;
-  submit({.id = next_request(),
-          .session = session.id,
-          .deadline = now() + Duration(std::min(submission.timeout_ns, longest)),
-          .body = std::move(*body)},
-         [this, id = session.id, submission](const engine::Reply& reply) { answer_submission(id, submission, reply); });
+  loop_->submit(
+      {.id = loop_->next_request(),
+       .session = session.id,
+       .deadline = now() + Duration(std::min(submission.timeout_ns, longest)),
+       .body = std::move(*body)},
+      [this, id = session.id, submission](const engine::Reply& reply) { answer_submission(id, submission, reply); });
 }
 
 void Host::answer_submission(SessionId id, const shm::Submission& submission, const engine::Reply& reply) {
@@ -226,7 +226,7 @@ void Host::complete(Session& session, const shm::Submission& submission, const R
     completion.message_bytes =
         session.region->write_block(submission, std::as_bytes(std::span(result.error().message)));
   }
-  if (request != RequestId{}) engine_->answering(request, session.region->completed() + 1);
+  if (request != RequestId{}) loop_->engine().answering(request, session.region->completed() + 1);
   if (const auto completed = session.region->complete(completion); !completed) end(session, completed.error());
 }
 
@@ -244,20 +244,20 @@ void Host::end(Session& session, const Error& reason) {
   // A hung-up descriptor is ready for ever: nobody looks any more. This may be one of these very watches calling.
   for (auto* watch :
        {&session.process_watch, &session.doorbell_watch, &session.connection_watch, &session.writable_watch})
-    if (*watch) spent_watches_.push_back(std::move(*watch));
+    if (*watch) reactor_->spend(std::move(*watch));
   switch (before) {
     case Session::State::kGreeting: {
       auto node = newcomers_.extract(session.key);
-      doomed_.push_back(std::move(node.mapped()));
+      reactor_->spend(std::shared_ptr<void>(std::move(node.mapped())));
       break;
     }
     case Session::State::kOpening:
       // Its region stays until the engine has answered.
-      engine_->cancel(now(), session.opening);
+      loop_->engine().cancel(now(), session.opening);
       break;
     case Session::State::kOpen:
       forget_token(session.id);
-      engine_->session_died(now(), session.id);
+      loop_->engine().session_died(now(), session.id);
       break;
     case Session::State::kEnding:
       break;

@@ -20,6 +20,7 @@
 #include "front/doors/listener.h"
 #include "front/grpc/server.h"
 #include "front/reactor/service_notify.h"
+#include "front/reactor/stop_signals.h"
 
 namespace terrace::front {
 namespace {
