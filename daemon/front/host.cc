@@ -1,45 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop: what wakes the reactor, what it gives to the engine, and what the engine asks for.
 #include "front/host.h"
 
-#include <fmt/format.h>
-#include <poll.h>
 #include <spdlog/spdlog.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <thread>
 #include <utility>
 
-#include "base/check.h"
-#include "front/doors/doors.h"
+#include "front/doors/listener.h"
+#include "front/restore/restore.h"
+#include "front/sessions/busy_poll.h"
 
 namespace terrace::front {
 namespace {
 
 constexpr Duration kSweepPeriod = std::chrono::milliseconds(200);
-
-// Whoever is turned away on our own socket is told why; a gRPC client sees the connection close, and tries again.
-void refuse(Fd connection, const Error& reason) {
-  static_cast<void>(DataConnection(std::move(connection)).send(refusal(reason)));
-}
+constexpr Duration kStoppingPeriod = std::chrono::milliseconds(20);
 
 }  // namespace
 
-Host::Host(const config::Config& config, Parts parts, NodeFacts facts, Inheritance inheritance)
+Host::Host(const config::Config& config, Parts parts, NodeFacts facts, service::DescriptorStore store)
     : config_(config),
       node_(std::move(parts.node)),
-      facts_(std::move(facts)),
       reactor_(std::move(parts.reactor)),
       workers_(std::move(parts.workers)),
       mover_(std::move(parts.mover)),
-      adopted_(std::move(inheritance.adopted)),
-      loop_(std::make_unique<EngineLoop>(*reactor_, *mover_, static_cast<Receiver&>(*this))),
-      keeper_(*reactor_, *loop_, std::move(inheritance.store)),
-      block_(node_, *loop_, notify_),
+      loop_(*reactor_, *mover_, *this),
+      keeper_(*reactor_, loop_, std::move(store)),
+      block_(node_, loop_, notify_),
       failures_(node_),
+      logs_(loop_, node_.options.observe),
+      sessions_(*reactor_, loop_, tokens_, logs_, polled_),
+      segments_(node_, loop_, keeper_, sessions_),
+      rings_(*reactor_, loop_, sessions_, polled_, std::chrono::milliseconds(config_.limits.request_timeout_ms)),
+      arrivals_({.node = node_,
+                 .reactor = *reactor_,
+                 .loop = loop_,
+                 .keeper = keeper_,
+                 .sessions = sessions_,
+                 .segments = segments_,
+                 .rings = rings_,
+                 .slots = config_.limits.tensors_per_session_max,
+                 .request_timeout = std::chrono::milliseconds(config_.limits.request_timeout_ms)}),
+      training_(*reactor_, loop_, sessions_),
+      entrance_({.node = node_,
+                 .reactor = *reactor_,
+                 .loop = loop_,
+                 .tokens = tokens_,
+                 .watchers = watchers_,
+                 .sessions = sessions_,
+                 .arrivals = arrivals_},
+                std::move(facts)),
       doors_(*reactor_, config_) {}
 
+// Before what is here goes: the mover's end still turns the ring.
 Host::~Host() { reactor_->turn_deaf(); }
 
 Result<std::unique_ptr<Host>> Host::create(const config::Config& config, const mover::Workers::Options& worker_options,
@@ -55,31 +72,48 @@ Result<std::unique_ptr<Host>> Host::create(const config::Config& config, const m
   auto mover = mover::Mover::create((*reactor)->ring(), **workers, node->borrowed(), {});
   if (!mover) return std::unexpected(mover.error());
   Parts parts{std::move(*node), std::move(*reactor), std::move(*workers), std::move(*mover)};
-  std::unique_ptr<Host> host(new Host(config, std::move(parts), std::move(facts), std::move(inheritance)));
-  if (const auto started = host->start(); !started) return std::unexpected(started.error());
+  std::unique_ptr<Host> host(new Host(config, std::move(parts), std::move(facts), std::move(inheritance.store)));
+  if (const auto started = host->start(std::move(inheritance.adopted)); !started)
+    return std::unexpected(started.error());
   return host;
 }
 
-Result<void> Host::start() {
-  if (const auto made = make_engine(); !made) return made;
-  failures_.look(loop_->engine(), now());
-  make_foreseer();
-  if (const auto watched = watch_taken_back(); !watched) return watched;
-  doors_.count([this] { return sessions_.size() + newcomers_.size(); });
+Result<void> Host::start(service::Adopted adopted) {
+  Restore restore({.config = config_,
+                   .node = node_,
+                   .loop = loop_,
+                   .keeper = keeper_,
+                   .home = home_,
+                   .block = block_,
+                   .failures = failures_,
+                   .sessions = sessions_,
+                   .segments = segments_,
+                   .rings = rings_},
+                  std::move(adopted));
+  if (const auto made = restore.make_engine(); !made) return made;
+  failures_.look(loop_.engine(), loop_.now());
+  if (node_.options.observe) training_.learn(machine_of(node_.options, config_.links));
+  if (const auto watched = restore.watch_sessions(); !watched) return watched;
+  return open_doors();
+}
+
+Result<void> Host::open_doors() {
+  doors_.count([this] { return sessions_.size(); });
   for (std::uint32_t tenant = 0; tenant < config_.tenants.size(); ++tenant) {
-    auto listener =
-        Listener::bind(config_.tenants[tenant].data_socket, SOCK_SEQPACKET, config_.tenants[tenant].door_mode());
+    const config::TenantConfig& its = config_.tenants[tenant];
+    auto listener = Listener::bind(its.data_socket, SOCK_SEQPACKET, its.door_mode());
     if (!listener) return std::unexpected(listener.error());
-    const auto adopt = [this](Fd connection, const Peer& peer) {
-      greet(std::move(connection), peer);
+    const auto greet = [this](Fd connection, const Peer& peer) {
+      arrivals_.greet(std::move(connection), peer);
       return true;
     };
-    const auto added = doors_.add(std::move(*listener), Peer{.tenant = {.socket = tenant}}, adopt, refuse);
+    const auto added = doors_.add(std::move(*listener), Peer{.tenant = {.socket = tenant}}, greet, turn_away);
     if (!added) return std::unexpected(added.error());
   }
   return {};
 }
 
+// A gRPC client that is turned away sees the connection close, and tries again.
 Result<void> Host::listen_stream(const std::string& path, mode_t mode, Peer peer, Adopt adopt) {
   auto listener = Listener::bind(path, SOCK_STREAM, mode);
   if (!listener) return std::unexpected(listener.error());
@@ -88,92 +122,86 @@ Result<void> Host::listen_stream(const std::string& path, mode_t mode, Peer peer
 
 Result<void> Host::serve(std::function<void()> stopping) {
   block_.begin_serving();
-  may_poll_ = may_busy_poll();
+  polled_.allow(may_busy_poll());
   spdlog::info("serving on {}", config_.tenants.front().data_socket);
   while (!reactor_->stopping())
     if (const auto turned = turn(kSweepPeriod); !turned) return turned;
-
   notify_.send("STOPPING=1\nSTATUS=stopping");
   spdlog::info("stopping");
   doors_.close();
+  return wind_up(std::move(stopping));
+}
+
+Result<void> Host::wind_up(std::function<void()> stopping) {
   std::atomic<bool> fronts_stopped = false;
   std::jthread fronts([&] {
     stopping();
     fronts_stopped = true;
   });
-  const Time limit = now() + std::chrono::milliseconds(config_.limits.stop_timeout_ms);
+  const Time limit = loop_.now() + std::chrono::milliseconds(config_.limits.stop_timeout_ms);
   bool ended = false;
-  while (now() < limit && !(ended && fronts_stopped && (keeper_.keeps() || (sessions_.empty() && newcomers_.empty())) &&
-                            mover_->in_flight() == 0)) {
-    if (const auto turned = turn(std::chrono::milliseconds(20)); !turned) return turned;
+  while (loop_.now() < limit &&
+         !(ended && fronts_stopped && (keeper_.keeps() || sessions_.size() == 0) && mover_->in_flight() == 0)) {
+    if (const auto turned = turn(kStoppingPeriod); !turned) return turned;
     if (fronts_stopped && !ended) {
-      wind_up();
+      end_sessions();
       ended = true;
     }
   }
-  if (!ended) wind_up();
+  if (!ended) end_sessions();
   while (!fronts_stopped)  // its calls still need their answers
-    if (const auto turned = turn(std::chrono::milliseconds(20)); !turned) return turned;
+    if (const auto turned = turn(kStoppingPeriod); !turned) return turned;
   reactor_->close();
   return {};
 }
 
-void Host::wind_up() {
-  const Error reason{ErrorCode::kUnavailable, "the daemon is stopping", 0};
+// Where they are kept they stay with the supervisor: a stop cannot be told from a restart.
+void Host::end_sessions() {
   for (const auto& tier : node_.mapped)
     if (tier) tier->leave_bytes();
-  std::vector<Session*> all;
-  if (keeper_.keeps())
-    return loop_->pump();  // a stop cannot be told from a restart: the sessions stay with the supervisor
-  for (auto& [key, session] : newcomers_) all.push_back(session.get());
-  for (auto& [id, session] : sessions_) all.push_back(session.get());
-  for (Session* session : all) end(*session, reason);
-  loop_->pump();
+  if (!keeper_.keeps()) sessions_.end_all({ErrorCode::kUnavailable, "the daemon is stopping", 0});
+  loop_.pump();
 }
 
 Result<void> Host::turn(Duration longest) {
-  const Time before = now();
-  const Time next = loop_->engine().next_deadline();
-  Duration wait = until_next_drain(block_.until_next_look(longest));
+  const Time before = loop_.now();
+  const Time next = loop_.engine().next_deadline();
+  Duration wait = training_.until_next_drain(block_.until_next_look(longest));
   if (next != kNever) wait = std::clamp(next - before, Duration::zero(), wait);
   if (keeper_.pending()) wait = std::min<Duration>(wait, std::chrono::milliseconds(1));
-  if (poll_rings(wait)) wait = Duration::zero();
+  if (rings_.poll(wait)) wait = Duration::zero();
   if (const auto woken = reactor_->wait(wait); !woken) return woken;
-  drain_trainers();
-  loop_->pump();
+  training_.drain();
+  loop_.pump();
   block_.look();
-  if (now() - last_sweep_ >= kSweepPeriod) sweep();
+  if (loop_.now() - last_sweep_ >= kSweepPeriod) sweep();
   reactor_->bury();
   return {};
 }
 
-void Host::complete(engine::Status& status) {
-  node_.add_devices(status);
-  status.resubmitted_requests = resubmitted_requests_;
+void Host::sweep() {
+  last_sweep_ = loop_.now();
+  failures_.look(loop_.engine(), loop_.now());
+  failures_.tell_of_pinning(mover_->facts());
+  notify_.feed_watchdog(loop_.now());
+  sessions_.end_late(std::chrono::milliseconds(config_.limits.session_idle_timeout_ms));
+  sessions_.drain_all_logs();
+  loop_.pump();
 }
 
-void Host::sweep() {
-  last_sweep_ = now();
-  failures_.look(loop_->engine(), now());
-  failures_.tell_of_pinning(mover_->facts());
-  if (const Duration period = notify_.watchdog_period(); period.count() > 0 && now() - last_watchdog_ >= period) {
-    notify_.send("WATCHDOG=1");
-    last_watchdog_ = now();
+void Host::gone(SessionId id) {
+  training_.forget(id);
+  if (auto session = sessions_.take_gone(id)) {
+    for (const std::string& name : session->kept) keeper_.drop(name);
+    segments_.left(id, session->space);
+    sessions_.spend(std::move(session));
   }
-  std::vector<Session*> late;
-  for (auto& [key, session] : newcomers_)
-    if (session->state == Session::State::kGreeting && now() >= session->greeting_deadline)
-      late.push_back(session.get());
-  for (Session* session : late) end(*session, {ErrorCode::kDeadlineExceeded, "no greeting came", 0});
+  segments_.gone(id);
+}
 
-  const Duration idle_max = std::chrono::milliseconds(config_.limits.session_idle_timeout_ms);
-  for (const SessionId id : tokens_.unused_for(idle_max, now())) {
-    Session* session = find(id);
-    if (session != nullptr && session->connection == nullptr && !session->maps)
-      end(*session, {ErrorCode::kDeadlineExceeded, "idle", 0});
-  }
-  for (auto& [id, session] : sessions_) drain_logs(*session);
-  loop_->pump();
+void Host::complete(engine::Status& status) {
+  node_.add_devices(status);
+  status.resubmitted_requests = rings_.resubmitted();
 }
 
 }  // namespace terrace::front

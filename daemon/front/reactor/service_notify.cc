@@ -16,4 +16,10 @@ ServiceNotify::ServiceNotify() {
 
 void ServiceNotify::send(std::string_view assignments) { static_cast<void>(socket_.send(assignments)); }
 
+void ServiceNotify::feed_watchdog(Time now) {
+  if (watchdog_period_.count() <= 0 || now - last_fed_ < watchdog_period_) return;
+  send("WATCHDOG=1");
+  last_fed_ = now;
+}
+
 }  // namespace terrace::front

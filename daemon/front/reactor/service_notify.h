@@ -19,10 +19,13 @@ class ServiceNotify {
   void send(std::string_view assignments);
   // How often WATCHDOG=1 is due (half of what the manager allows); zero: no watchdog.
   Duration watchdog_period() const { return watchdog_period_; }
+  // Says WATCHDOG=1 when it is due; to be called more often than that.
+  void feed_watchdog(Time now);
 
  private:
   service::NotifySocket socket_;
   Duration watchdog_period_{0};
+  Time last_fed_{};
 };
 
 }  // namespace terrace::front

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/stake.h"
-#include "front/host.h"
+#include "front/restore/restore.h"
 
 namespace terrace::front {
 namespace {
@@ -27,32 +27,33 @@ bool has_ended(const Fd& process) {
 }  // namespace
 
 // The pids of those who have not ended, by space.
-std::map<SessionId, std::vector<pid_t>> Host::living() const {
+std::map<SessionId, std::vector<pid_t>> Restore::living() const {
   std::map<SessionId, std::vector<pid_t>> pids;
-  for (const auto& [id, session] : sessions_)
+  for (const auto& [id, session] : around_.sessions.known())
     if (!session->region->closed() && !has_ended(session->process)) pids[session->space].push_back(session->peer.pid);
   return pids;
 }
 
 // What a GPU cannot take just now the supervisor still has: before it would be lost, nothing is served. What of that a
 // trainer wrote that has ended is its siblings' in the share.
-Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
+Result<void> Restore::require_gpus(std::span<const engine::Survivor> survivors) {
   if (not_yet_.empty()) return {};
   const auto pids = living();
   const auto at_stake = [&] {
-    auto by_space = engine::tensors_at_stake(home_.catalog(), survivors, not_yet_);
+    auto by_space = engine::tensors_at_stake(around_.home.catalog(), survivors, not_yet_);
     std::erase_if(by_space, [&](const auto& entry) { return !pids.contains(entry.first); });
     return by_space;
   };
   auto stakes = at_stake();
   if (stakes.empty()) {  // and nothing is written there from here on
-    engine::lend_at_stake(home_.catalog(), survivors, not_yet_);
+    engine::lend_at_stake(around_.home.catalog(), survivors, not_yet_);
     stakes = at_stake();
   }
   if (stakes.empty()) return {};
-  for (const auto& [id, session] : sessions_)  // of those who have ended, so that it is in nobody's way
+  for (const auto& [id, session] : around_.sessions.known())  // of those who have ended, so that it is in nobody's way
     if (!pids.contains(session->space))
-      for (const std::string& name : std::exchange(space_of(session->space).kept, {})) keeper_.drop(name);
+      for (const std::string& name : std::exchange(around_.segments.space_of(session->space).kept, {}))
+        around_.keeper.drop(name);
   std::size_t tensors = 0;
   std::vector<pid_t> whose;
   for (const auto& [space, count] : stakes) {
@@ -69,11 +70,11 @@ Result<void> Host::require_gpus(std::span<const engine::Survivor> survivors) {
 }
 
 // A sentence for each of them.
-std::vector<std::string> Host::not_taken_back() const {
+std::vector<std::string> Restore::not_taken_back() const {
   std::map<TierId, std::string> by_tier;
   for (const engine::LostSegment& segment : not_yet_)
     by_tier.try_emplace(segment.tier, fmt::format("{} cannot take back just now what a former daemon had there ({})",
-                                                  node_.options.tiers[index(segment.tier)].name, segment.why));
+                                                  around_.node.options.tiers[index(segment.tier)].name, segment.why));
   std::vector<std::string> sentences;
   std::ranges::copy(by_tier | std::views::values, std::back_inserter(sentences));
   return sentences;
