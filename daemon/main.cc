@@ -27,10 +27,10 @@
 #include "config/config.h"
 #include "config/parse.h"
 #include "config/resolve.h"
-#include "front/grpc_server.h"
-#include "front/holding.h"
+#include "front/grpc/server.h"
+#include "front/holding/holding.h"
 #include "front/host.h"
-#include "front/succession.h"
+#include "front/survival/succession.h"
 #include "metrics/exporter.h"
 #include "supervise/supervisor.h"
 #include "topology/json.h"
@@ -116,7 +116,7 @@ struct Fronts {
   std::unique_ptr<front::GrpcServer> admin;
 };
 
-front::Host::Adopt adopt_into(front::GrpcServer& server) {
+front::Adopt adopt_into(front::GrpcServer& server) {
   return [&server](Fd connection, const front::Peer& peer) {
     return server.adopt(std::move(connection), peer).has_value();
   };
@@ -127,7 +127,7 @@ Result<Fronts> open_fronts(front::Host& host, const config::Config& config, cons
   options.request_timeout = std::chrono::milliseconds(config.limits.request_timeout_ms);
   options.idle_timeout = std::chrono::milliseconds(config.limits.session_idle_timeout_ms);
   for (const config::TenantConfig& tenant : config.tenants) options.tenant_names.push_back(tenant.name);
-  auto tenants = front::GrpcServer::create(host, options);
+  auto tenants = front::GrpcServer::create(host.gateway(), options);
   if (!tenants) return std::unexpected(tenants.error());
   options.admin = true;
   options.on_drain = [server = tenants->get()] { server->set_serving(false); };
@@ -138,7 +138,7 @@ Result<Fronts> open_fronts(front::Host& host, const config::Config& config, cons
                 "supervise`");
   };
   options.stop = [] { ::kill(::getpid(), SIGTERM); };
-  auto admin = front::GrpcServer::create(host, options);
+  auto admin = front::GrpcServer::create(host.gateway(), options);
   if (!admin) return std::unexpected(admin.error());
 
   for (std::uint32_t tenant = 0; tenant < config.tenants.size(); ++tenant) {
@@ -182,7 +182,7 @@ Result<void> serve(const Plan& plan, const Arguments& arguments, front::Inherita
   if (!fronts) return std::unexpected(fronts.error());
   std::unique_ptr<metrics::Exporter> exporter;
   if (!plan.config.metrics_address.empty()) {
-    auto opened = metrics::Exporter::create(**host, config);
+    auto opened = metrics::Exporter::create((*host)->gateway(), config);
     if (!opened) return std::unexpected(opened.error());
     exporter = std::move(*opened);
   }

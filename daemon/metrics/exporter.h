@@ -7,7 +7,7 @@
 #include <string>
 
 #include "config/config.h"
-#include "front/gateway.h"
+#include "front/gateway/gateway.h"
 #include "terrace/error.h"
 
 namespace terrace::metrics {

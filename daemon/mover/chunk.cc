@@ -32,130 +32,62 @@ bool is_of_the_medium(int error) { return error == EIO || error == ENODATA || er
 
 }  // namespace
 
+Way Chunk::way() const {
+  return {.path = work_.path,
+          .from_gpu = work_.from_gpu != nullptr,
+          .to_gpu = work_.to_gpu != nullptr,
+          .pinned = work_.pinned};
+}
+
 void Chunk::start(const ChunkWork& work) {
-  TERRACE_CHECK(step_ == Step::kIdle);
   TERRACE_CHECK(work.bytes > 0 && work.bytes <= work.padded_bytes);
   const bool by_cpu = work.path == Path::kCopy && work.from_gpu == nullptr && work.to_gpu == nullptr;
   TERRACE_CHECK(work.padded_bytes <= (work.pinned || by_cpu ? kCopyChunkBytes : tier::kChunkBytes));
+  TERRACE_CHECK(work.from_gpu == nullptr || work.to_gpu == nullptr || work.from_gpu == work.to_gpu);
   work_ = work;
   retries_ = 0;
   gpu_failed_ = false;
-  source_ = work_.from_gpu != nullptr ? spare_ : work_.from;
-  switch (work_.path) {
-    case Path::kCopy:
-      start_copy();
-      break;
-    case Path::kZero:
-      if (work_.to_gpu != nullptr) {
-        begin_gpu(Step::kUp);
-      } else {
-        compute(Step::kCopy);
-      }
-      break;
-    // Between a GPU and a disk, bytes go through the spare. (GPUDirect Storage would be a path of its own: see
-    // route().)
-    case Path::kToBlock:
-      if (work_.from_gpu != nullptr) {
-        begin_gpu(Step::kDown);
-      } else {
-        compute(Step::kSum);
-      }
-      break;
-    case Path::kFromBlock:
-      begin_io(Step::kRead, work_.to_gpu != nullptr ? spare_ : work_.to);
-      break;
-    case Path::kProve:
-      source_ = spare_;
-      compute(Step::kPattern);
-      break;
-  }
+  source_ = work_.from_gpu != nullptr || work_.path == Path::kProve ? spare_ : work_.from;
+  take(Event::kStarted);
 }
 
-void Chunk::start_copy() {
-  if (work_.from_gpu != nullptr && work_.to_gpu != nullptr) {
-    TERRACE_CHECK(work_.from_gpu == work_.to_gpu);
-    begin_gpu(Step::kWithin);
-  } else if (work_.from_gpu != nullptr) {
-    begin_gpu(Step::kDown);
-  } else if (work_.to_gpu == nullptr) {
-    compute(Step::kCopy);
-  } else if (work_.pinned) {
-    begin_gpu(Step::kUp);
-  } else {
-    compute(Step::kStage);
-  }
-}
-
-// What was begun is awaited though something after it was refused: its memory must not go before.
-void Chunk::begin_gpu(Step step) {
-  step_ = step;
-  CudaLink& link = *(work_.to_gpu != nullptr ? work_.to_gpu : work_.from_gpu);
-  const CudaLink::Way way = step == Step::kUp     ? CudaLink::Way::kUp
-                            : step == Step::kDown ? CudaLink::Way::kDown
-                                                  : CudaLink::Way::kWithin;
-  CudaLane& lane = link.lane(way, work_.urgency);
-  gpu_begun_ = begin_gpu_copies(lane);
-  lane.await(*this);
-}
-
-Result<void> Chunk::begin_gpu_copies(CudaLane& lane) {
-  if (work_.path == Path::kZero) return lane.zero(work_.to, work_.padded_bytes);
-  if (step_ == Step::kWithin) return work_.to_gpu->move(lane, work_.to, work_.from, work_.bytes);
-  if (!work_.pinned) {
-    return step_ == Step::kUp ? lane.up(work_.to, spare_, work_.bytes) : lane.down(spare_, work_.from, work_.bytes);
-  }
-  Result<void> begun;
-  for (std::uint64_t at = 0; begun && at < work_.bytes;) {
-    const std::byte* host = step_ == Step::kUp ? work_.from + at : work_.to + at;
-    const std::uint64_t run = surroundings_.pinned.run_bytes(host, work_.bytes - at);
-    TERRACE_CHECK(run > 0);
-    begun = step_ == Step::kUp ? lane.up(work_.to + at, host, run) : lane.down(work_.to + at, work_.from + at, run);
-    at += run;
-  }
-  return begun;
-}
-
-void Chunk::copied(Result<void> result) {
-  if (!gpu_begun_) result = std::move(gpu_begun_);
-  gpu_begun_ = {};
-  if (!result) {
-    gpu_failed_ = true;
-    finish(std::move(result));
-    return;
-  }
-  if (step_ == Step::kDown) {
-    down_done();
-    return;
-  }
-  surroundings_.counts.copied_bytes += work_.path == Path::kFromBlock ? 0 : work_.bytes;
-  finish({});
-}
-
-void Chunk::down_done() {
-  if (work_.path == Path::kToBlock) {
-    // The last one in the spare may have been somebody else's.
-    std::memset(spare_ + work_.bytes, 0, work_.padded_bytes - work_.bytes);
-    compute(Step::kSum);
-  } else if (work_.pinned) {
-    surroundings_.counts.copied_bytes += work_.bytes;
-    finish({});
-  } else {
-    compute(Step::kUnstage);
-  }
-}
-
-// What was read is what was written.
-void Chunk::checked() {
-  if (work_.to_gpu != nullptr) {
-    begin_gpu(Step::kUp);
-  } else {
-    finish({});
+void Chunk::take(Event event) {
+  const Move move = next_move(step_, event, way());
+  switch (move.action) {
+    case Action::kCompute:
+      step_ = move.step;
+      compute();
+      return;
+    case Action::kCopyByGpu:
+      step_ = move.step;
+      begin_gpu();
+      return;
+    case Action::kTransfer:
+      if (move.step == Step::kReadAgain)
+        ++(event == Event::kDiffers ? surroundings_.counts.reread_chunks : surroundings_.counts.io_retries);
+      step_ = move.step;
+      begin_io();
+      return;
+    case Action::kGoOn:
+      continue_io();
+      return;
+    case Action::kFinish:
+      finish();
+      return;
+    case Action::kFailIo:
+    case Action::kFailShort:
+    case Action::kFailChecks:
+    case Action::kFailGpu:
+      fail_with(move.action);
+      return;
   }
 }
 
 // Small ones are done here: a hand-over to a worker and back costs more.
-void Chunk::compute(Step step) {
-  step_ = step;
+void Chunk::compute() {
+  // The last one in the spare may have been somebody else's.
+  if (step_ == Step::kSum && work_.from_gpu != nullptr)
+    std::memset(spare_ + work_.bytes, 0, work_.padded_bytes - work_.bytes);
   if (work_.bytes > surroundings_.inline_bytes_max) {
     surroundings_.workers.submit(*this, Workers::Lane::kCopy);
     return;
@@ -207,83 +139,51 @@ void Chunk::run() {
   }
 }
 
-// The pattern is there, in memory or on the disk, or has come back.
-void Chunk::prove_on() {
-  switch (step_) {
-    case Step::kPattern:
-      begin_io(Step::kWritePattern, nullptr);
-      return;
-    case Step::kWritePattern:
-      std::memset(spare_, 0, work_.padded_bytes);
-      begin_io(Step::kReadPattern, spare_);
-      return;
-    case Step::kReadPattern:
-      compute(Step::kComparePattern);
-      return;
-    case Step::kComparePattern:
-      if (!surroundings_.spare_is_pinned) (void)madvise(spare_, tier::kChunkBytes, MADV_DONTNEED);
-      if (sum_ == 0) {
-        finish({});
-        return;
-      }
-      ++surroundings_.counts.io_errors;
-      finish(fail(ErrorCode::kInternal,
-                  fmt::format("{} of {} bytes that were written to the block tier for a proof came back otherwise",
-                              sum_ * sizeof sum_, work_.padded_bytes),
-                  EIO));
-      return;
-    default:
-      TERRACE_CHECK(false);
-  }
+// Of what was computed.
+Event Chunk::outcome() {
+  if (step_ != Step::kCheck && step_ != Step::kCheckAgain && step_ != Step::kComparePattern) return Event::kDone;
+  // The spare goes back to the system; where it is pinned, the GPUs know its pages, and these must stay.
+  if (step_ != Step::kCheck && !surroundings_.spare_is_pinned) (void)madvise(spare_, tier::kChunkBytes, MADV_DONTNEED);
+  const std::uint64_t expected = step_ == Step::kComparePattern ? 0 : surroundings_.block->checksums().get(work_.entry);
+  return sum_ == expected ? Event::kMatches : Event::kDiffers;
 }
 
-void Chunk::done() {
-  switch (step_) {
-    case Step::kCopy:
-    case Step::kUnstage:
-      surroundings_.counts.copied_bytes += work_.bytes;
-      finish({});
-      return;
-    case Step::kStage:
-      begin_gpu(Step::kUp);
-      return;
-    case Step::kSum:
-      begin_io(Step::kWrite, nullptr);
-      return;
-    case Step::kCheck:
-      if (sum_ == surroundings_.block->checksums().get(work_.entry)) {
-        checked();
-        return;
-      }
-      // The client can write where this was read to, and the way from the disk may have failed once.
-      ++surroundings_.counts.reread_chunks;
-      begin_io(Step::kReadAgain, spare_);
-      return;
-    case Step::kCheckAgain:
-      // Where the spare is pinned, the GPUs know its pages, and these must stay.
-      if (!surroundings_.spare_is_pinned) (void)madvise(spare_, tier::kChunkBytes, MADV_DONTNEED);
-      if (sum_ == surroundings_.block->checksums().get(work_.entry)) {
-        checked();
-        return;
-      }
-      ++surroundings_.counts.mismatched_chunks;
-      finish(fail(ErrorCode::kDataLoss,
-                  fmt::format("chunk {} of the tensor does not match its checksum on the block tier; write the tensor "
-                              "again",
-                              work_.name.chunk)));
-      return;
-    case Step::kPattern:
-    case Step::kComparePattern:
-      prove_on();
-      return;
-    default:
-      TERRACE_CHECK(false);
-  }
+// What was begun is awaited though something after it was refused: its memory must not go before.
+void Chunk::begin_gpu() {
+  CudaLink& link = *(work_.to_gpu != nullptr ? work_.to_gpu : work_.from_gpu);
+  const CudaLink::Way direction = step_ == Step::kUp     ? CudaLink::Way::kUp
+                                  : step_ == Step::kDown ? CudaLink::Way::kDown
+                                                         : CudaLink::Way::kWithin;
+  CudaLane& lane = link.lane(direction, work_.urgency);
+  gpu_result_ = begin_gpu_copies(lane);
+  lane.await(*this);
 }
 
-void Chunk::begin_io(Step step, std::byte* target) {
-  step_ = step;
-  target_ = target;
+Result<void> Chunk::begin_gpu_copies(CudaLane& lane) {
+  if (work_.path == Path::kZero) return lane.zero(work_.to, work_.padded_bytes);
+  if (step_ == Step::kWithin) return work_.to_gpu->move(lane, work_.to, work_.from, work_.bytes);
+  if (!work_.pinned) {
+    return step_ == Step::kUp ? lane.up(work_.to, spare_, work_.bytes) : lane.down(spare_, work_.from, work_.bytes);
+  }
+  Result<void> begun;
+  for (std::uint64_t at = 0; begun && at < work_.bytes;) {
+    const std::byte* host = step_ == Step::kUp ? work_.from + at : work_.to + at;
+    const std::uint64_t run = surroundings_.pinned.run_bytes(host, work_.bytes - at);
+    TERRACE_CHECK(run > 0);
+    begun = step_ == Step::kUp ? lane.up(work_.to + at, host, run) : lane.down(work_.to + at, work_.from + at, run);
+    at += run;
+  }
+  return begun;
+}
+
+void Chunk::copied(Result<void> result) {
+  if (gpu_result_) gpu_result_ = std::move(result);
+  take(gpu_result_ ? Event::kDone : Event::kGpuFailed);
+}
+
+void Chunk::begin_io() {
+  target_ = step_ == Step::kRead && work_.to_gpu == nullptr ? work_.to : spare_;
+  if (step_ == Step::kReadPattern) std::memset(spare_, 0, work_.padded_bytes);
   io_bytes_ = 0;
   surroundings_.io.enter(*this, work_.urgency);
 }
@@ -305,7 +205,7 @@ void Chunk::continue_io() {
   const auto piece = next_piece();
   asked_bytes_ = piece.bytes;
   Ring& ring = surroundings_.ring;
-  if (writes()) {
+  if (writes(step_)) {
     const std::span<const std::byte> bytes(source_ + io_bytes_, piece.bytes);
     ring.write(piece.file, bytes, piece.offset, *this, surroundings_.buffers.find(bytes));
   } else {
@@ -314,112 +214,99 @@ void Chunk::continue_io() {
   }
 }
 
+// What the CPU does for small ones on this thread, to check them or to sum the next, waits until whatever follows them
+// on the disk is there. Of large ones it is a worker's, who should begin.
 void Chunk::completed(int result, bool /*more*/) {
+  const Event event = count_io(result);
+  if (event != Event::kPartly) surroundings_.io.leave();
+  if (event == Event::kDone && work_.bytes <= surroundings_.inline_bytes_max) {
+    surroundings_.ring.later(*this, work_.bytes);
+  } else {
+    take(event);
+  }
+}
+
+Event Chunk::count_io(int result) {
+  MoverCounts& counts = surroundings_.counts;
   if (result < 0) {
-    io_refused(-result);
-    return;
+    io_error_ = -result;
+    if (!is_passing(io_error_)) return Event::kRefused;
+    if (++retries_ > kRetriesMax) return Event::kGivenUp;
+    ++counts.io_retries;
+    return Event::kPartly;
   }
   const auto got = static_cast<std::uint64_t>(result);
   TERRACE_CHECK(got <= asked_bytes_);
-  auto& total = writes() ? surroundings_.counts.block_written_bytes : surroundings_.counts.block_read_bytes;
-  total += got;
-  if (got < asked_bytes_) {
-    // Short: what is whole counts, and direct I/O goes on where that ends.
-    const std::uint64_t whole = align_down(got, kPageBytes);
-    if (whole == 0 && ++retries_ > kRetriesMax) {
-      surroundings_.io.leave();
-      ended_early();
-      return;
-    }
-    ++surroundings_.counts.io_retries;
-    io_bytes_ += whole;
-    continue_io();
-    return;
+  (writes(step_) ? counts.block_written_bytes : counts.block_read_bytes) += got;
+  if (got == asked_bytes_) {
+    io_bytes_ += got;
+    return io_bytes_ < work_.padded_bytes ? Event::kPartly : Event::kDone;
   }
-  io_bytes_ += got;
-  if (io_bytes_ < work_.padded_bytes) {
-    continue_io();
+  // Short: what is whole counts, and direct I/O goes on where that ends.
+  const std::uint64_t whole = align_down(got, kPageBytes);
+  if (whole == 0 && ++retries_ > kRetriesMax) {
+    io_error_ = EIO;
+    return Event::kEndedEarly;
+  }
+  ++counts.io_retries;
+  io_bytes_ += whole;
+  return Event::kPartly;
+}
+
+void Chunk::finish() {
+  if (work_.path == Path::kCopy || work_.path == Path::kZero) surroundings_.counts.copied_bytes += work_.bytes;
+  if (work_.path == Path::kToBlock) surroundings_.block->checksums().set(work_.entry, sum_);
+  end({});
+}
+
+void Chunk::fail_with(Action action) {
+  MoverCounts& counts = surroundings_.counts;
+  if (action == Action::kFailGpu) {
+    gpu_failed_ = true;
+    end(std::move(gpu_result_));
+  } else if (action == Action::kFailChecks) {
+    ++(work_.path == Path::kProve ? counts.io_errors : counts.mismatched_chunks);
+    end(mismatch());
   } else {
-    surroundings_.io.leave();
-    io_ended();
+    ++counts.io_errors;
+    end(action == Action::kFailIo ? io_failure() : short_file());
   }
 }
 
-// What the CPU does for small ones on this thread, to check them or to sum the next, waits until whatever follows them
-// on the disk is there. Of large ones it is a worker's, who should begin.
-void Chunk::io_ended() {
-  if (work_.bytes <= surroundings_.inline_bytes_max) {
-    surroundings_.ring.later(*this, work_.bytes);
-  } else {
-    io_done();
-  }
-}
-
-void Chunk::io_refused(int error) {
-  if (is_passing(error) && ++retries_ <= kRetriesMax) {
-    ++surroundings_.counts.io_retries;
-    continue_io();
-    return;
-  }
-  surroundings_.io.leave();
-  if (!is_passing(error) && step_ == Step::kRead) {
-    ++surroundings_.counts.io_retries;
-    begin_io(Step::kReadAgain, spare_);  // once: the disk, or the way from it, may have failed once
-    return;
-  }
-  io_failed(error);
-}
-
-void Chunk::io_done() {
-  switch (step_) {
-    case Step::kWrite:
-      surroundings_.block->checksums().set(work_.entry, sum_);
-      finish({});
-      return;
-    case Step::kRead:
-      compute(Step::kCheck);
-      return;
-    case Step::kReadAgain:
-      compute(Step::kCheckAgain);
-      return;
-    case Step::kWritePattern:
-    case Step::kReadPattern:
-      prove_on();
-      return;
-    default:
-      TERRACE_CHECK(false);
-  }
-}
-
-void Chunk::io_failed(int error) {
-  ++surroundings_.counts.io_errors;
+Result<void> Chunk::io_failure() const {
   const auto piece = next_piece();
-  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM;
-  const bool lost = !writes() && work_.path != Path::kProve && is_of_the_medium(error);
-  finish(fail(full   ? ErrorCode::kResourceExhausted
+  const bool full = io_error_ == ENOSPC || io_error_ == EDQUOT || io_error_ == EFBIG || io_error_ == ENOMEM;
+  const bool lost = !writes(step_) && work_.path != Path::kProve && is_of_the_medium(io_error_);
+  return fail(full   ? ErrorCode::kResourceExhausted
               : lost ? ErrorCode::kDataLoss
                      : ErrorCode::kInternal,
-              fmt::format("{} {} at offset {} of the block tier's file {}: {}{}", writes() ? "writing" : "reading",
-                          format_bytes(piece.bytes), piece.offset, piece.file, std::strerror(error),
+              fmt::format("{} {} at offset {} of the block tier's file {}: {}{}", writes(step_) ? "writing" : "reading",
+                          format_bytes(piece.bytes), piece.offset, piece.file, std::strerror(io_error_),
                           lost ? ", twice: the device has lost them; write the tensor again" : ""),
-              error));
+              io_error_);
 }
 
-// Only a file that somebody else cut short does this, or a device that takes nothing.
-void Chunk::ended_early() {
-  if (writes() || work_.path == Path::kProve) {
-    io_failed(EIO);
-    return;
-  }
-  ++surroundings_.counts.io_errors;
+Result<void> Chunk::short_file() const {
   const auto piece = next_piece();
-  finish(fail(ErrorCode::kDataLoss,
+  return fail(ErrorCode::kDataLoss,
               fmt::format("the block tier's file {} ends before offset {}, where the tensor lies: it was truncated; "
                           "write the tensor again",
-                          piece.file, piece.offset + piece.bytes)));
+                          piece.file, piece.offset + piece.bytes));
 }
 
-void Chunk::finish(Result<void> result) {
+Result<void> Chunk::mismatch() const {
+  if (work_.path == Path::kProve)
+    return fail(ErrorCode::kInternal,
+                fmt::format("{} of {} bytes that were written to the block tier for a proof came back otherwise",
+                            sum_ * sizeof sum_, work_.padded_bytes),
+                EIO);
+  return fail(ErrorCode::kDataLoss,
+              fmt::format("chunk {} of the tensor does not match its checksum on the block tier; write the tensor "
+                          "again",
+                          work_.name.chunk));
+}
+
+void Chunk::end(Result<void> result) {
   step_ = Step::kIdle;
   surroundings_.owner.chunk_done(*this, std::move(result));
 }

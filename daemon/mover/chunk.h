@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "mover/chunk_step.h"
 #include "mover/cuda_links.h"
 #include "mover/io_queue.h"
 #include "mover/mover.h"
@@ -19,15 +20,6 @@
 #include "tier/extent.h"
 
 namespace terrace::mover {
-
-// How bytes get from place to place.
-enum class Path : std::uint8_t {
-  kCopy,       // between addresses
-  kZero,       // to an address, from nowhere
-  kToBlock,    // checksum, then write
-  kFromBlock,  // read, then check
-  kProve,      // write a pattern of the daemon's own, then read it back
-};
 
 // What a chunk is to do. Addresses are the chunk's own, `pieces` the whole tensor's on the block tier.
 struct ChunkWork {
@@ -87,48 +79,28 @@ class Chunk final : public Completion, public Job, public IoWaiter, public CudaW
 
   void completed(int result, bool more) override;
   void run() override;
-  void done() override;
+  void done() override { take(outcome()); }
   void copied(Result<void> result) override;
   void admitted() override { continue_io(); }
-  void run_later() override { io_done(); }
+  void run_later() override { take(Event::kDone); }
 
  private:
-  enum class Step : std::uint8_t {
-    kIdle,
-    kCopy,
-    kStage,    // into the spare, for a GPU to read
-    kUp,       // the GPU's copies
-    kDown,     //
-    kWithin,   //
-    kUnstage,  // out of the spare, where a GPU has written
-    kSum,
-    kWrite,
-    kRead,
-    kCheck,
-    kReadAgain,
-    kCheckAgain,
-    kPattern,  // into the spare
-    kWritePattern,
-    kReadPattern,
-    kComparePattern
-  };
-
-  void start_copy();
-  void begin_gpu(Step step);
+  Way way() const;
+  // The one place where a step follows another (next_move()).
+  void take(Event event);
+  void compute();
+  Event outcome();
+  void begin_gpu();
   Result<void> begin_gpu_copies(CudaLane& lane);
-  void prove_on();
-  void down_done();
-  void checked();
-  void compute(Step step);
-  void begin_io(Step step, std::byte* target);
+  void begin_io();
   void continue_io();
-  void io_refused(int error);
-  void io_ended();
-  void io_done();
-  void io_failed(int error);
-  void ended_early();
-  bool writes() const { return step_ == Step::kWrite || step_ == Step::kWritePattern; }
-  void finish(Result<void> result);
+  Event count_io(int result);
+  void finish();
+  void fail_with(Action action);
+  Result<void> io_failure() const;
+  Result<void> short_file() const;
+  Result<void> mismatch() const;
+  void end(Result<void> result);
   tier::BlockFile::Piece next_piece() const;
 
   Surroundings surroundings_;
@@ -137,11 +109,12 @@ class Chunk final : public Completion, public Job, public IoWaiter, public CudaW
   ChunkWork work_;
   Step step_ = Step::kIdle;
   const std::byte* source_ = nullptr;  // of what is summed and written
-  Result<void> gpu_begun_;             // of the copies that are awaited
+  Result<void> gpu_result_;            // of the copies that are awaited, as far as it is known
   bool gpu_failed_ = false;
   std::byte* target_ = nullptr;    // of the read in progress
   std::uint64_t io_bytes_ = 0;     // read or written so far
   std::uint64_t asked_bytes_ = 0;  // of the operation in flight
+  int io_error_ = 0;               // of the last one that was refused
   unsigned retries_ = 0;
   std::uint64_t sum_ = 0;  // as computed, by run(): of a pattern, how many of its words came back otherwise
 };

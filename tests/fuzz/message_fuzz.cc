@@ -12,8 +12,8 @@
 
 #include "base/check.h"
 #include "base/text.h"
-#include "front/data_connection.h"
-#include "front/greeting.h"
+#include "front/sessions/data_connection.h"
+#include "front/sessions/greeting.h"
 #include "fuzz/input.h"
 #include "unit/front/send_packet.h"
 

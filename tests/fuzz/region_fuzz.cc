@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "front/ring_request.h"
-#include "front/session_region.h"
+#include "front/sessions/ring_request.h"
+#include "front/sessions/session_region.h"
 #include "fuzz/engine_driver.h"
 #include "fuzz/input.h"
 

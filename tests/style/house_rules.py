@@ -18,7 +18,9 @@ BANNED_NAMES = re.compile(r"(?:^|_)(?:utils?|helpers?|common|managers?|misc)(?:_
 BANNED_TYPES = re.compile(r"\b(?:class|struct|namespace)\s+\w*(?:Util|Utils|Helper|Helpers|Manager|utils|helpers)\b")
 UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|not impl" r"emented|unimpl" r"emented)\b")
 
-# What each layer of the daemon may include, itself aside. `tier` and all others see base, shm and the client's error.h.
+# What the upper folders of the front see of the rest of the daemon.
+FRONT_SEES = {"base", "service", "tier", "mover", "foresight", "engine", "config", "topology"}
+# What each layer of the daemon may include, itself aside; a layer's name stands for its rooms, too. `tier` and all others see base, shm and the client's error.h.
 BELOW = {
     "base": set(),
     "service": {"base"},
@@ -26,25 +28,37 @@ BELOW = {
     "tier": {"base"},
     "mover": {"base", "tier"},
     "foresight": {"base"},
-    "engine": {"base", "tier", "mover", "foresight"},
+    "engine/values": {"base", "tier", "mover", "foresight"},
+    "engine/policy": {"base"},
+    "engine/links": {"base", "mover"},
+    "engine/catalog": {"base", "tier", "engine/values"},
+    "engine": {"base", "tier", "mover", "foresight", "engine/values", "engine/policy", "engine/links", "engine/catalog"},
     "config": {"base", "tier", "topology"},
     "topology": {"base"},
     "workload": {"base", "config", "topology"},
-    "metrics": {"base", "tier", "mover", "engine", "front", "config"},
-    "front": {"base", "service", "tier", "mover", "foresight", "engine", "config", "topology"},
+    "metrics": {"base", "tier", "mover", "engine", "front/gateway", "config"},
+    "front/gateway": {"base", "engine"},
+    "front/reactor": {"base", "service", "mover", "engine", "front/gateway"},
+    "front/doors": {"base", "config", "front/gateway", "front/reactor"},
+    "front/node": {"base", "config", "tier", "mover", "engine"},
+    "front/survival": FRONT_SEES | {"front/gateway", "front/reactor", "front/node"},
+    "front/sessions": FRONT_SEES | {"front/gateway", "front/reactor", "front/node", "front/survival"},
+    "front/restore": FRONT_SEES | {"front/gateway", "front/reactor", "front/node", "front/survival", "front/sessions"},
+    "front/training": FRONT_SEES | {"front/gateway", "front/reactor", "front/sessions"},
+    "front/http2": {"base", "front/gateway"},
+    "front/grpc": {"base", "mover", "engine", "front/gateway", "front/http2"},
+    "front/holding": {"base", "config", "engine", "front/gateway", "front/reactor", "front/doors", "front/grpc"},
+    "front": FRONT_SEES | {"front/gateway", "front/reactor", "front/doors", "front/node", "front/survival",
+                           "front/sessions", "front/restore", "front/training"},
     "rehearsal": {"base", "config", "tier", "mover", "foresight", "engine", "workload"},
     "picture": {"base"},
     "forecast": {"base", "mover", "rehearsal", "workload"},
     "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "picture", "forecast", "config", "topology",
             "workload"},
 }
-# The rooms of a layer that has some: what each includes of the others. What lies in the layer's own folder is above them.
-ROOMS = {
-    "engine": {"values": set(), "policy": set(), "links": set(), "catalog": {"values"}},
-}
 PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
 USING = re.compile(r"\s*using\s+[\w:]*::(\w+);")
-INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z_]+)/(?:([a-z_]+)/)?')
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z0-9_/]+)/')
 
 
 def is_code(path):
@@ -100,22 +114,30 @@ def comments(path, lines):
             yield 2, 'the file opens with a docstring of what it holds or shows: """..."""'
 
 
+def layer_of(folder):
+    """The layer that a folder below daemon/ is or lies in: `tier` of tier/block, `front/grpc` of itself; or none.
+
+    A folder of a layer that has others in it is one that BELOW knows, or none.
+    """
+    within, _, _ = folder.rpartition("/")
+    divided = any(layer.startswith(f"{within}/") for layer in BELOW)
+    return folder if folder in BELOW else layer_of(within) if within and not divided else None
+
+
 def layers(path, lines):
     """The daemon's layers include only what lies below them."""
     if path.parts[0] != "daemon" or len(path.parts) < 3 or path.suffix not in (".h", ".cc"):
         return
-    layer = path.parts[1]
-    if layer not in BELOW:
-        yield 1, f"'{layer}' is no layer that tests/style/house_rules.py knows; say there what it may include"
+    folder = "/".join(path.parts[1:-1])
+    layer = layer_of(folder)
+    if layer is None:
+        yield 1, f"'{folder}' is no layer that tests/style/house_rules.py knows; say there what it may include"
         return
     for number, line in enumerate(lines, 1):
         included = INCLUDE.match(line)
-        if included and included[1] in BELOW and included[1] not in BELOW[layer] | {layer}:
-            yield number, f"{layer}/ includes {included[1]}/, which does not lie below it"
-        elif included and included[1] == layer and path.parts[2] in ROOMS.get(layer, {}):
-            room = path.parts[2]
-            if included[2] not in ROOMS[layer][room] | {room}:
-                yield number, f"{layer}/{room}/ includes what does not lie below it"
+        seen = included and layer_of(included[1])
+        if seen and seen not in BELOW[layer] | {layer} and seen.partition("/")[0] not in BELOW[layer]:
+            yield number, f"{layer}/ includes {seen}/, which does not lie below it"
 
 
 def fields(path, lines):

@@ -63,6 +63,18 @@ class HouseRules(unittest.TestCase):
             with self.subTest(text):
                 self.assertEqual(count, len(self.check(rule, {name: text})))
 
+    def test_layers_within_a_layer_have_walls_too(self):
+        for folder, included, count in (("front/gateway", "front/sessions/session.h", 1),
+                                        ("front/sessions", "front/gateway/gateway.h", 0),
+                                        ("front/sessions", "front/host.h", 1),
+                                        ("front", "front/sessions/session.h", 0),
+                                        ("metrics", "front/host.h", 1),
+                                        ("front/unheard_of", "base/fd.h", 1),
+                                        ("mover", "tier/block/block_file.h", 0)):
+            with self.subTest(folder=folder, included=included):
+                text = GOOD_HEADER + f'#include "{included}"\n'
+                self.assertEqual(count, len(self.check("layers", {f"daemon/{folder}/a.h": text})))
+
     def test_a_good_file_passes_every_rule(self):
         good = {"daemon/engine/a.cc": "// SPDX-License-Identifier: Apache-2.0\nusing std::max;\nint a = max(1, 2);\n",
                 "daemon/engine/a.h": GOOD_HEADER + '#include "tier/tier.h"\n#include "base/fd.h"\n',

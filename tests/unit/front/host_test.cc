@@ -63,8 +63,8 @@ class HostTest : public testing::Test {
 
   engine::Status status() {
     std::promise<engine::Status> promise;
-    host_->post({.body = engine::GetStatus{}},
-                [&](engine::Reply reply) { promise.set_value(std::get<engine::Status>(*reply.result)); });
+    host_->gateway().post({.body = engine::GetStatus{}},
+                          [&](engine::Reply reply) { promise.set_value(std::get<engine::Status>(*reply.result)); });
     return promise.get_future().get();
   }
 

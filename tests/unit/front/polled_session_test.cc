@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "front/busy_poll.h"
+#include "front/sessions/busy_poll.h"
 #include "unit/front/raw_session.h"
 #include "unit/front/served_host.h"
 

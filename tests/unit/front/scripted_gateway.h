@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "front/gateway.h"
+#include "front/gateway/gateway.h"
 
 namespace terrace::front {
 

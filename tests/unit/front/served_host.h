@@ -47,8 +47,8 @@ class ServedHost {
   std::string socket() const { return (folder_ / "data.sock").string(); }
   engine::Status status() {
     std::promise<engine::Status> promise;
-    host_->post({.body = engine::GetStatus{}},
-                [&](engine::Reply reply) { promise.set_value(std::get<engine::Status>(*reply.result)); });
+    host_->gateway().post({.body = engine::GetStatus{}},
+                          [&](engine::Reply reply) { promise.set_value(std::get<engine::Status>(*reply.result)); });
     return promise.get_future().get();
   }
   // Whether there are so many sessions within a minute.
