@@ -386,17 +386,12 @@ class SameMemory(Odd):
         parameter.sub_(before + parameter.grad, alpha=rate)
 
 
-RIGHT = [*LOOPS, CountingAfterwards, CountingByClosure, WritingToData, Paired, Noisy, Scratching, Sharing, SharingAtFirst,
-         Looking, Numbered, CollectingAlone, OfPyTorch]
-REFUSED = {**dict.fromkeys(COLLECTING, "changes (its own 'count'|'count' of parameter group 0|self.state\\['count'\\]|the state of "
-                                       "PyTorch's random numbers)\\. .*step each parameter in that loop"),
-           CollectingPaired: r"pairs its parameter groups with something \(enumerate, zip\)",
-           CollectingPart: "collects the parameters of a group before it steps them",
-           CollectingPairs: r"pairs the parameters of a group with something \(enumerate, zip, list\)",
-           StoppingEarly: r"leaves its loop over group\['params'\] before the end",
-           Norm: r"steps parameters in a second loop over group\['params'\]"}
+RIGHT = [*LOOPS, *COLLECTING, CountingAfterwards, CountingByClosure, WritingToData, Paired, Noisy, Scratching, Sharing,
+         SharingAtFirst, Looking, Numbered, CollectingAlone, OfPyTorch, CollectingPaired, CollectingPart, CollectingPairs,
+         StoppingEarly, Norm]
 IN_BACKWARD = {**dict.fromkeys([*LOOPS, *COLLECTING, CountingAfterwards, CountingByClosure, WritingToData, Noisy, Scratching,
                                 Sharing, SharingAtFirst, Looking, OfPyTorch], "changes .*'.*offload without step_in_backward"),
                CollectingPaired: "pairs its parameter groups", Paired: "pairs its parameter groups",
-               CollectingPairs: "pairs the parameters of a group", StoppingEarly: "leaves its loop",
-               Norm: "steps parameters in a second loop", SameMemory: "the state 'before' of .*clone"}
+               CollectingPairs: "counts or pairs the parameters of a group", StoppingEarly: "leaves its loop",
+               CollectingPart: "leaves its loop over self.param_groups", Numbered: "counts or pairs the parameters of a group",
+               Norm: r"runs several loops over group\['params'\]", SameMemory: "the state 'before' of .*clone"}
