@@ -87,6 +87,9 @@ class Few(Members):
                 "leaves its loop over group['params'] before the end" if self._loops > self._ended else
                 "runs several loops over group['params']" if self._loops > 1 else "")
 
+    def __bool__(self) -> bool:
+        return any(self._batches)
+
     def __iter__(self) -> Iterator[nn.Parameter]:
         asks = sys._getframe(1)
         self._numbered |= is_asked_by_call(asks)

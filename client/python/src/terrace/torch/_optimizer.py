@@ -86,6 +86,7 @@ class ManagedOptimizer:
         self._options_used: dict[int, dict[str, tuple[list[Any], list[Any]]]] = {}  # by group: what they were stepped with
         self._left_as: dict[int, list[tuple[str, Any, Any]]] = {}  # by parameter: the states that backward has left
         self._found_as: dict[int, list[tuple[str, Any, Any]]] = {}  # the same of those that backward has not come to
+        self._stepped_as: dict[int, list[tuple[str, Any, Any]]] = {}  # what step() is to leave as it is: backward has stepped it
         self.carried = Carried(type(optimizer).__name__)
         self.shown: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # a group that a step asked for by number,
         # and what of it the step was given and has made
@@ -350,6 +351,7 @@ class ManagedOptimizer:
         found, self._found_as = self._found_as, {}
         members = {id(one): (index, one) for index, group in enumerate(self.optimizer.param_groups)
                    for one in group["params"]}
+        self._stepped_as = left if _optimizers.may_keep_more(self.optimizer) else {}
         for key, states in (*left.items(), *(one for one in found.items() if one[0] in members)):
             index, parameter = members.get(key, (-1, None))
             what = ("a parameter was taken out of its group, or put into another one"
@@ -437,9 +439,16 @@ class ManagedOptimizer:
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if hasattr(type(optimizer), "terrace_proxy"):
             return
+        stepped, self._stepped_as = self._stepped_as, {}
+        members = {id(one): one for group in self.optimizer.param_groups for one in group["params"]} if stepped else {}
+        changed = any(key in members and not self._has_states(members[key], states) for key, states in stepped.items())
         self._forget_step()
         self.store.steps.stepped()
         self._stepped()
+        if changed:
+            raise FailedPrecondition(
+                f"{_IN_BACKWARD}: the step of {type(self.optimizer).__name__} changes self.state of another parameter than it "
+                "steps, which the backward pass has stepped: offload without step_in_backward. This step's weights are of no use")
 
     def _forget_step(self) -> None:
         """Forgets what backward passes have stepped before a step, but for those that are under way in other threads."""
