@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from torch import nn
 from .._errors import Error
 from . import _optimizers
 from ._lazy import LeasedParameter, OffloadedTensor
-from ._locals import is_split, local_of
+from ._locals import is_split
 from ._managed import owner_of
 from ._parameters import enter, leave
 from ._places import AsGradient, InDTensor, InState, Place, place_of
@@ -23,7 +22,6 @@ from ._places import AsGradient, InDTensor, InState, Place, place_of
 if TYPE_CHECKING:
     from ._optimizer import ManagedOptimizer
 
-_SIGN_BYTES = 64  # of a parameter that are looked at
 _raw = torch._C.DisableTorchFunctionSubclass
 
 
@@ -34,13 +32,6 @@ def _place_of_gradient(parameter: nn.Parameter) -> Place:
 def _whole(place: Place, tensor: torch.Tensor) -> torch.Tensor:
     """What the version of which tells of writes to a tensor."""
     return place.whole if isinstance(place, InDTensor) else tensor
-
-
-def _sign(parameter: nn.Parameter) -> tuple[int, int, bytes]:
-    """What becomes another where a parameter is written to. Writes through `.data` are none of its version."""
-    here = local_of(parameter)
-    bytes_known = min(here.nbytes, _SIGN_BYTES) if here.device.type == "cpu" and here.is_contiguous() else 0
-    return parameter._version, here.data_ptr(), ctypes.string_at(here.data_ptr(), bytes_known)
 
 
 def _references(_place: Any, held: Any, _tensor: Any) -> int:
@@ -86,14 +77,6 @@ class Batch:
             for managed in self._managed:
                 managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
             self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
-
-    def signs(self) -> list[Any]:
-        """What a step changes as it steps these, if it has anything to step with."""
-        with _raw():
-            if all(parameter.grad is None for parameter in self.parameters):
-                return []
-            states = [_whole(place, tensor)._version for place, _, tensor in self._written]
-            return [*states, *map(_sign, self.parameters)]
 
     def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Place, OffloadedTensor]]:
         """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""

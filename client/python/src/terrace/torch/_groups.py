@@ -1,30 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step finds as `self.param_groups`: groups whose parameters are leased while the step is at them.
 
-PyTorch's own steps are shown a group in parts, one for each batch that is leased. A declared step that steps parameters as
-its loop comes to them sees each group once (see _members.py). Another one sees parts, too, and is refused where it would do
-with each of them what it is to do once.
+PyTorch's own steps are shown a group in parts, one for each batch that is leased. Any other step sees each group once and
+whole (see _members.py), but where it is run for a few parameters at a time, in the backward pass.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn, optim
 
 from .._errors import FailedPrecondition
 from . import _optimizers
-from ._members import Members, is_asked_by_call
-from ._own import Own
+from ._members import Few, Members, is_asked_by_call
 
 if TYPE_CHECKING:
     from ._optimizer import ManagedOptimizer
-
-_PAIRED = "pairs its parameter groups with something (enumerate, zip)"
 
 
 def proxy_class(kind: type[optim.Optimizer], owner: weakref.ref[ManagedOptimizer]) -> type[optim.Optimizer]:
@@ -47,10 +43,16 @@ class _Groups(Sequence[dict[str, Any]]):
         """only: of their parameters, those that are stepped with their gradients at hand."""
         self._owner = owner
         self._only = only
-        self._declared = _optimizers.may_keep_more(owner.optimizer)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._shown(self._declared and len(self) > 1 and is_asked_by_call(sys._getframe(1)))
+        asks = sys._getframe(1)
+        if _optimizers.is_step_of_pytorch(self._owner.optimizer, asks):
+            return self._in_parts()
+        if self._only is None:
+            return self._whole()
+        if len(self) > 1 and is_asked_by_call(asks):
+            self._check_in_backward("pairs its parameter groups with something (enumerate, zip)")
+        return self._few(asks)
 
     def __len__(self) -> int:
         return len(self._owner.optimizer.param_groups)
@@ -59,44 +61,48 @@ class _Groups(Sequence[dict[str, Any]]):
         found = self._owner.optimizer.param_groups[index]
         if not isinstance(found, dict) or not self._owner.in_backward:
             return found
-        return {**found, "params": self._owner.members_of(found, self._only)}
+        batches = [[one] for one in self._owner.members_of(found, self._only)]
+        shown = {**found, "params": Members(self._owner, batches) if self._only is None else Few(self._owner, batches)}
+        self._owner.shown.append((found, dict(found), shown))
+        return shown
 
-    def _shown(self, paired: bool) -> Iterator[dict[str, Any]]:
-        if paired:
-            self._check_in_backward(_PAIRED)
+    def _batches(self) -> Iterator[tuple[dict[str, Any], list[list[nn.Parameter]]]]:
         for group, members in self._owner.members(self._only):
             if members or not group["params"]:
-                yield from self._parts_of(group, deque(self._owner.batches(members, group)), _PAIRED if paired else "")
+                yield group, list(self._owner.batches(members, group))
 
-    def _parts_of(self, group: dict[str, Any], waiting: deque[list[nn.Parameter]], odd: str) -> Iterator[dict[str, Any]]:
-        """A group in as many parts as its step needs. odd: what the step may not do if there are several."""
-        own = Own(self._owner.optimizer) if self._declared and len(waiting) > 1 else None
-        self._owner.waiting = waiting
-        watched = self._declared and len(group["params"]) > 1
-        while True:
-            given = dict(group)
-            members = Members(self._owner, waiting, watched)
-            part = _Part(given, params=members) if watched else {**given, "params": members}
+    def _in_parts(self) -> Iterator[dict[str, Any]]:
+        for group, batches in self._batches():
+            for batch in batches or [[]]:
+                members, given = Members(self._owner, [batch]), dict(group)
+                part = {**given, "params": members}
+                with members:
+                    yield part
+                keep_written(group, given, part)
+
+    def _whole(self) -> Iterator[dict[str, Any]]:
+        for group, batches in self._batches():
+            before, members = group["params"], Members(self._owner, batches)
+            group["params"] = members  # of the group itself, so that what is written to it is at once what others see
+            try:
+                with members:
+                    yield group
+            finally:
+                if group.get("params") is members:
+                    group["params"] = before
+
+    def _few(self, asks: FrameType) -> Iterator[dict[str, Any]]:
+        before = self._owner.carried.of_groups(asks)
+        self._owner.loops_left += 1
+        for group, batches in self._batches():
+            members, given = Few(self._owner, batches), dict(group)
+            part = {**given, "params": members}
             with members:
                 yield part
-            _keep_written(group, given, part)
+            keep_written(group, given, part)
             self._check_in_backward(members.odd)
-            if not waiting or (isinstance(part, _Part) and not part.asked and not members.stepped):
-                waiting.clear()
-                return
-            if own is not None:
-                self._check(own, odd or members.odd)
-
-    def _check(self, own: Own, odd: str) -> None:
-        """Raises where a step would do with each part of a group what it is to do once."""
-        changed = own.changed()
-        odd = f"changes {', '.join(changed)}" if changed else odd
-        if odd:
-            raise FailedPrecondition(
-                f"terrace.torch.offload: the step of {type(self._owner.optimizer).__name__} {odd}. It is shown a group in parts, "
-                "since its loop over group['params'] does not step the parameters as it comes to them, and would do so with "
-                "each part: step each parameter in that loop, or keep what changes in self.state of each. The parameters of "
-                "the first part are stepped, and the others are not")
+        self._owner.loops_left -= 1
+        before.check()
 
     def _check_in_backward(self, odd: str) -> None:
         """Raises where a step is run for a few parameters at a time, and does what it cannot."""
@@ -107,39 +113,7 @@ class _Groups(Sequence[dict[str, Any]]):
                 "This step's weights are of no use")
 
 
-class _Part(dict[str, Any]):
-    """A group as a declared step sees it for a while."""
-
-    asked = False  # the step has looked at its parameters
-
-    def __getitem__(self, name: str) -> Any:
-        self.asked |= name == "params"
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
-
-    def pop(self, *name: Any) -> Any:
-        self.asked = True
-        return super().pop(*name)
-
-    def __iter__(self) -> Iterator[str]:
-        self.asked = True
-        return super().__iter__()
-
-    def values(self) -> Any:
-        self.asked = True
-        return super().values()
-
-    def items(self) -> Any:
-        self.asked = True
-        return super().items()
-
-    def copy(self) -> Any:
-        return dict(self)
-
-
-def _keep_written(group: dict[str, Any], given: dict[str, Any], part: dict[str, Any]) -> None:
+def keep_written(group: dict[str, Any], given: dict[str, Any], part: dict[str, Any]) -> None:
     """Has a group be what a step has made of a part of it, which was given this."""
     for name, value in dict.items(part):
         if name != "params" and (name not in given or value is not given[name]):

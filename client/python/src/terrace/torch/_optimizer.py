@@ -9,7 +9,6 @@ and GradScaler find everything where they expect it, and other hooks run when th
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,12 @@ from torch import nn, optim
 
 from .._errors import FailedPrecondition
 from . import _optimizers, _scaling
+from ._carried import Carried
 from ._due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
-from ._groups import proxy_class
+from ._groups import keep_written, proxy_class
 from ._lazy import OffloadedTensor
 from ._managed import owner_of
+from ._members import Few
 from ._modes import check_not_compiled
 from ._own import Own
 from ._parameters import ManagedParameter
@@ -84,7 +85,12 @@ class ManagedOptimizer:
         self._group_of: dict[int, int] = {}  # that each parameter, by id, is in, since the first of those was stepped
         self._options_used: dict[int, dict[str, tuple[list[Any], list[Any]]]] = {}  # by group: what they were stepped with
         self._left_as: dict[int, list[tuple[str, Any, Any]]] = {}  # by parameter: the states that backward has left
-        self.waiting: deque[list[nn.Parameter]] = deque()  # what a step has not come to of the group that it is at
+        self._found_as: dict[int, list[tuple[str, Any, Any]]] = {}  # the same of those that backward has not come to
+        self._stepped_as: dict[int, list[tuple[str, Any, Any]]] = {}  # what step() is to leave as it is: backward has stepped it
+        self.carried = Carried(type(optimizer).__name__)
+        self.shown: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # a group that a step asked for by number,
+        # and what of it the step was given and has made
+        self.loops_left = 0  # over groups, that a step has begun and not ended
         self._reserved: dict[tuple[int, str], Slot] = {}
         self._slots: list[Slot] = []  # of all states
         self._proxy_class = proxy_class(type(optimizer), weakref.ref(self))
@@ -291,14 +297,39 @@ class ManagedOptimizer:
             if index not in self._options_used:
                 self._options_used[index] = _options(self.optimizer.param_groups[index])
         step = type(self.optimizer).step
-        own = Own(self.optimizer) if _optimizers.may_keep_more(self.optimizer) else None
-        getattr(step, "__wrapped__", step)(self._proxy(parameters))  # without the hooks, which are for the script's own step
-        if own is not None and (changed := own.changed()):
+        step = getattr(step, "__wrapped__", step)  # without the hooks, which are for the script's own step
+        if _optimizers.may_keep_more(self.optimizer):
+            self._run_watched(step, parameters)
+        else:
+            step(self._proxy(parameters))
+        self._left_as |= {id(one): self._states_now(one) for one in parameters}
+
+    def _run_watched(self, step: Callable[[Any], Any], parameters: Sequence[nn.Parameter]) -> None:
+        """Runs a step that is not PyTorch's alone, and raises if it has done what it would do once for all parameters."""
+        if not self._left_as and not self._found_as:  # the first of this pass
+            self._found_as = {id(one): self._states_now(one) for group in self.optimizer.param_groups for one in group["params"]}
+        own = Own(self.optimizer)
+        self.loops_left = 0
+        self.shown.clear()
+        changed = self._changed_ahead(parameters)
+        with self.carried.looking():
+            step(self._proxy(parameters))
+        for group, given, made in self.shown:
+            keep_written(group, given, made)
+        odd = [f"changes {name}" for name in changed + own.changed()]
+        odd += [members.odd for _, _, made in self.shown if isinstance(members := made["params"], Few) and members.odd]
+        odd += ["leaves its loop over self.param_groups before the end"] if self.loops_left else []
+        self.shown.clear()
+        if odd:
             raise FailedPrecondition(
-                f"{_IN_BACKWARD}: the step of {type(self.optimizer).__name__} changes {', '.join(changed)}, and is run "
+                f"{_IN_BACKWARD}: the step of {type(self.optimizer).__name__} {', '.join(odd)}, and is run "
                 "for a few parameters at a time, so that this would happen many times a step: keep it in self.state of each "
                 "parameter, or offload without step_in_backward. This step's weights are of no use")
-        self._left_as |= {id(one): self._states_now(one) for one in parameters}
+
+    def _changed_ahead(self, parameters: Sequence[nn.Parameter]) -> list[str]:
+        """Whether states of these are others than the backward pass has found, in words."""
+        found = [(one, self._found_as.pop(id(one))) for one in parameters if id(one) in self._found_as]
+        return [] if all(self._has_states(*one) for one in found) else ["self.state of another parameter than it steps"]
 
     def _states_now(self, parameter: nn.Parameter) -> list[tuple[str, Any, Any]]:
         """A parameter's states, and what tells of writes to them."""
@@ -317,11 +348,14 @@ class ManagedOptimizer:
     def _check_left_as(self) -> None:
         """Raises where groups or states are not as the backward pass has left them, which has stepped with them."""
         left, self._left_as = self._left_as, {}
+        found, self._found_as = self._found_as, {}
         members = {id(one): (index, one) for index, group in enumerate(self.optimizer.param_groups)
                    for one in group["params"]}
-        for key, states in left.items():
+        self._stepped_as = left if _optimizers.may_keep_more(self.optimizer) else {}
+        for key, states in (*left.items(), *(one for one in found.items() if one[0] in members)):
             index, parameter = members.get(key, (-1, None))
-            what = ("a parameter was taken out of its group, or put into another one" if index != self._group_of.get(key) else
+            what = ("a parameter was taken out of its group, or put into another one"
+                    if key in left and index != self._group_of.get(key) else
                     "the optimizer's states of a parameter changed" if parameter is not None
                     and not self._has_states(parameter, states) else "")
             if what:
@@ -384,7 +418,6 @@ class ManagedOptimizer:
         if hasattr(type(optimizer), "terrace_proxy"):
             return None  # a step that calls its base class's
         check_not_compiled(_COMPILED)
-        self.waiting = deque()
         used, self._options_used = self._options_used, {}
         for index, before in used.items():
             now = _options(self.optimizer.param_groups[index])
@@ -406,14 +439,16 @@ class ManagedOptimizer:
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if hasattr(type(optimizer), "terrace_proxy"):
             return
+        stepped, self._stepped_as = self._stepped_as, {}
+        members = {id(one): one for group in self.optimizer.param_groups for one in group["params"]} if stepped else {}
+        changed = any(key in members and not self._has_states(members[key], states) for key, states in stepped.items())
         self._forget_step()
         self.store.steps.stepped()
         self._stepped()
-        if self.waiting:
+        if changed:
             raise FailedPrecondition(
-                f"terrace.torch.offload: the step of {type(self.optimizer).__name__} collects the parameters of a group before it "
-                "steps them, so that it is shown the group in parts, and ended before the last of these: step each parameter "
-                "in the loop over group['params']. Some parameters are stepped, and the others are not")
+                f"{_IN_BACKWARD}: the step of {type(self.optimizer).__name__} changes self.state of another parameter than it "
+                "steps, which the backward pass has stepped: offload without step_in_backward. This step's weights are of no use")
 
     def _forget_step(self) -> None:
         """Forgets what backward passes have stepped before a step, but for those that are under way in other threads."""
@@ -424,10 +459,12 @@ class ManagedOptimizer:
             self._left.pop().step_is_over()
         self._options_used.clear()  # of a backward pass within the step, in its closure
         self._left_as.clear()
+        self._found_as.clear()
 
     def _after_load(self, optimizer: Any) -> None:
         self._stepped_now.clear()  # what was stepped is of a training that goes on no more
         self._left_as.clear()
+        self._found_as.clear()
         self._options_used.clear()
         self.adopt_all()
 
