@@ -19,7 +19,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     same_for_both,
     weights,
 )
-from terrace.torch._optimizer import ManagedOptimizer, managed_optimizer
+from terrace.torch._optimizer.optimizer import ManagedOptimizer, managed_optimizer
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
@@ -73,9 +73,9 @@ class Replacing(torch.optim.Optimizer):
 @pytest.fixture(autouse=True)
 def undeclared(monkeypatch):
     """What a test declares is forgotten after it."""
-    from terrace.torch import _optimizers
+    from terrace.torch._optimizer import kinds
 
-    monkeypatch.setattr(_optimizers, "_STATES", dict(_optimizers._STATES))
+    monkeypatch.setattr(kinds, "_STATES", dict(kinds._STATES))
 
 
 @pytest.mark.parametrize("options", [{}, {"step_in_backward": True}, {"what": "states"}], ids=str)
