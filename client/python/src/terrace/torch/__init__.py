@@ -14,7 +14,6 @@ from ._buffers.scratch import scratch
 from ._buffers.stage import Stage, StagedBatches, stage
 from ._files.checkpoint import load, save
 from ._leased.shown import is_managed
-from ._model import operations as _operations  # noqa: F401 (it says what runs PyTorch's functions)
 from ._offload.init import init
 from ._offload.offload import offload
 from ._optimizer.kinds import elementwise

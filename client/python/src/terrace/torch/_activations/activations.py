@@ -19,11 +19,13 @@ from .._leased.default_client import client_for
 from .._leased.shown import is_managed
 from .._parameters.saved import Note, of_hidden
 from .._pytorch.storages import StorageReference, VersionCounter, may_be_statistics, number_of
+from .._tensors.packed import Here, Source, View
 from .backward_order import BackwardOrder, Saved
+from .box import class_bytes
 from .casts import Cast, cast_parameter
-from .in_terrace import Here, InTerrace, Source, View
+from .in_terrace import InTerrace
 from .made_again import MadeAgain, note_kept, recipe_of
-from .shelf import Shelf, class_bytes
+from .shelf import Shelf
 
 MIN_BYTES = 16 << 10
 STORAGES_SWEPT_AT = 256
@@ -157,7 +159,7 @@ class Activations:
     @property
     def slots(self) -> int:
         """Tensors in Terrace that the client's activations have, in use or waiting for the next step."""
-        return self._keeper.shelf.slots
+        return self._keeper.shelf.boxes
 
     @property
     def slots_in_use(self) -> int:

@@ -23,7 +23,7 @@ DOUBT_EVERY_STEPS = 64
 class Saved:
     """One saving of a step: what is known of it, and where it is."""
 
-    __slots__ = ("__weakref__", "is_made_again", "make_seconds", "move_seconds", "number", "outlived", "place",
+    __slots__ = ("__weakref__", "is_made_again", "make_seconds", "move_seconds", "number", "outlived", "moved",
                  "saved_at", "size", "stays", "step", "used_at")
 
     def __init__(self, step: "Step", number: int, size: int, makeable: bool):
@@ -39,7 +39,7 @@ class Saved:
         self.used_at: float | None = None
         self.move_seconds = 0.0
         self.outlived = False
-        self.place: weakref.ref[Any] | None = None
+        self.moved: weakref.ref[Any] | None = None
         """What holds it in Terrace, while that is needed."""
 
 
@@ -213,7 +213,7 @@ def _follows(course: Course | None, number: int, size: int) -> bool:
     return course is not None and number < len(course.sizes) and course.sizes[number] == size
 
 
-def places_of(savings: Iterable[Saved]) -> list[Any]:
+def moved_of(savings: Iterable[Saved]) -> list[Any]:
     """What holds them in Terrace, of those that are needed still."""
-    found = (saved.place() for saved in savings if saved.place is not None and saved.used_at is None)
-    return [place for place in found if place is not None]
+    found = (saved.moved() for saved in savings if saved.moved is not None and saved.used_at is None)
+    return [one for one in found if one is not None]

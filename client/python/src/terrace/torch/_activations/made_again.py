@@ -17,8 +17,8 @@ from torch.nn import functional
 from .._pytorch.storages import StorageReference
 
 if TYPE_CHECKING:
+    from .._tensors.packed import Here, View
     from .backward_order import BackwardOrder, Saved
-    from .in_terrace import Here, View
 
 Operation = Callable[[torch.Tensor], torch.Tensor]
 

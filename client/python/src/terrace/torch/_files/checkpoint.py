@@ -15,6 +15,7 @@ from ... import _checks
 from ..._errors import InvalidArgument
 from .._optimizer import kinds
 from .._optimizer.optimizer import managed_optimizer, unwrapped
+from .._parameters.parameter import shown_parameter
 from .._pytorch.split import is_split
 from .._tensors.offloaded import OffloadedTensor
 from . import file_format
@@ -190,9 +191,10 @@ def _fill(file: Any, entry: Entry, tensor: torch.Tensor) -> None:
     slot = tensor.terrace_slot
     (shown,) = tensor.terrace_store.lease([slot], "write" if slot.shown else "overwrite")
     file_format.read_into(file, entry, shown)
-    if tensor.terrace_parameter is not None:
-        tensor.terrace_parameter.noticed_write()
-        tensor.terrace_parameter.overwritten()
+    parameter = shown_parameter(tensor)
+    if parameter is not None:
+        parameter.noticed_write()
+        parameter.overwritten()
 
 
 class _SavedOptimizer(NamedTuple):

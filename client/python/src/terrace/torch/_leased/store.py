@@ -6,8 +6,8 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -53,14 +53,26 @@ class Tally:
                                  so_far.wait_seconds + seconds, so_far.nbytes + sum(lease.nbytes for lease in leases))
 
 
+class Operations(Protocol):
+    """What runs PyTorch's functions on tensors whose bytes are in Terrace."""
+
+    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """As a script calls one."""
+
+    def operate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """As PyTorch's own C++ comes to one."""
+
+
 class Store:
     """Makes slots in one client's session and leases them."""
 
     writable = True  # what is in it may change
     ranks = 1  # that lease what is in it
 
-    def __init__(self, client: Client, place: str, timeout: float, bytes_expected: int, tally: Tally | None = None):
+    def __init__(self, client: Client, place: str, timeout: float, bytes_expected: int, operations: Operations,
+                 tally: Tally | None = None):
         self.client = client
+        self.operations = operations
         self.place = place
         self.timeout = timeout
         self.prefix = f"torch{next(_numbers)}"

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from ..._errors import FailedPrecondition
-from .._parameters.parameter import ManagedParameter, entered, is_managed_parameter, shown_parameter
-from .._pytorch.metadata import METADATA
+from .._parameters.parameter import ManagedParameter, is_managed_parameter, managed_of, shown_parameter
+from .._parameters.saved import entered
 from .._pytorch.modes import check_not_compiled
-from .._tensors.offloaded import OffloadedParameter, OffloadedTensor, given_memory, leaves, run_with
+from .._tensors.offloaded import OffloadedParameter, OffloadedTensor, given_memory, leaves
 from .._tensors.storage import storage_of
 from .transforms import saves_unasked, view_of
 from .writes import may_write_unseen, overwritten, read_only_target, resolved, slot_of, store_of, write_the_same
@@ -43,9 +43,6 @@ def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
 
 def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a function of PyTorch that was called with offloaded tensors."""
-    if func in METADATA:
-        with _raw():
-            return func(*args, **kwargs)
     if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_compiling():  # the compiler asks as well
         check_not_compiled()
     special = _SPECIAL.get(func)
@@ -55,7 +52,7 @@ def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
             return answer
     result = lease_for(func, args, kwargs)
     if func in _CASTS and isinstance(args[0], OffloadedParameter) and _asked_by_module():
-        args[0].terrace.check_like(result, strides=True)
+        managed_of(args[0]).check_like(result, strides=True)
         _check_not_swapped(args[0])
     return result
 
@@ -99,7 +96,7 @@ def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         return refused
     if len(tensors) + len(parameters) > 1 and _is_of_lists(func) and (count := _elements(args, kwargs)) > 1:
         return _one_by_one(func, args, kwargs, count)
-    return _run_leased(func, args, kwargs, list(tensors.values()), [leaf.terrace for leaf in parameters.values()])
+    return _run_leased(func, args, kwargs, list(tensors.values()), [managed_of(leaf) for leaf in parameters.values()])
 
 
 def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -132,10 +129,11 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
                     lazy.terrace_store.may_be_written(lazy.terrace_slot)
                     if changed:
                         lazy.terrace_store.refuse_writes(lazy.terrace_slot, done=True)
-                    if lazy.terrace_parameter is not None and lazy.terrace_unseen:
-                        lazy.terrace_parameter.written()
-                    elif lazy.terrace_parameter is not None:
-                        lazy.terrace_parameter.noticed_write()
+                    stands_for = shown_parameter(lazy)
+                    if stands_for is not None and lazy.terrace_unseen:
+                        stands_for.written()
+                    elif stands_for is not None:
+                        stands_for.noticed_write()
         for written in overwritten(func, args):
             parameter = shown_parameter(written)
             if parameter is not None:
@@ -177,7 +175,7 @@ def _one_by_one(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
     """`tensor.data = value`."""
     if is_managed_parameter(self):
-        self.terrace.replace_data(value)  # type: ignore[attr-defined]
+        managed_of(self).replace_data(value)
     elif isinstance(self, OffloadedTensor):
         self.copy_(value)
     else:
@@ -188,7 +186,7 @@ def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
 def _detached(self: torch.Tensor) -> Any:
     """`tensor.detach()`: the same bytes, without a lease."""
     if is_managed_parameter(self):
-        managed: ManagedParameter = self.terrace  # type: ignore[attr-defined]
+        managed = managed_of(self)
         return OffloadedTensor.of(managed.slot, managed.store, managed)
     if isinstance(self, OffloadedTensor):
         return self.terrace_alias()
@@ -219,7 +217,7 @@ def _requires(self: torch.Tensor, requires_grad: bool = True) -> Any:
     with _raw():
         self.requires_grad_(requires_grad)
     if isinstance(self, OffloadedParameter):
-        self.terrace.watch()
+        managed_of(self).watch()
     return self
 
 
@@ -319,6 +317,3 @@ _CASTS = frozenset(getattr(torch.Tensor, name)
                    for name in ("to", "cpu", "cuda", "xpu", "float", "double", "half", "bfloat16", "type"))
 _OF_LISTS = ("_foreach_", "_amp_foreach_", "_fused_ada", "_fused_sgd_")
 _ONE_BY_ONE = frozenset(getattr(torch, name) for name in dir(torch) if name.startswith(_OF_LISTS))
-run_with(run, operate)
-# Clipping takes the functions of lists where it knows the types, and these do as ordinary tensors do.
-torch.utils._foreach_utils._foreach_supported_types.append(OffloadedTensor)

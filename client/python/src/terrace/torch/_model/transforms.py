@@ -33,7 +33,11 @@ Function = Callable[..., Any]
 
 
 def ask_transforms() -> None:
-    """Sees to it that PyTorch's C++ is handed no placeholder where that can be seen to."""
+    """Sees to it that PyTorch's C++ is handed no placeholder where that can be seen to, and that clipping takes the
+    functions of lists, which it does where it knows the types: these do as ordinary tensors do."""
+    known = torch.utils._foreach_utils._foreach_supported_types
+    if OffloadedTensor not in known:
+        known.append(OffloadedTensor)
     _replace(eager_transforms, "_wrap_for_grad", _first_stands_in)
     _replace(eager_transforms, "_wrap_functional_tensor", _functional)
     _replace(eager_transforms, "_assert_wrapped_functional", _of_what_stands)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._parameters.parameter import is_managed_parameter
+from .._pytorch.bits import same_bits
 from .._tensors.offloaded import OffloadedTensor, leaves
 
 if TYPE_CHECKING:
@@ -88,11 +89,3 @@ def write_the_same(target: torch.Tensor, func: Callable[..., Any], args: tuple[A
         source = args[1] if len(args) > 1 else kwargs.get("src", kwargs.get("other"))
     if not isinstance(source, torch.Tensor) or not same_bits(target, source):
         store_of(target).refuse_writes(slot_of(target))
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a tensor is what it would be if the other one were copied to it."""
-    if one.shape != other.shape:
-        return False
-    here, there = (part.detach().to(one.dtype).reshape(-1).contiguous().view(torch.uint8) for part in (one, other))
-    return torch.equal(here, there)

@@ -20,10 +20,11 @@ from .._device.device import give_back_free
 from .._files.streamed import stream_saves
 from .._leased.default_client import client_for
 from .._leased.store import Store
+from .._model import operations
 from .._model.transforms import ask_transforms
 from .._parameters.parameter import ManagedParameter
 from .._pytorch.storages import users_of
-from .._tensors.offloaded import OffloadedParameter, tell_of_copies
+from .._tensors.offloaded import tell_of_copies
 from .refusals import alone, are_statistics, check_offered, place_on
 
 WAITING_BYTES_MAX = 64 << 20
@@ -195,7 +196,7 @@ def init(*, client: Client | None = None, place: str | None = None, tensor_bytes
     check_offered(_CALL, client, place)
     stream_saves()
     ask_transforms()
-    building = Building(Store(client, place, seconds, 1), bytes_min)
+    building = Building(Store(client, place, seconds, 1, operations), bytes_min)
     with _noticed():
         _thread.buildings.append(building)
         try:
@@ -204,12 +205,6 @@ def init(*, client: Client | None = None, place: str | None = None, tensor_bytes
         finally:
             building.open = False
             _thread.buildings.pop()
-
-
-def built(parameters: list[nn.Parameter]) -> list[ManagedParameter]:
-    """Those that init() built, and that no offload() has taken."""
-    return [parameter.terrace for parameter in parameters
-            if isinstance(parameter, OffloadedParameter) and parameter.terrace.building is not None]
 
 
 def client_of(call: str, client: Client | None, managed: list[ManagedParameter], model: nn.Module) -> Client:

@@ -18,13 +18,13 @@ from ..._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhau
 from .._device.device import device_of, give_back_free
 from .._files.streamed import stream_saves
 from .._leased.store import Store
-from .._model import modules
+from .._model import modules, operations
 from .._model.transforms import ask_transforms
 from .._optimizer import kinds
 from .._optimizer.optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from .._parameters.gradient import Gradient, Room
-from .._parameters.in_memory import ParameterInMemory, wanted_parts
-from .._parameters.parameter import ManagedParameter
+from .._parameters.in_memory import ParameterInMemory
+from .._parameters.parameter import ManagedParameter, built, managed_of
 from .._pytorch.split import is_split, local_of
 from .._ranks.ddp import check_running
 from .._ranks.frozen import Frozen
@@ -33,7 +33,8 @@ from .._ranks.shards import Shards
 from .._ranks.shared import SharedStore
 from .._ranks.together import Ranks
 from .._tensors.offloaded import OffloadedParameter
-from .init import Building, built, client_of
+from .init import Building, client_of
+from .parts import wanted_parts
 from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
 
 TENSOR_BYTES_MIN = 4096
@@ -190,7 +191,8 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         raise InvalidArgument(f"{call}: step_in_backward=True cannot be had with parameters that fully_shard() has "
                               f"split, as '{next(iter(sharded.values()))[0]}'; offload without it")
     _check_parts(call, parts, [names[one.parameter][0] for one in adopted], sharded)
-    store = Store(client, place, seconds, 4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20))
+    store = Store(client, place, seconds, 4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20),
+                  operations)
     store.left_alone = left
     buildings = {one: one.building for one in adopted if one.parameter not in frozen.names}
     try:
@@ -336,7 +338,7 @@ def _manage(store: Store, names: dict[nn.Parameter, tuple[str, str]]) -> list[Ma
     slots = store.create([(*names[parameter], parameter.detach()) for parameter in ordinary])
     for parameter, slot in zip(ordinary, slots, strict=True):
         parameter.terrace = ManagedParameter(names[parameter][0], parameter, slot, store)  # type: ignore[attr-defined]
-    return [parameter.terrace for parameter in names]  # type: ignore[attr-defined]
+    return [managed_of(parameter) for parameter in names]
 
 
 def _make_gradients(store: Store, parameters: Sequence[ManagedParameter | ParameterInMemory], parts: frozenset[str],

@@ -19,6 +19,7 @@ from .._device.device import device_of
 from .._leased.placeholder import elements_spanned
 from .._model.modules import is_called_by_us, is_compiled, used_by_each
 from .._parameters.in_memory import is_of_a_job
+from .._parameters.parameter import managed_of
 from .._pytorch.split import is_split, local_of
 from .._pytorch.storages import may_be_statistics, users_of
 from .._pytorch.storages import number_of as number_of_storage
@@ -133,7 +134,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if nn.parameter.is_lazy(parameter):
         raise InvalidArgument(f"{call}: the parameter '{name}' has no shape yet; run the model once, then offload it")
     if isinstance(parameter, OffloadedParameter):
-        if parameter.terrace.building is not None:
+        if managed_of(parameter).building is not None:
             return
     if isinstance(parameter, OffloadedParameter) or is_of_a_job(parameter):
         raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model: offload models "

@@ -32,7 +32,8 @@ from .trace import trace
 if TYPE_CHECKING:
     from .._leased.store import Store
     from .._parameters.gradient import Gradient
-    from .._parameters.in_memory import Like, ParameterInMemory
+    from .._parameters.in_memory import ParameterInMemory
+    from .._parameters.like import Like
     from .._ranks.shards import Shards
 
 BATCH_BYTES_MAX = 256 << 20

@@ -17,7 +17,7 @@ from .._tensors.offloaded import OffloadedTensor, SpentTensor
 if TYPE_CHECKING:
     from .._leased.slot import Slot
     from .._leased.store import Store
-    from .in_memory import Like
+    from .like import Like
 
 _raw = torch._C.DisableTorchFunctionSubclass
 _queue = torch.autograd.Variable._execution_engine.queue_callback

@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from ..._errors import Error, FailedPrecondition
-from .._leased.slot import nobody
+from .._leased.shown import owner_of
+from .._leased.slot import Slot, nobody
+from .._leased.store import Store
 from .._tensors.offloaded import LeasedParameter, OffloadedParameter, OffloadedTensor
-from .saved import hooked, parameter_of
-
-if TYPE_CHECKING:
-    from .._leased.slot import Slot
-    from .._leased.store import Store
-    from .in_memory import Like
+from .like import Like
 
 _raw = torch._C.DisableTorchFunctionSubclass
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -177,9 +173,14 @@ class ManagedParameter:
             OffloadedTensor.of(self.slot, self.store, self).copy_(value)  # good where it is what is there
             return
         self._check_alone(value)
-        with torch.no_grad(), entered(self.store, [self], []):
-            torch.Tensor.copy_(found.detach(), value)
-            self.written()
+        self.store.drop_unneeded()
+        enter(self.store, [self])
+        try:
+            with torch.no_grad():
+                torch.Tensor.copy_(found.detach(), value)
+                self.written()
+        finally:
+            leave([self])
         self.overwritten()
 
     def keep_replaced(self, address: int) -> None:
@@ -264,14 +265,32 @@ def is_managed_parameter(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) and "terrace" in tensor.__dict__
 
 
+def managed_of(parameter: torch.Tensor) -> ManagedParameter:
+    """What belongs to a parameter that is in Terrace."""
+    found: ManagedParameter = parameter.__dict__["terrace"]
+    return found
+
+
+def parameter_of(tensor: torch.Tensor) -> ManagedParameter | None:
+    """The parameter whose leased memory a tensor shows."""
+    owner = owner_of(tensor)
+    slot = owner() if isinstance(owner, weakref.ref) else None
+    return slot.parameter if isinstance(slot, Slot) else None
+
+
 def shown_parameter(tensor: torch.Tensor) -> ManagedParameter | None:
     """The parameter whose bytes a tensor shows or stands for."""
     if isinstance(tensor, OffloadedTensor):
-        return tensor.terrace_parameter
+        return cast(ManagedParameter | None, tensor.terrace_parameter)
     if isinstance(tensor, nn.Parameter) and "terrace" in tensor.__dict__:
-        found: ManagedParameter = tensor.__dict__["terrace"]
-        return found
+        return managed_of(tensor)
     return parameter_of(tensor)
+
+
+def built(parameters: list[nn.Parameter]) -> list[ManagedParameter]:
+    """Those that init() built, and that no offload() has taken."""
+    return [managed_of(parameter) for parameter in parameters
+            if isinstance(parameter, OffloadedParameter) and managed_of(parameter).building is not None]
 
 
 def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[Slot] = (), mode: str = "read",
@@ -344,16 +363,3 @@ def leave(parameters: Sequence[ManagedParameter]) -> None:
                     managed.hide()
     if wrong is not None:
         raise wrong
-
-
-@contextlib.contextmanager
-def entered(store: Store, parameters: Sequence[ManagedParameter],
-            slots: Sequence[Slot]) -> Iterator[list[torch.Tensor]]:
-    """Shows parameters and slots for one operation outside their modules. The caller empties the list."""
-    store.drop_unneeded()
-    shown = enter(store, parameters, slots)
-    try:
-        with hooked(bool(parameters) or any(slot.parameter is not None for slot in slots)):
-            yield shown
-    finally:
-        leave(parameters)

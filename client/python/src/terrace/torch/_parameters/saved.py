@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ..._errors import FailedPrecondition
-from .._activations.in_terrace import Here
-from .._leased.shown import owner_of
 from .._leased.slot import Slot
+from .._leased.store import Store
 from .._pytorch.modes import in_functorch
 from .._pytorch.storages import over
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor
-
-if TYPE_CHECKING:
-    from .parameter import ManagedParameter
+from .._tensors.packed import Here
+from .parameter import ManagedParameter, enter, leave, managed_of, parameter_of, shown_parameter
 
 _top = torch._C._autograd._top_saved_tensors_default_hooks
 _push = torch._C._autograd._push_saved_tensors_default_hooks
@@ -86,18 +83,11 @@ def of_hidden(tensor: torch.Tensor) -> Note | torch.Tensor | None:
     """What to keep of a tensor in Terrace that is not leased, as a torch.autograd.Function saves the weight that it was
     given: what hooks hand on of it, autograd takes for an ordinary tensor over the placeholder. None: it is none."""
     if isinstance(tensor, OffloadedParameter):
-        return _note(tensor.terrace, tensor, False)
+        return _note(managed_of(tensor), tensor, False)
     if not isinstance(tensor, OffloadedTensor):
         return None
-    managed = tensor.terrace_parameter
+    managed = shown_parameter(tensor)
     return tensor.clone() if managed is None else _note(managed, tensor, False)
-
-
-def parameter_of(tensor: torch.Tensor) -> ManagedParameter | None:
-    """The parameter whose leased memory a tensor shows."""
-    owner = owner_of(tensor)
-    slot = owner() if isinstance(owner, weakref.ref) else None
-    return slot.parameter if isinstance(slot, Slot) else None
 
 
 def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
@@ -226,3 +216,15 @@ def hooked(wanted: bool) -> Iterator[None]:
     finally:
         if pushed:
             pop()
+
+@contextlib.contextmanager
+def entered(store: Store, parameters: Sequence[ManagedParameter],
+            slots: Sequence[Slot]) -> Iterator[list[torch.Tensor]]:
+    """Shows parameters and slots for one operation outside their modules. The caller empties the list."""
+    store.drop_unneeded()
+    shown = enter(store, parameters, slots)
+    try:
+        with hooked(bool(parameters) or any(slot.parameter is not None for slot in slots)):
+            yield shown
+    finally:
+        leave(parameters)

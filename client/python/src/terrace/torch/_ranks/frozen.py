@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from .._offload.init import built
 from .._parameters.gradient import Gradient, Room
-from .._parameters.parameter import ManagedParameter
+from .._parameters.parameter import ManagedParameter, built, managed_of
 from .._pytorch.split import is_split
 from .._tensors.offloaded import OffloadedParameter
 from .shared import SharedStore, share
@@ -45,11 +44,11 @@ class Frozen:
     def _have(self, parameter: nn.Parameter, name: str, slot: Slot) -> ManagedParameter:
         assert self.store is not None
         if isinstance(parameter, OffloadedParameter):
-            parameter.terrace.stand_on(slot, self.store)
-            parameter.terrace.name = name
+            managed_of(parameter).stand_on(slot, self.store)
+            managed_of(parameter).name = name
         else:
             parameter.terrace = ManagedParameter(name, parameter, slot, self.store)  # type: ignore[attr-defined]
-        one: ManagedParameter = parameter.terrace  # type: ignore[attr-defined]
+        one = managed_of(parameter)
         one.gradient = Gradient(parameter, self.store, Room(one.like, []))
         return one
 

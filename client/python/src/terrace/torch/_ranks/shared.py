@@ -19,7 +19,7 @@ from ..._errors import Error, InvalidArgument, PermissionDenied
 from ..._terrace import Tensor
 from .._leased.slot import Slot
 from .._leased.store import Store, Wanted
-from .._model.writes import same_bits
+from .._pytorch.bits import same_bits
 from .together import Ranks, number
 
 _CALL = "terrace.torch.offload(share_frozen=True)"
@@ -35,7 +35,7 @@ class SharedStore(Store):
     def __init__(self, client: Client, own: Store, wanted: Sequence[Wanted], ranks: int):
         """client: of the share alone, which is closed with the store. own: this rank's store for what is trained."""
         size = sum(like.nbytes for _, _, like in wanted)
-        super().__init__(client, own.place, own.timeout, 2 * size + (1 << 20), own.tally)
+        super().__init__(client, own.place, own.timeout, 2 * size + (1 << 20), own.operations, own.tally)
         self.ranks = ranks
 
     def fill(self, wanted: Sequence[Wanted]) -> dict[str, str]:

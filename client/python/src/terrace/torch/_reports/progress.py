@@ -15,7 +15,7 @@ from ... import _checks
 from .._offload.offload import job_of
 
 if TYPE_CHECKING:
-    from .._leased.store import Leased, Store
+    from .._leased.store import Store
 
 _CALL = "terrace.torch.progress"
 _MIB = 1 << 20

@@ -194,4 +194,4 @@ def _of_shelf(shelf: Shelf) -> ActivationsSummary:
     stored, read = LeaseSummary(), LeaseSummary()
     stored.add(shelf.stored)
     read.add(shelf.read)
-    return ActivationsSummary(shelf.slot_bytes, shelf.used_bytes, stored, read)
+    return ActivationsSummary(shelf.box_bytes, shelf.used_bytes, stored, read)

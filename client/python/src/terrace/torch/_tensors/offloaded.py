@@ -12,35 +12,21 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Protocol, Self, cast
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import reduce_tensor
 
 from ..._errors import FailedPrecondition
+from .._leased.slot import Slot
+from .._leased.store import Store
 from .._pytorch.metadata import METADATA
 from .storage import reduced
-
-if TYPE_CHECKING:
-    from .._leased.slot import Slot
-    from .._leased.store import Store
-    from .._parameters.parameter import ManagedParameter
 
 _raw = torch._C.DisableTorchFunctionSubclass
 _get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-
-Operation = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-_run: Operation
-_operate: Operation
-
-
-def run_with(run: Operation, operate: Operation) -> None:
-    """Says what runs PyTorch's functions on these tensors (_model/operations.py): as scripts call them, and as C++ does."""
-    global _run, _operate
-    _run, _operate = run, operate
-
 
 def tell_of_copies(tell: Callable[[nn.Parameter], None] | None) -> None:
     """Says who is told of the ordinary parameters that copies of ours are."""
@@ -68,18 +54,57 @@ def _as_subclass(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor
     return tensor.view_as(tensor).as_subclass(kind)
 
 
+class InTerrace(Protocol):
+    """What these tensors know of a parameter whose bytes they show, or stand for."""
+
+    name: str
+    store: Store
+    taken: weakref.WeakValueDictionary[int, torch.Tensor]  # by id: what scripts have of its `.data`
+
+    def written(self) -> None: ...
+
+    def replace_data(self, value: torch.Tensor) -> None: ...
+
+
+def _store_of(arguments: Any) -> Store | None:
+    """Of a function's arguments, where the bytes are of the first that is in Terrace: there is what runs the function."""
+    for leaf in leaves(arguments):
+        if isinstance(leaf, OffloadedTensor):
+            return leaf.terrace_store
+        if isinstance(leaf, nn.Parameter) and (found := leaf.__dict__.get("terrace")) is not None:
+            store: Store = found.store
+            return store
+    return None
+
+
+def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a function of PyTorch that was called with offloaded tensors."""
+    if func in METADATA:
+        with _raw():
+            return func(*args, **kwargs)
+    store = _store_of((args, kwargs))
+    # Another thread may have made it an ordinary parameter since it was called.
+    return func(*args, **kwargs) if store is None else store.operations.run(func, args, kwargs)
+
+
+def _operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator that PyTorch's own code came to with them."""
+    store = _store_of((args, kwargs))
+    return func(*args, **kwargs) if store is None else store.operations.operate(func, args, kwargs)
+
+
 class OffloadedTensor(torch.Tensor):
     """A tensor in Terrace: every operation on it leases it for as long as the operation takes."""
 
     terrace_slot: Slot
     terrace_store: Store
-    terrace_parameter: ManagedParameter | None  # whose bytes these are, where they are a parameter's
+    terrace_parameter: InTerrace | None  # whose bytes these are, where they are a parameter's
     terrace_kept: torch.Tensor  # the leased memory, where its address was asked for
     terrace_unseen = False  # it was `.data`, writes to which autograd does not see
     as_subclass = _as_subclass
 
     @classmethod
-    def of(cls, slot: Slot, store: Store, parameter: ManagedParameter | None = None) -> Self:
+    def of(cls, slot: Slot, store: Store, parameter: InTerrace | None = None) -> Self:
         """A new one; it has no gradient."""
         made: Self = torch.Tensor._make_subclass(cls, slot.placeholder)
         made.terrace_slot = slot
@@ -203,7 +228,7 @@ def _set_memory(parameter: OffloadedParameter | LeasedParameter, *_source: Any, 
 class OffloadedParameter(nn.Parameter):
     """A parameter whose bytes are in Terrace, outside the modules that own it."""
 
-    terrace: ManagedParameter
+    terrace: InTerrace
     set_ = _set_memory
     as_subclass = _as_subclass
 
@@ -223,7 +248,7 @@ class LeasedParameter(nn.Parameter):
     """A parameter whose bytes are leased. To PyTorch it is an ordinary one; `data`, through which a script can write
     without PyTorch's notice, counts as written to."""
 
-    terrace: ManagedParameter
+    terrace: InTerrace
     set_ = _set_memory
 
     @property
