@@ -269,7 +269,7 @@ def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, 
         made[key] = value
     managed = managed_optimizer(optimizer)
     if managed is not None:
-        managed.adopt([parameter])
+        managed.states.adopt([parameter])
 
 
 def _typed(path: pathlib.Path, number: int, said: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:

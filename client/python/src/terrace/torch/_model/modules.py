@@ -55,7 +55,8 @@ def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
     """Raises where one was stepped in a backward pass, and its optimizer.step() has not come: PyTorch alone would still
     have the weights before. Not where others were put in their place since, as by load_state_dict()."""
     for one in parameters:
-        if one.gradient is not None and one.gradient.ahead_at is not None and not one.gradient.ahead_replaced:
+        ahead = None if one.gradient is None else one.gradient.ahead
+        if ahead is not None and not ahead.replaced:
             raise FailedPrecondition(
                 f"terrace.torch.offload(step_in_backward=True): the parameter '{one.name}' was stepped in a backward pass, "
                 "and the model runs again before optimizer.step(): a second gradient (gradient accumulation) cannot be "

@@ -74,7 +74,7 @@ class Job:
     def drop_gone(self) -> None:
         """Forgets parameters that are there no more, and deletes the states of optimizers that are not."""
         gc.collect()  # what is gone may be held by a cycle, as one of a Trainer is
-        self.optimizers = [one for one in self.optimizers if not one.gone or one.let_go()]
+        self.optimizers = [one for one in self.optimizers if not one.states.gone or one.states.let_go()]
         self.parameters = [one for one in self.parameters if not one.gone]
         self.in_memory = [one for one in self.in_memory if not one.gone]
 
@@ -256,24 +256,24 @@ def _take_optimizer(job: Job, optimizer: optim.Optimizer, parts: frozenset[str],
                     ranks: Ranks | None) -> None:
     """Takes another optimizer for a model that is offloaded."""
     job.drop_gone()
-    if job.in_backward and not all(one.gone for one in job.optimizers):
+    if job.in_backward and not all(one.states.gone for one in job.optimizers):
         raise FailedPrecondition(
             "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has one optimizer: "
             "let go of the one before first, and of what refers to it, as its learning-rate scheduler does")
     stepped = ManagedOptimizer(optimizer, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward)
     try:
-        most, name = stepped.largest()
+        most, name = stepped.states.largest()
         _check_fits(job.store, most, f"the optimizer's step on '{name}'")
         for one in (*job.parameters, *job.in_memory):
             if one.gradient is not None and one.parameter.requires_grad:
                 one.gradient.reserve()
-        stepped.reserve()
-        stepped.adopt_all()
+        stepped.states.reserve()
+        stepped.states.adopt_all()
         if ranks is not None:
             ranks.finish()
     except BaseException as failed:
         _give_states_back(stepped, failed)
-        stepped.let_go()
+        stepped.states.let_go()
         raise
     job.step_with(stepped)
 
@@ -366,7 +366,7 @@ def _move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramet
     freed_bytes = 0
     try:
         if stepped is not None:
-            stepped.reserve()
+            stepped.states.reserve()
         for one in managed:
             if not isinstance(one.parameter, OffloadedParameter):
                 one.move_in()
@@ -380,7 +380,7 @@ def _move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramet
             other.watch()
         shards.move_in()
         if stepped is not None:
-            stepped.adopt_all()
+            stepped.states.adopt_all()
         if ranks is not None:
             ranks.finish()
         give_back_free(store.device)
@@ -405,7 +405,7 @@ def _move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramet
 
 def _give_states_back(stepped: ManagedOptimizer, failed: BaseException) -> None:
     try:
-        stepped.give_back()
+        stepped.states.give_back()
     except Error as error:
         failed.add_note(f"the optimizer's states could not be brought back: {error}")
 
@@ -424,7 +424,7 @@ def _check_room(model: nn.Module, store: Store, shards: Shards, in_memory: list[
     most, what = max(modules.largest(model, store), shards.largest(),
                      *((one.like.room_bytes, f"the gradient of '{one.name}'") for one in in_memory))
     if stepped is not None:
-        of_step, name = stepped.largest()
+        of_step, name = stepped.states.largest()
         if of_step > most:
             most, what = of_step, f"the optimizer's step on '{name}'"
     _check_fits(store, most, what)

@@ -6,34 +6,32 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..._errors import Error
 from .._leased.shown import owner_of
-from .._parameters.parameter import enter, leave
+from .._parameters.parameter import ManagedParameter, enter, leave
 from .._pytorch.split import is_split, local_of
 from .._tensors.offloaded import LeasedParameter, OffloadedTensor
 from . import kinds
-from .holders import AsGradient, InDTensor, InState, Place, place_of
-
-if TYPE_CHECKING:
-    from .optimizer import ManagedOptimizer
+from .holders import AsGradient, Holder, InDTensor, InState, holder_of
+from .states import States
 
 _SIGN_BYTES = 64  # of a parameter that are looked at
 _raw = torch._C.DisableTorchFunctionSubclass
 
 
-def _place_of_gradient(parameter: nn.Parameter) -> Place:
-    return place_of(parameter.grad, AsGradient(parameter))
+def _holder_of_gradient(parameter: nn.Parameter) -> Holder:
+    return holder_of(parameter.grad, AsGradient(parameter))
 
 
-def _whole(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+def _whole(holder: Holder, tensor: torch.Tensor) -> torch.Tensor:
     """What the version of which tells of writes to a tensor."""
-    return place.whole if isinstance(place, InDTensor) else tensor
+    return holder.whole if isinstance(holder, InDTensor) else tensor
 
 
 def _sign(parameter: nn.Parameter) -> tuple[int, int, bytes]:
@@ -43,7 +41,7 @@ def _sign(parameter: nn.Parameter) -> tuple[int, int, bytes]:
     return parameter._version, here.data_ptr(), ctypes.string_at(here.data_ptr(), bytes_known)
 
 
-def _references(_place: Any, held: Any, _tensor: Any) -> int:
+def _references(_holder: Any, held: Any, _tensor: Any) -> int:
     """To what stood for a state, while that is put back."""
     return sys.getrefcount(held)
 
@@ -54,13 +52,15 @@ _OF_ITS_STATE = _references(*deque([(None, object(), None)])[0])  # where nothin
 class Batch:
     """Parameters with their gradients and states, leased for one round of the step."""
 
-    def __init__(self, owner: ManagedOptimizer, parameters: Sequence[nn.Parameter]):
-        self._owner = owner
-        self._store = owner.store
+    def __init__(self, states: States, parameters: Sequence[nn.Parameter], stepped: Callable[[ManagedParameter], None]):
+        """stepped: is told of each parameter in Terrace, as the round has written to it."""
+        self._states = states
+        self._stepped = stepped
+        self._store = states.store
         self.parameters = parameters
-        self._managed = [managed for parameter in parameters if (managed := owner.managed_of(parameter)) is not None]
-        self._written: deque[tuple[Place, OffloadedTensor, torch.Tensor]] = deque()  # states, and shards of parameters
-        self._gradients: deque[tuple[Place, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = deque()
+        self._managed = [managed for parameter in parameters if (managed := states.managed_of(parameter)) is not None]
+        self._written: deque[tuple[Holder, OffloadedTensor, torch.Tensor]] = deque()  # states, and shards of parameters
+        self._gradients: deque[tuple[Holder, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = deque()
         self._addresses: list[int] = []  # of the parameters in Terrace, while they are shown
         self._writes_gradients = False
         self._entered = False
@@ -69,20 +69,20 @@ class Batch:
         """Leases all of it as one set, and shows it where the step looks."""
         with _raw():
             found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
-            gradients = [(place, held) for place in map(_place_of_gradient, self.parameters)
-                         if isinstance(held := place.get(), OffloadedTensor)]
-        self._writes_gradients = kinds.writes_gradients_unseen(self._owner.optimizer)
+            gradients = [(holder, held) for holder in map(_holder_of_gradient, self.parameters)
+                         if isinstance(held := holder.get(), OffloadedTensor)]
+        self._writes_gradients = kinds.writes_gradients_unseen(self._states.optimizer)
         modes = ["write"] * len(found) + ["write" if self._writes_gradients else "read"] * len(gradients)
         shown = enter(self._store, self._managed, [held.terrace_slot for _, held in (*found, *gradients)], "write", modes)
         self._entered = True
         with _raw():
-            for (place, held), tensor in zip(found, shown, strict=False):
-                place.put(tensor)
-                self._written.append((place, held, tensor))
-            for (place, held), tensor in zip(gradients, shown[len(found):], strict=True):
-                place.put(tensor)
-                seen = _whole(place, tensor)
-                self._gradients.append((place, held, tensor, seen, seen._version))
+            for (holder, held), tensor in zip(found, shown, strict=False):
+                holder.put(tensor)
+                self._written.append((holder, held, tensor))
+            for (holder, held), tensor in zip(gradients, shown[len(found):], strict=True):
+                holder.put(tensor)
+                seen = _whole(holder, tensor)
+                self._gradients.append((holder, held, tensor, seen, seen._version))
             for managed in self._managed:
                 managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
             self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
@@ -92,14 +92,14 @@ class Batch:
         with _raw():
             if all(parameter.grad is None for parameter in self.parameters):
                 return []
-            states = [_whole(place, tensor)._version for place, _, tensor in self._written]
+            states = [_whole(holder, tensor)._version for holder, _, tensor in self._written]
             return [*states, *map(_sign, self.parameters)]
 
-    def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Place, OffloadedTensor]]:
+    def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Holder, OffloadedTensor]]:
         """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""
         if is_split(parameter) and isinstance(parameter._local_tensor, OffloadedTensor):
             yield InDTensor(parameter), parameter._local_tensor
-        state = self._owner.state_of(parameter)
+        state = self._states.state_of(parameter)
         for key, value in state.items():
             if isinstance(value, OffloadedTensor):
                 yield InState(state, key), value
@@ -121,12 +121,12 @@ class Batch:
         finally:
             for managed in self._managed:
                 managed.writes += 1
-                self._owner.note_ahead(managed)
+                self._stepped(managed)
                 if managed.uses > 1 and not managed.compiled:
                     managed.parameter.__class__ = LeasedParameter
             self._entered = False
             leave(self._managed)
-        self._owner.adopt(self.parameters)
+        self._states.adopt(self.parameters)
         if refused is not None:
             raise refused
 
@@ -134,27 +134,27 @@ class Batch:
         """Ends the leases of gradients and states. An interrupt may come at any point: it is called again then."""
         with _raw():
             while self._gradients:
-                place, held, tensor, seen, version = self._gradients[0]
+                holder, held, tensor, seen, version = self._gradients[0]
                 if self._writes_gradients or seen._version != version:
                     self._store.written(held.terrace_slot)
-                if place.get() is tensor:
-                    place.put(held)
+                if holder.get() is tensor:
+                    holder.put(held)
                 self._end_lease(held, tensor)
                 self._gradients.popleft()
         while self._written:
             self._put_back_state(*self._written[0])
             self._written.popleft()
 
-    def _put_back_state(self, place: Place, held: OffloadedTensor, tensor: torch.Tensor) -> None:
+    def _put_back_state(self, holder: Holder, held: OffloadedTensor, tensor: torch.Tensor) -> None:
         """A step may have put another tensor in a state's place. It goes where that was, unless something has that yet."""
-        value = place.get()
+        value = holder.get()
         if value is None or value is tensor or not kinds.state_like(tensor, value, 0):
             pass
         elif value.stride() == tensor.stride() and sys.getrefcount(held) == _OF_ITS_STATE:
             tensor.copy_(value)
             value = tensor
         if value is tensor:
-            place.put(held)
+            holder.put(held)
         self._end_lease(held, tensor)
 
     @staticmethod

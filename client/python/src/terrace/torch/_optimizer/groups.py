@@ -9,10 +9,9 @@ with each of them what it is to do once.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn, optim
 
@@ -20,62 +19,66 @@ from ..._errors import FailedPrecondition
 from . import kinds
 from .members import Members, is_asked_by_call
 from .own import Own
-
-if TYPE_CHECKING:
-    from .optimizer import ManagedOptimizer
+from .run import Run
 
 _PAIRED = "pairs its parameter groups with something (enumerate, zip)"
 
 
-def proxy_class(kind: type[optim.Optimizer], owner: weakref.ref[ManagedOptimizer]) -> type[optim.Optimizer]:
+def proxy_class(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
     """A class of what a step is given in its optimizer's place: the same, but for its groups."""
-
-    def groups(proxy: Any) -> _Groups:
-        found = owner()
-        assert found is not None  # it waits for the step
-        return _Groups(found, proxy.terrace_only)
-
     # The slot is the proxy's own; its __dict__ is the optimizer's.
-    return type(kind.__name__, (kind,), {"param_groups": property(groups), "terrace_proxy": True,
-                                         "__slots__": ("terrace_only",)})
+    return type(kind.__name__, (kind,), {"param_groups": property(lambda proxy: _Groups(proxy.terrace_run)),
+                                         "terrace_proxy": True, "__slots__": ("terrace_run",)})
+
+
+def is_proxy(optimizer: Any) -> bool:
+    """Whether it is such a thing, as where a step calls its base class's."""
+    return hasattr(type(optimizer), "terrace_proxy")
+
+
+def proxy_of(optimizer: optim.Optimizer, kind: type[optim.Optimizer], run: Run) -> optim.Optimizer:
+    """What a run of an optimizer's step is given in its place. kind: its proxy_class()."""
+    proxy: Any = object.__new__(kind)
+    object.__setattr__(proxy, "terrace_run", run)
+    proxy.__dict__ = optimizer.__dict__
+    made: optim.Optimizer = proxy
+    return made
 
 
 class _Groups(Sequence[dict[str, Any]]):
     """The groups of one step."""
 
-    def __init__(self, owner: ManagedOptimizer, only: Sequence[nn.Parameter] | None):
-        """only: of their parameters, those that are stepped with their gradients at hand."""
-        self._owner = owner
-        self._only = only
-        self._declared = kinds.may_keep_more(owner.optimizer)
+    def __init__(self, run: Run):
+        self._run = run
+        self._declared = kinds.may_keep_more(run.optimizer)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._shown(self._declared and len(self) > 1 and is_asked_by_call(sys._getframe(1)))
 
     def __len__(self) -> int:
-        return len(self._owner.optimizer.param_groups)
+        return len(self._run.optimizer.param_groups)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._owner.optimizer.param_groups[index]
-        if not isinstance(found, dict) or not self._owner.in_backward:
+        found = self._run.optimizer.param_groups[index]
+        if not isinstance(found, dict) or not self._run.in_backward:
             return found
-        return {**found, "params": self._owner.members_of(found, self._only)}
+        return {**found, "params": self._run.members_of(found)}
 
     def _shown(self, paired: bool) -> Iterator[dict[str, Any]]:
         if paired:
             self._check_in_backward(_PAIRED)
-        for group, members in self._owner.members(self._only):
+        for group, members in self._run.members():
             if members or not group["params"]:
-                yield from self._parts_of(group, deque(self._owner.batches(members, group)), _PAIRED if paired else "")
+                yield from self._parts_of(group, deque(self._run.batches(members, group)), _PAIRED if paired else "")
 
     def _parts_of(self, group: dict[str, Any], waiting: deque[list[nn.Parameter]], odd: str) -> Iterator[dict[str, Any]]:
         """A group in as many parts as its step needs. odd: what the step may not do if there are several."""
-        own = Own(self._owner.optimizer) if self._declared and len(waiting) > 1 else None
-        self._owner.waiting = waiting
+        own = Own(self._run.optimizer) if self._declared and len(waiting) > 1 else None
+        self._run.waiting = waiting
         watched = self._declared and len(group["params"]) > 1
         while True:
             given = dict(group)
-            members = Members(self._owner, waiting, watched)
+            members = Members(self._run, waiting, watched)
             part = _Part(given, params=members) if watched else {**given, "params": members}
             with members:
                 yield part
@@ -93,16 +96,16 @@ class _Groups(Sequence[dict[str, Any]]):
         odd = f"changes {', '.join(changed)}" if changed else odd
         if odd:
             raise FailedPrecondition(
-                f"terrace.torch.offload: the step of {type(self._owner.optimizer).__name__} {odd}. It is shown a group in parts, "
+                f"terrace.torch.offload: the step of {type(self._run.optimizer).__name__} {odd}. It is shown a group in parts, "
                 "since its loop over group['params'] does not step the parameters as it comes to them, and would do so with "
                 "each part: step each parameter in that loop, or keep what changes in self.state of each. The parameters of "
                 "the first part are stepped, and the others are not")
 
     def _check_in_backward(self, odd: str) -> None:
         """Raises where a step is run for a few parameters at a time, and does what it cannot."""
-        if odd and self._only is not None:
+        if odd and self._run.is_due:
             raise FailedPrecondition(
-                f"terrace.torch.offload(step_in_backward=True): the step of {type(self._owner.optimizer).__name__} {odd}, and is "
+                f"terrace.torch.offload(step_in_backward=True): the step of {type(self._run.optimizer).__name__} {odd}, and is "
                 "run for a few parameters at a time, in the order in which gradients come: offload without step_in_backward. "
                 "This step's weights are of no use")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an optimizer's step finds the tensors that it works on, so that leased ones can be put there for its time."""
+"""What holds the tensors that an optimizer's step works on, so that leased ones can be put there for its time."""
 
 from typing import Any, NamedTuple
 
@@ -46,9 +46,9 @@ class InDTensor(NamedTuple):
         self.whole._local_tensor = tensor
 
 
-Place = InState | AsGradient | InDTensor
+Holder = InState | AsGradient | InDTensor
 
 
-def place_of(tensor: Any, otherwise: Place) -> Place:
-    """Where what this process has of a tensor is to be put."""
+def holder_of(tensor: Any, otherwise: Holder) -> Holder:
+    """What holds what this process has of a tensor."""
     return InDTensor(tensor) if is_split(tensor) else otherwise

@@ -14,14 +14,11 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from .batch import Batch
-
-if TYPE_CHECKING:
-    from .optimizer import ManagedOptimizer
+from .run import Run
 
 
 def is_asked_by_call(asks: FrameType) -> bool:
@@ -33,15 +30,15 @@ class Members(list[nn.Parameter]):
     """The parameters of a part of a group: those of one batch, and of as many more as a loop has gone on to. They are leased
     for as long as it is entered."""
 
-    def __init__(self, owner: ManagedOptimizer, waiting: deque[list[nn.Parameter]], watched: bool):
+    def __init__(self, run: Run, waiting: deque[list[nn.Parameter]], watched: bool):
         """waiting: the batches of the group that were not shown yet, from which this takes its own. watched: it is looked
         what the step does, and a loop may go on to the next ones."""
-        self._owner = owner
+        self._run = run
         self._waiting = waiting
         self._batches = [waiting.popleft() if waiting else []]
-        self._watched = watched and (bool(waiting) or owner.in_backward)
+        self._watched = watched and (bool(waiting) or run.in_backward)
         self._grows = self._watched  # until a loop over all of them has ended
-        self._leased = Batch(owner, self._batches[0])
+        self._leased = run.batch(self._batches[0])
         self._at = 0  # which of them that is
         self._signs: list[Any] = []  # of what is leased, before the step
         self._loops = self._ended = 0  # over it: how many have begun, and have come to its end
@@ -95,7 +92,7 @@ class Members(list[nn.Parameter]):
         """Leases that batch in the place of another one."""
         if at != self._at:
             self._leased.leave()
-            self._leased, self._at = Batch(self._owner, self._batches[at]), at
+            self._leased, self._at = self._run.batch(self._batches[at]), at
             self._enter()
 
     def _enter(self) -> None:

@@ -9,20 +9,17 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..._errors import FailedPrecondition
 from .._tensors.offloaded import leaves
 
-if TYPE_CHECKING:
-    from .optimizer import ManagedOptimizer
-
-_stepping: weakref.WeakSet[ManagedOptimizer] = weakref.WeakSet()
+_stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # what is there for as long as something steps in backward
 
 
-def refuse_for(optimizer: ManagedOptimizer) -> None:
+def refuse_for(optimizer: object) -> None:
     """Looks at what is scaled for as long as this optimizer is there, which steps in backward."""
     _stepping.add(optimizer)
     if not hasattr(torch.amp.GradScaler.scale, "terrace"):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable
@@ -82,6 +83,15 @@ class Room:
                 and made.shape == geometry.shape and made.stride() == geometry.stride())
 
 
+@dataclasses.dataclass(slots=True)
+class Ahead:
+    """How a parameter was as a backward pass had stepped it, before the optimizer.step() that this is part of."""
+
+    writes: int  # the parameter's
+    version: int  # the parameter's, which whoever writes to it changes
+    replaced: bool = False  # all of the parameter was written since, so that nothing is left of that step
+
+
 class Gradient:
     """The gradient of one parameter. A gradient that the script has set itself is the script's, and left alone."""
 
@@ -102,9 +112,7 @@ class Gradient:
         self._handles: list[Any] = []
         self._zeroed = False  # it was used up, and then set to zero
         self._zeros: SpentTensor | None = None  # in whose place there are zeros, while optimizer.step() is under way
-        self.ahead_at: int | None = None  # the parameter's `writes` once stepped, until its optimizer.step() comes
-        self.ahead_version = 0  # the parameter's then, which whoever writes to it changes
-        self.ahead_replaced = False  # all of the parameter was written since, so that nothing is left of that step
+        self.ahead: Ahead | None = None  # the parameter was stepped, and its optimizer.step() is yet to come
 
     @property
     def in_backward(self) -> bool:
@@ -238,7 +246,7 @@ class Gradient:
         parameter: Any = self._parameter
         with _raw():
             now = (parameter.terrace.writes, parameter._version)
-        return self.ahead_at is not None and now != (self.ahead_at, self.ahead_version)
+        return self.ahead is not None and now != (self.ahead.writes, self.ahead.version)
 
     def step_is_over(self) -> None:
         """Gives up the zeros that the step was given."""

@@ -150,8 +150,8 @@ class ManagedParameter:
 
     def overwritten(self) -> None:
         """All of it was written: nothing is left of what was there."""
-        if self.gradient is not None:
-            self.gradient.ahead_replaced = True
+        if self.gradient is not None and self.gradient.ahead is not None:
+            self.gradient.ahead.replaced = True
 
     def noticed_write(self) -> None:
         """Bytes were written by another way than the parameter: autograd is to know."""

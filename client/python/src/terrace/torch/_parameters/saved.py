@@ -114,8 +114,8 @@ def _unpack(packed: Any) -> Any:
 
 def _unpack_note(packed: Note) -> torch.Tensor:
     managed = packed.managed
-    ahead_at = None if managed.gradient is None else managed.gradient.ahead_at
-    if ahead_at is not None and packed.writes < ahead_at:
+    ahead = None if managed.gradient is None else managed.gradient.ahead
+    if ahead is not None and packed.writes < ahead.writes:
         raise FailedPrecondition(
             f"terrace.torch.offload(step_in_backward=True): the parameter '{managed.name}' is stepped already, and the "
             "backward pass needs what it was before: something uses it without its gradient (.detach(), .data, under "
