@@ -8,6 +8,7 @@ import pathlib
 import re
 import sys
 
+import arrows
 import complete
 import pages
 import tree
@@ -97,7 +98,8 @@ def comments(path, lines):
 
 
 def layers(path, lines):
-    """The daemon's layers include only what lies below them."""
+    """The daemon's layers include only what lies below them, and the Python package's rooms import only that."""
+    yield from arrows.python_layers(path, lines)
     if path.parts[0] != "daemon" or len(path.parts) < 3 or path.suffix not in (".h", ".cc"):
         return
     layer = path.parts[1]
