@@ -14,6 +14,7 @@ PAGE = "docs/internals/torch.md"
 ROOMS = ("_pytorch", "_device", "_leased", "_tensors", "_parameters", "_ranks", "_model", "_optimizer", "_activations",
          "_files", "_buffers", "_offload", "_reports")
 CLIENT, FACE = -1, len(ROOMS)  # terrace itself lies below them all
+PRIVATE, PRIVATE_IN = re.compile(r"torch(?:\.[A-Za-z]\w*)*\._[A-Za-z]|\bf_code\b|__code__"), "_pytorch/private.py"
 ROW = re.compile(r"\| `(_\w+)` \|")
 
 
@@ -80,6 +81,14 @@ def python_layers(path, lines):
             yield number, f"{'.'.join(module)} imports {'.'.join(other)}, which does not lie below it"
         elif other != module and module in _reached(other):
             yield number, f"{'.'.join(module)} imports {'.'.join(other)}, and that comes round to it again"
+
+
+def private(path, lines):
+    """What PyTorch is asked privately stands in one file, so that the next PyTorch is that file's work."""
+    if is_module(path) and path.parts[len(PACKAGE):][:1] == ("torch",) and not str(path).endswith(PRIVATE_IN):
+        for number, line in enumerate(lines, 1):
+            if PRIVATE.search(line):
+                yield number, f"a private name of PyTorch's, or a frame: name it in {PRIVATE_IN}, with the reason"
 
 
 def _reached(module):

@@ -144,7 +144,7 @@ def machine(path, lines):
 
 
 RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, usings, machine)}
-RULES |= pages.RULES | {"complete": complete.complete}
+RULES |= pages.RULES | {"complete": complete.complete, "private": arrows.private}
 SCRIPTS = set()
 
 

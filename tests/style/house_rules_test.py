@@ -22,6 +22,7 @@ FAULTS = {
     "words": ("docs/a.md", "# A page\nThe GPU tier is HBM; `GPU tier` is code.\n"),
     "length": ("docs/a.md", "# A page\n" + "word " * 2200),
     "complete": ("daemon/metrics/a.cc", 'counter("terrace_new_total");\n'),
+    "private": ("client/python/src/terrace/torch/_model/a.py", "import torch\npush = torch._C._autograd.push\n"),
     "snippets": ("docs/guides/a.md", "# A guide\n```text\nsaid\n```\n```sh\nrm -rf everything\n```\n"),
 }
 

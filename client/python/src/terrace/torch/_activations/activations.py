@@ -18,6 +18,7 @@ from .._device.heap import give_back_freed_memory
 from .._leased.default_client import client_for
 from .._leased.shown import is_managed
 from .._parameters.saved import Note, of_hidden
+from .._pytorch.private import NO_BACKWARD, is_functorch_wrapped, is_saved_by_rrelu, running_backward
 from .._pytorch.storages import StorageReference, VersionCounter, may_be_statistics, number_of
 from .._tensors.packed import Here, Source, View
 from .backward_order import BackwardOrder, Saved
@@ -30,11 +31,8 @@ from .shelf import Shelf
 MIN_BYTES = 16 << 10
 STORAGES_SWEPT_AT = 256
 _CALL = "terrace.torch.activations"
-_RRELU = torch.nn.functional.rrelu.__code__
 _PACKERS_MAX = 3  # hooks of ours that hand a tensor on to each other
 
-_in_backward = torch._C._current_graph_task_id
-_in_functorch = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _Storage:
@@ -173,7 +171,7 @@ class Activations:
     def _pack(self, tensor: torch.Tensor) -> Any:
         if type(tensor) is not torch.Tensor and (found := of_hidden(tensor)) is not None:
             return found if isinstance(found, Note) else Here(found)
-        if _stays_whole(tensor) or _in_backward() != -1:
+        if _stays_whole(tensor) or running_backward() != NO_BACKWARD:
             # What a backward pass saves (of what it computes again) it uses at once.
             return Here(tensor)
         if tensor.is_cuda and is_captured(tensor.device):
@@ -266,12 +264,7 @@ def _tells_of_storage(tensor: torch.Tensor, size: int) -> bool:
 def _is_filled_later() -> bool:
     """Whether what is saved now is RReLU's noise (or its input): PyTorch saves it before its kernel fills it, and no
     version tells of that."""
-    frame = sys._getframe(1).f_back
-    for _ in range(_PACKERS_MAX):
-        if frame is None or frame.f_code is _RRELU:
-            break
-        frame = frame.f_back
-    return frame is not None and frame.f_code is _RRELU
+    return is_saved_by_rrelu(sys._getframe(1).f_back, _PACKERS_MAX)
 
 
 def _stays_whole(tensor: torch.Tensor) -> bool:
@@ -286,7 +279,7 @@ def _stays_whole(tensor: torch.Tensor) -> bool:
         return True
     if tensor.device.type not in ("cpu", "cuda") or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return True
-    return _in_functorch(tensor) or is_managed(tensor)
+    return is_functorch_wrapped(tensor) or is_managed(tensor)
 
 
 def _refusal(error: Error, size: int, shelf: Shelf) -> str:

@@ -2,19 +2,18 @@
 """What a job on a GPU asks of PyTorch: where it computes, the streams behind which its leases end, and its cache."""
 
 import time
-from typing import Any
 
 import torch
 
 from ..._client import Client
 from ..._errors import FailedPrecondition
+from .._pytorch.private import raw_stream
 from .heap import give_back_free_pages
 
 _CAPTURED = ("terrace.torch: a CUDA graph was being captured as something in Terrace was to be leased, and would use the "
              "address of this one lease for good: capture only what works on ordinary memory")
 _LOOK_SECONDS = 0.005  # the thread that ends leases looks more often
 _LOOKS_MAX = 200
-_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # not of a PyTorch without CUDA
 
 
 def device_of(client: Client, place: str) -> torch.device:
@@ -39,7 +38,7 @@ def check_not_captured(device: torch.device) -> None:
 
 def stream_of(cuda_device: int) -> int:
     """The current stream of a GPU, by its number for DLPack."""
-    return int(_stream(cuda_device))
+    return int(raw_stream(cuda_device))
 
 
 def follow(device: torch.device, stream: torch.cuda.Stream | None) -> torch.cuda.Stream:

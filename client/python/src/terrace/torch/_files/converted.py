@@ -21,14 +21,14 @@ import torch
 from .._leased.placeholder import PlaceholderSpace
 from .._pytorch.metadata import METADATA
 from .._pytorch.modes import ordinary
-from .._pytorch.storages import over
+from .._pytorch.private import make_subclass, raw
+from .._pytorch.storages import number_of, over
 from .._tensors.offloaded import OffloadedTensor, leaves
 
 Tensors = dict[str, torch.Tensor]
 Revert = Callable[[Any, Tensors], Tensors]
 
 SOURCES_HELD = 2  # whose parts follow each other in a file: a layer's experts have two weights
-_raw = torch._C.DisableTorchFunctionSubclass
 _ITSELF = (torch.Tensor.contiguous, torch.Tensor.detach)
 _SHOWN = (torch.Tensor.untyped_storage,)  # which tells tensors apart, and says how large they are
 
@@ -49,7 +49,7 @@ class ConvertedTensor(torch.Tensor):
     def __torch_function__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
         if func in METADATA or func in _SHOWN:
-            with _raw():
+            with raw():
                 return func(*args, **(kwargs or {}))
         is_itself = func in _ITSELF or (func is torch.Tensor.cpu and args[0].is_cpu)
         if is_itself and len(args) == 1 and not kwargs and args[0].is_contiguous():
@@ -155,7 +155,7 @@ def _stand_ins(convert: Callable[[Tensors], Tensors], state: Tensors, source_of:
     weights = {source: one for source in source_of.values() if isinstance(one := state[source], OffloadedTensor)}
     in_memory = set(source_of.values()) - weights.keys()
     made = dict(itertools.chain.from_iterable(convert({source: state[source]}).items() for source in in_memory))
-    storages = {part.untyped_storage()._cdata: part.untyped_storage() for part in parts.values()}
+    storages = {number_of(part.untyped_storage()): part.untyped_storage() for part in parts.values()}
     sources = Sources(convert, weights)
     with ordinary():
         device = next((one.device for one in weights.values()), torch.device("cpu"))
@@ -164,9 +164,9 @@ def _stand_ins(convert: Callable[[Tensors], Tensors], state: Tensors, source_of:
                   for number, storage in storages.items()}
         for name, part in parts.items():
             if name not in made:
-                shown = over(places[part.untyped_storage()._cdata], part.dtype, int(part.storage_offset()), part.shape,
+                shown = over(places[number_of(part.untyped_storage())], part.dtype, int(part.storage_offset()), part.shape,
                              part.stride())
-                stands: Any = torch.Tensor._make_subclass(ConvertedTensor, shown)
+                stands: Any = make_subclass(ConvertedTensor, shown)
                 stands.terrace_name, stands.terrace_source = name, source_of[name]
                 stands.terrace_sources = sources
                 made[name] = stands

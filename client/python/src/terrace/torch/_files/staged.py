@@ -14,22 +14,23 @@ from typing import Any
 
 import torch
 
+from .._pytorch.private import STAGER, STAGER_COPY, STAGER_MODULE
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor
 
-_STAGER = "torch.distributed.checkpoint._state_dict_stager"
 Copy = Callable[..., torch.Tensor]
 
 
 def stage_leased() -> None:
     """Has PyTorch's stager copy what is in Terrace, whoever calls it. It is imported by those who need it, and takes its
     time: what is not there yet is seen to as it comes."""
-    if _STAGER not in sys.modules:
+    if STAGER_MODULE not in sys.modules:
         if _Finder not in sys.meta_path:
             sys.meta_path.insert(0, _Finder)
         return
-    stager = getattr(sys.modules[_STAGER], "StateDictStager", None)
-    if stager is not None and not hasattr(stager._offload_tensor, "terrace"):
-        stager._offload_tensor = _leasing(stager._offload_tensor)
+    stager = getattr(sys.modules[STAGER_MODULE], STAGER, None)
+    theirs = getattr(stager, STAGER_COPY, None)
+    if theirs is not None and not hasattr(theirs, "terrace"):
+        setattr(stager, STAGER_COPY, _leasing(theirs))
 
 
 class _Finder:
@@ -37,7 +38,7 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, _path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        if name != _STAGER:
+        if name != STAGER_MODULE:
             return None
         sys.meta_path.remove(_Finder)
         spec = importlib.util.find_spec(name)

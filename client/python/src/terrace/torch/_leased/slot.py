@@ -14,13 +14,11 @@ import torch
 
 from ..._terrace import Lease, Tensor
 from .._device.device import stream_of
+from .._pytorch.private import from_capsule
 from .._pytorch.storages import over
 from .placeholder import elements_spanned
 from .shown import remember
 from .waits import Waits
-
-_from_capsule = torch._C._from_dlpack
-
 
 _PAGE_BYTES = 4096
 
@@ -100,7 +98,7 @@ class Slot:
         assert lease is not None
         try:
             stream = None if self._cuda_device is None else stream_of(self._cuda_device)
-            shown: torch.Tensor = _from_capsule(lease.__dlpack__(stream=stream))
+            shown: torch.Tensor = from_capsule(lease.__dlpack__(stream=stream))
             if not self.plain:
                 geometry = self.placeholder
                 shown = over(shown.untyped_storage(), self.dtype, 0, geometry.shape, geometry.stride())

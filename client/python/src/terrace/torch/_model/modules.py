@@ -19,6 +19,7 @@ from .._leased.store import Store
 from .._parameters.parameter import ManagedParameter, by_store, enter_each, leave
 from .._parameters.saved import pop, push, push_over_others
 from .._pytorch.modes import check_not_compiled, is_traced
+from .._pytorch.private import COMPILED_CALL, NO_BACKWARD, mark_hooked, module_called, running_backward, unmark_hooked
 from .._ranks.ddp import check_running
 from .transforms import as_views, saves_unasked
 
@@ -36,8 +37,6 @@ class _Uses:
 
 _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
 
-_running_backward = torch._C._current_graph_task_id
-_NO_TASK = -1
 
 # They never run: who has them uses what they hold.
 _LISTS = (nn.ParameterList, nn.ParameterDict)
@@ -69,7 +68,7 @@ def _enter(uses: _Uses) -> bool:
     if is_traced():
         raise FailedPrecondition(_TRANSLATED)
     check_running(uses.parameters)
-    if _running_backward() == _NO_TASK:
+    if running_backward() == NO_BACKWARD:
         _check_not_ahead(uses.parameters)
     for store, _ in uses.sets:
         store.drop_unneeded()
@@ -93,7 +92,7 @@ class _Caller:
         if uses.sets or torch.compiler.is_compiling():
             check_not_compiled()
         module: Any = self._module()
-        called = sys._getframe(1).f_locals.get("self", module)  # of Module.__call__
+        called = module_called(sys._getframe(1), module)  # of Module.__call__
         if called is not module:  # it was given the module's __dict__, and is another one: operations lease
             return called._call_impl(*inputs, **options)
         for first in uses.first:
@@ -134,9 +133,8 @@ def _may_pack(encoder: nn.TransformerEncoder, inputs: Sequence[Any], options: Ma
 def _use(module: nn.Module, parameters: Sequence[ManagedParameter]) -> _Uses:
     uses = _uses[module] = _Uses(parameters)
     # Not by setattr(), which what torch.compile() gave hands on to the module that it was given.
-    module.__dict__["_compiled_call_impl"] = _Caller(module, uses)
-    # Seeing an entry here, torch.compile does not go straight to forward(); PyTorch itself looks only hooks up in it.
-    module._forward_hooks_with_kwargs[_MARK] = False
+    module.__dict__[COMPILED_CALL] = _Caller(module, uses)
+    mark_hooked(module, _MARK)
     return uses
 
 
@@ -198,8 +196,8 @@ def detach(module: nn.Module) -> None:
     """Leases nothing for the module any more."""
     for part in module.modules():
         if _uses.pop(part, None) is not None:
-            part.__dict__.pop("_compiled_call_impl", None)
-            del part._forward_hooks_with_kwargs[_MARK]
+            part.__dict__.pop(COMPILED_CALL, None)
+            unmark_hooked(part, _MARK)
 
 
 def is_called_by_us(module: nn.Module) -> bool:

@@ -11,21 +11,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..._errors import FailedPrecondition
 from .._parameters.parameter import ManagedParameter, is_managed_parameter, managed_of, shown_parameter
 from .._parameters.saved import entered
 from .._pytorch.modes import check_not_compiled
+from .._pytorch.private import Overload, foreach_zero, get_data, is_moved_by_module, raw, set_data
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor, given_memory, leaves
 from .._tensors.storage import storage_of
 from .transforms import saves_unasked, view_of
 from .writes import may_write_unseen, overwritten, read_only_target, resolved, slot_of, store_of, write_the_same
 
+_CALLS_MAX = 8  # between what a module calls and this file
 _aten = torch.ops.aten
-_raw = torch._C.DisableTorchFunctionSubclass
-_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
@@ -75,14 +73,7 @@ def operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 def _asked_by_module() -> bool:
     """Whether a module is being moved or cast: what a function of this file was called for."""
-    frame = sys._getframe(1)
-    for _ in range(8):
-        if frame.f_code is nn.Module._apply.__code__:
-            return True
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return False
+    return is_moved_by_module(sys._getframe(1), _CALLS_MAX)
 
 
 def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,7 +139,7 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 def _is_of_lists(func: Callable[..., Any]) -> bool:
     """Whether it does the same to each element of its lists."""
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, Overload):
         return func._schema.name.removeprefix("aten::").startswith(_OF_LISTS)
     return func in _ONE_BY_ONE
 
@@ -214,7 +205,7 @@ def _requires(self: torch.Tensor, requires_grad: bool = True) -> Any:
             f"the parameter '{slot_of(self).name}' is frozen, and shared with the node's other ranks "
             "(share_frozen=True), so that it cannot be trained: unfreeze it before terrace.torch.offload(), or offload "
             "without share_frozen")
-    with _raw():
+    with raw():
         self.requires_grad_(requires_grad)
     if isinstance(self, OffloadedParameter):
         managed_of(self).watch()
@@ -230,7 +221,7 @@ def _address(self: torch.Tensor) -> Any:
     another tensor: where its bytes are, which stay there for as long as this very tensor is there (safetensors reads
     and writes by addresses)."""
     if isinstance(self, OffloadedParameter):
-        with _raw():
+        with raw():
             return self.data_ptr()
     if isinstance(self, OffloadedTensor):
         (shown,) = self.terrace_store.lease([self.terrace_slot])
@@ -296,8 +287,8 @@ def _all_zeroed(self: list[torch.Tensor]) -> None:
 
 
 _SPECIAL: dict[Any, Callable[..., Any]] = {
-    _set_data: _assigned,
-    _get_data: _data,
+    set_data: _assigned,
+    get_data: _data,
     torch.Tensor.detach: _detached,
     torch.detach: _detached,
     torch.Tensor.detach_: _detached_in_place,
@@ -309,7 +300,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.cpu: _on_cpu,
     torch.Tensor.zero_: _zeroed,
     torch.Tensor.module_load: _loaded,
-    torch._foreach_zero_: _all_zeroed,
+    foreach_zero: _all_zeroed,
 }
 
 _OF_GRAPHS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)  # they look for the parameter itself

@@ -19,34 +19,30 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._functorch import eager_transforms, predispatch
-from torch._functorch.pyfunctorch import GradInterpreter, retrieve_all_functorch_interpreters
-from torch.autograd.function import BackwardCFunction
 
 from ..._errors import FailedPrecondition
+from .._pytorch import private
 from .._pytorch.modes import in_functorch, is_traced, ordinary
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor
 
 _OURS = (OffloadedParameter, OffloadedTensor)
-_hooks_allowed: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
 Function = Callable[..., Any]
 
 
 def ask_transforms() -> None:
     """Sees to it that PyTorch's C++ is handed no placeholder where that can be seen to, and that clipping takes the
     functions of lists, which it does where it knows the types: these do as ordinary tensors do."""
-    known = torch.utils._foreach_utils._foreach_supported_types
-    if OffloadedTensor not in known:
-        known.append(OffloadedTensor)
-    _replace(eager_transforms, "_wrap_for_grad", _first_stands_in)
-    _replace(eager_transforms, "_wrap_functional_tensor", _functional)
-    _replace(eager_transforms, "_assert_wrapped_functional", _of_what_stands)
-    _replace(eager_transforms, "_propagate_functional_input_mutation", _of_what_stands)
-    _replace(predispatch, "_add_batch_dim_impl", _first_stands_in)
-    _replace(predispatch, "_make_dual_impl", _both_stand_in)
-    _replace(torch.autograd, "_make_grads", _gradients_copied)
-    _replace(BackwardCFunction, "apply", _result_copied)
-    _replace(BackwardCFunction, "apply_boxed", _result_copied)
+    if OffloadedTensor not in private.foreach_types:
+        private.foreach_types.append(OffloadedTensor)
+    _replace(*private.WRAP_FOR_GRAD, _first_stands_in)
+    _replace(*private.WRAP_FUNCTIONAL, _functional)
+    _replace(*private.ASSERT_FUNCTIONAL, _of_what_stands)
+    _replace(*private.PROPAGATE_FUNCTIONAL, _of_what_stands)
+    _replace(*private.ADD_BATCH_DIMENSION, _first_stands_in)
+    _replace(*private.MAKE_DUAL, _both_stand_in)
+    _replace(*private.MAKE_GRADIENTS, _gradients_copied)
+    _replace(*private.BACKWARD_APPLY, _result_copied)
+    _replace(*private.BACKWARD_APPLY_BOXED, _result_copied)
 
 
 def _replace(holder: Any, name: str, ours: Callable[[Function], Function]) -> None:
@@ -60,13 +56,12 @@ def _replace(holder: Any, name: str, ours: Callable[[Function], Function]) -> No
 def _is_recorded() -> bool:
     """Whether autograd records what is done to an ordinary tensor. A transform turns recording on for what it
     differentiates, and knows whether it was on around it."""
-    return torch.is_grad_enabled() and all(one.prev_grad_mode() for one in retrieve_all_functorch_interpreters()
-                                           if isinstance(one, GradInterpreter))
+    return torch.is_grad_enabled() and private.grad_was_enabled_around()
 
 
 def saves_unasked() -> bool:
     """Whether a graph may be recorded where what it saves cannot be hooked, as within a transform."""
-    return torch.is_grad_enabled() and (in_functorch() or not _hooks_allowed())
+    return torch.is_grad_enabled() and (in_functorch() or not private.hooks_allowed())
 
 
 def view_of(parameter: nn.Parameter) -> torch.Tensor:

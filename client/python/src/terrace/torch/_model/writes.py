@@ -10,6 +10,7 @@ import torch
 
 from .._parameters.parameter import is_managed_parameter
 from .._pytorch.bits import same_bits
+from .._pytorch.private import Overload, OverloadPacket, overload_for
 from .._tensors.offloaded import OffloadedTensor, leaves
 
 if TYPE_CHECKING:
@@ -36,17 +37,15 @@ def slot_of(tensor: Any) -> Slot:
 
 def resolved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
     """Of an operator's name (torch.ops.aten.mul) the overload that these arguments choose; else the function."""
-    if not isinstance(func, torch._ops.OpOverloadPacket):
+    if not isinstance(func, OverloadPacket):
         return func
-    name = torch._C._jit_resolve_packet(func._qualified_op_name, *args, **kwargs)
-    found: Callable[..., Any] = getattr(func, name or "default")
-    return found
+    return overload_for(func, args, kwargs)
 
 
 def may_write_unseen(func: Callable[..., Any]) -> bool:
     """Whether a function may write to its arguments without a change of their versions: PyTorch's fused kernels do, and
     some others. The names of what writes in place end with an underscore, and operators say in their schema."""
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, Overload):
         return func._schema.is_mutable
     name = getattr(func, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
@@ -54,7 +53,7 @@ def may_write_unseen(func: Callable[..., Any]) -> bool:
 
 def overwritten(func: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
     """What a function has written all of, whatever was there."""
-    overload = isinstance(func, torch._ops.OpOverload)
+    overload = isinstance(func, Overload)
     name = func._schema.name.removeprefix("aten::") if overload else getattr(func, "__name__", "")
     return list(leaves(args[:1])) if name in _OVERWRITES else []
 
@@ -72,7 +71,7 @@ def read_only_target(func: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 def _targets(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """As its schema says it; of a function without one the first argument, where its name says that it writes."""
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, Overload):
         given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
         return [given.get(argument.name) for argument in func._schema.arguments
                 if argument.alias_info is not None and argument.alias_info.is_write]

@@ -23,6 +23,7 @@ from .._leased.store import Store
 from .._model import operations
 from .._model.transforms import ask_transforms
 from .._parameters.parameter import ManagedParameter
+from .._pytorch.private import set_data
 from .._pytorch.storages import users_of
 from .._tensors.offloaded import tell_of_copies
 from .refusals import alone, are_statistics, check_offered, place_on
@@ -32,7 +33,6 @@ _LEFT_BYTES_MIN = 8 << 20  # to look for free pages goes through the whole heap
 _CALL = "terrace.torch.init"
 _BYTES_MIN = 4096
 
-_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class Building:
@@ -80,7 +80,7 @@ class Building:
         found = managed.parameter
         del found.__dict__["terrace"]
         found.__class__ = nn.Parameter
-        _set_data(found, value)
+        set_data(found, value)
         self.store.forget([managed.slot])
         self.note(found, managed.name)
 

@@ -25,6 +25,7 @@ from .._optimizer.optimizer import ManagedOptimizer, managed_optimizer, unwrappe
 from .._parameters.gradient import Gradient, Room
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.parameter import ManagedParameter, built, managed_of
+from .._pytorch.private import set_data
 from .._pytorch.split import is_split, local_of
 from .._ranks.ddp import check_running
 from .._ranks.frozen import Frozen
@@ -415,7 +416,7 @@ def restore(one: ManagedParameter) -> None:
     found = one.parameter
     (shown,) = one.store.lease([one.slot])
     found.__class__ = nn.Parameter
-    torch.Tensor.data.__set__(found, shown.clone(memory_format=torch.preserve_format))  # type: ignore[attr-defined]
+    set_data(found, shown.clone(memory_format=torch.preserve_format))
 
 
 def _check_room(model: nn.Module, store: Store, shards: Shards, in_memory: list[ParameterInMemory],

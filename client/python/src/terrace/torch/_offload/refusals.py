@@ -20,6 +20,7 @@ from .._leased.placeholder import elements_spanned
 from .._model.modules import is_called_by_us, is_compiled, used_by_each
 from .._parameters.in_memory import is_of_a_job
 from .._parameters.parameter import managed_of
+from .._pytorch.private import COMPILED_CALL
 from .._pytorch.split import is_split, local_of
 from .._pytorch.storages import may_be_statistics, users_of
 from .._pytorch.storages import number_of as number_of_storage
@@ -98,7 +99,7 @@ def check_model(model: nn.Module, in_backward: bool) -> None:
             raise InvalidArgument(
                 f"{call}: FullyShardedDataParallel keeps parameters in flat pieces of its own, which cannot be "
                 f"offloaded; {_RANKS}")
-        if getattr(part, "_compiled_call_impl", None) is not None and not is_called_by_us(part):
+        if getattr(part, COMPILED_CALL, None) is not None and not is_called_by_us(part):
             raise InvalidArgument(
                 f"{call}: the module '{name}' was compiled in place by .compile(), and its compiled code would not "
                 "lease; use its place torch.compile(module) instead")

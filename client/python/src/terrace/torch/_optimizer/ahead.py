@@ -13,12 +13,12 @@ from torch import nn, optim
 from ..._errors import FailedPrecondition
 from .._parameters.gradient import Ahead, Gradient
 from .._parameters.parameter import ManagedParameter
+from .._pytorch.private import raw
 from .._tensors.offloaded import OffloadedTensor
 from .states import States
 from .trace import trace
 
 IN_BACKWARD = "terrace.torch.offload(step_in_backward=True)"
-_raw = torch._C.DisableTorchFunctionSubclass
 
 _Options = dict[str, tuple[list[Any], list[Any]]]
 
@@ -71,7 +71,7 @@ class SteppedAhead:
     def note_stepped(self, managed: ManagedParameter) -> None:
         """A parameter was stepped before its time: what was saved of it is of the weights before."""
         gradient: Gradient = managed.gradient
-        with _raw():
+        with raw():
             gradient.ahead = Ahead(managed.writes, managed.parameter._version)
         self._ahead.append(gradient)
 
@@ -115,7 +115,7 @@ class SteppedAhead:
 
     def _states_now(self, parameter: nn.Parameter) -> list[tuple[str, Any, Any]]:
         """A parameter's states, and what tells of writes to them."""
-        with _raw():
+        with raw():
             return [(key, value, value.terrace_slot.writes if isinstance(value, OffloadedTensor) else
                      value._version if isinstance(value, torch.Tensor) else trace(value)[0])
                     for key, value in self._states.state_of(parameter).items()]

@@ -15,6 +15,7 @@ from torch import nn
 from ..._errors import Error
 from .._leased.shown import owner_of
 from .._parameters.parameter import ManagedParameter, enter, leave
+from .._pytorch.private import raw
 from .._pytorch.split import is_split, local_of
 from .._tensors.offloaded import LeasedParameter, OffloadedTensor
 from . import kinds
@@ -22,7 +23,6 @@ from .holders import AsGradient, Holder, InDTensor, InState, holder_of
 from .states import States
 
 _SIGN_BYTES = 64  # of a parameter that are looked at
-_raw = torch._C.DisableTorchFunctionSubclass
 
 
 def _holder_of_gradient(parameter: nn.Parameter) -> Holder:
@@ -67,7 +67,7 @@ class Batch:
 
     def enter(self) -> None:
         """Leases all of it as one set, and shows it where the step looks."""
-        with _raw():
+        with raw():
             found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
             gradients = [(holder, held) for holder in map(_holder_of_gradient, self.parameters)
                          if isinstance(held := holder.get(), OffloadedTensor)]
@@ -75,7 +75,7 @@ class Batch:
         modes = ["write"] * len(found) + ["write" if self._writes_gradients else "read"] * len(gradients)
         shown = enter(self._store, self._managed, [held.terrace_slot for _, held in (*found, *gradients)], "write", modes)
         self._entered = True
-        with _raw():
+        with raw():
             for (holder, held), tensor in zip(found, shown, strict=False):
                 holder.put(tensor)
                 self._written.append((holder, held, tensor))
@@ -89,7 +89,7 @@ class Batch:
 
     def signs(self) -> list[Any]:
         """What a step changes as it steps these, if it has anything to step with."""
-        with _raw():
+        with raw():
             if all(parameter.grad is None for parameter in self.parameters):
                 return []
             states = [_whole(holder, tensor)._version for holder, _, tensor in self._written]
@@ -132,7 +132,7 @@ class Batch:
 
     def _put_back(self) -> None:
         """Ends the leases of gradients and states. An interrupt may come at any point: it is called again then."""
-        with _raw():
+        with raw():
             while self._gradients:
                 holder, held, tensor, seen, version = self._gradients[0]
                 if self._writes_gradients or seen._version != version:

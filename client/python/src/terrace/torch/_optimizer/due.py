@@ -11,12 +11,10 @@ import torch
 from torch import nn
 
 from .._device.device import follow
+from .._pytorch.private import call_at_end, raw, running_backward
 
 DUE_BYTES_MAX = 16 << 20
 DUE_PARTS = 16  # of the guarantee: what is stepped together is waited for together, while the rest is to come beside it
-_raw = torch._C.DisableTorchFunctionSubclass
-_queue = torch.autograd.Variable._execution_engine.queue_callback
-_running = torch._C._current_graph_task_id
 
 Step = Callable[[Sequence[nn.Parameter]], None]
 
@@ -46,7 +44,7 @@ class DueParameters:
 
         step: steps parameters, whose gradients are there. left_out: hears of those that are not, once the pass failed.
         """
-        running = _running()
+        running = running_backward()
         full: _Due | None = None
         with self._lock:
             begins = running not in self._due
@@ -59,7 +57,7 @@ class DueParameters:
             if due.nbytes >= self._bytes_max:
                 full, self._due[running] = due, _Due()
         if begins:
-            _queue(_End(self, running, step, left_out))
+            call_at_end(_End(self, running, step, left_out))
         if full is not None:
             _step_all(full, step)
 
@@ -99,13 +97,13 @@ def _step_all(due: _Due, step: Step) -> None:
         current = follow(stream.device, stream)
         for gradient in due.gradients if stream != current else ():
             gradient.record_stream(current)
-    with _raw():
+    with raw():
         shown = [parameter.grad for parameter in due.parameters]
         for parameter, gradient in zip(due.parameters, due.gradients, strict=True):
             parameter.grad = gradient
     try:
         step(due.parameters)
     finally:
-        with _raw():
+        with raw():
             for parameter, before in zip(due.parameters, shown, strict=True):
                 parameter.grad = before

@@ -16,8 +16,9 @@ from typing import Any
 from torch import nn, optim
 
 from ..._errors import FailedPrecondition
+from .._pytorch.private import is_asked_by_call
 from . import kinds
-from .members import Members, is_asked_by_call
+from .members import Members
 from .own import Own
 from .run import Run
 

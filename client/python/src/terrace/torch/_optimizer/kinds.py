@@ -8,13 +8,13 @@ import torch
 from torch import optim
 
 from ..._errors import InvalidArgument
+from .._pytorch.private import unhooked
 from .._pytorch.split import is_split
 
 Group = Mapping[str, Any]
 Kind = TypeVar("Kind", bound=type[optim.Optimizer])
 
 _CALL = "terrace.torch.elementwise"
-_HOOKED = optim.Optimizer.profile_hook_step(lambda: None).__code__
 
 # Each treats every element by itself. The states are those of the parameter's shape.
 _STATES: dict[type[optim.Optimizer], Callable[[Group], tuple[str, ...]]] = {
@@ -84,12 +84,8 @@ def _always(states: Iterable[str]) -> Callable[[Group], tuple[str, ...]]:
 def _brings_step(kind: type) -> bool:
     """Whether a class has a step of its own. The first optimizer of a class that has none puts there the one that it
     inherits, with PyTorch's hooks around it."""
-    steps = [_unhooked(vars(base)["step"]) for base in kind.__mro__ if "step" in vars(base)]
+    steps = [unhooked(vars(base)["step"]) for base in kind.__mro__ if "step" in vars(base)]
     return "step" in vars(kind) and steps[0] not in steps[1:2]
-
-
-def _unhooked(step: Any) -> Any:
-    return step.__wrapped__ if getattr(step, "__code__", None) is _HOOKED else step
 
 
 def _known(kind: type[optim.Optimizer]) -> type[optim.Optimizer] | None:

@@ -9,21 +9,15 @@ parts, so that what is in the lists is leased.
 
 from __future__ import annotations
 
-import dis
 import sys
 from collections import deque
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 from torch import nn
 
+from .._pytorch.private import is_asked_by_call
 from .run import Run
-
-
-def is_asked_by_call(asks: FrameType) -> bool:
-    """Whether what asks for an iterator is a function that was called there, as enumerate() and zip() are, and no loop."""
-    return "CALL" in dis.opname[asks.f_code.co_code[asks.f_lasti]]
 
 
 class Members(list[nn.Parameter]):

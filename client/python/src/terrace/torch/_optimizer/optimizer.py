@@ -21,6 +21,7 @@ from .._leased.store import Store
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.parameter import ManagedParameter
 from .._pytorch.modes import check_not_compiled
+from .._pytorch.private import raw
 from .._ranks.shards import Shards
 from . import kinds, scaling
 from .ahead import IN_BACKWARD, SteppedAhead
@@ -33,7 +34,6 @@ from .states import States
 BATCH_BYTES_MAX = 256 << 20
 _COMPILED = ("the step of an offloaded optimizer was compiled, or is run by compiled code, in which nothing can be leased: "
              "call optimizer.step() as it is; it runs PyTorch's fused or foreach kernels")
-_raw = torch._C.DisableTorchFunctionSubclass
 
 
 _managed: weakref.WeakKeyDictionary[optim.Optimizer, ManagedOptimizer] = weakref.WeakKeyDictionary()
@@ -94,7 +94,7 @@ class ManagedOptimizer:
     def _leave_out(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._ahead is not None:
             self._ahead.leave_out(parameters)
-        with _raw():
+        with raw():
             for parameter in parameters:
                 parameter.grad = None  # of a pass that has failed, nothing is kept
 

@@ -11,6 +11,7 @@ import torch
 from torch import optim
 
 from .._pytorch.modes import ordinary
+from .._pytorch.private import raw
 from .trace import own_of, trace
 
 _OF_PYTORCH = frozenset({"_need_device_dtype_check_for_fused", "_opt_called", "_step_count",
@@ -37,7 +38,7 @@ class Own:
     def _now(self) -> dict[str, tuple[list[Any], list[Any]]]:
         optimizer = self._optimizer
         aside = {id(optimizer), id(optimizer.state), id(optimizer.param_groups)}
-        with ordinary(), torch._C.DisableTorchFunctionSubclass():
+        with ordinary(), raw():
             found = {f"its own '{name}'": trace(value, aside)
                      for name, value in own_of(optimizer).items() if name not in _OF_PYTORCH}
             found |= {f"self.state[{key!r}]": trace(value, aside)

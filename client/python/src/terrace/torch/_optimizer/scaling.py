@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..._errors import FailedPrecondition
+from .._pytorch.private import SCALE
 from .._tensors.offloaded import leaves
 
 _stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # what is there for as long as something steps in backward
@@ -22,8 +23,10 @@ _stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # what is there for as long
 def refuse_for(optimizer: object) -> None:
     """Looks at what is scaled for as long as this optimizer is there, which steps in backward."""
     _stepping.add(optimizer)
-    if not hasattr(torch.amp.GradScaler.scale, "terrace"):
-        torch.amp.GradScaler.scale = _checked(torch.amp.GradScaler.scale)  # type: ignore[method-assign]
+    holder, name = SCALE
+    theirs = getattr(holder, name)
+    if not hasattr(theirs, "terrace"):
+        setattr(holder, name, _checked(theirs))
 
 
 def _checked(scale: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

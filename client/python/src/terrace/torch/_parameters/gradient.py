@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..._errors import FailedPrecondition
+from .._pytorch.private import call_at_end, raw
 from .._tensors.offloaded import OffloadedTensor, SpentTensor
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from .._leased.store import Store
     from .like import Like
 
-_raw = torch._C.DisableTorchFunctionSubclass
-_queue = torch.autograd.Variable._execution_engine.queue_callback
 
 _SPENT = ("this gradient was used while it was at hand, and is not kept. What needs all gradients before the step "
           "(clipping, a GradScaler, looking at them) cannot be had with it; a GradScaler has stepped with what it "
@@ -140,7 +139,7 @@ class Gradient:
             return
         self._watched = True
         parameter: Any = self._parameter
-        with _raw():
+        with raw():
             self._handles = [parameter.register_hook(self._before),
                              parameter.register_post_accumulate_grad_hook(self._after)]
 
@@ -159,14 +158,14 @@ class Gradient:
                 raise FailedPrecondition(f"terrace.torch.offload(step_in_backward=True): {_AT_ONCE}")
             self._passes += 1
             self._begun.append((self._passes, thread))
-            _queue(_End(self, self._passes))
+            call_at_end(_End(self, self._passes))
             if len(self._begun) == 1:
                 self._prepare()
 
     def _prepare(self) -> None:
         """Has .grad be what autograd can accumulate into."""
         parameter = self._parameter
-        with _raw():
+        with raw():
             held: Any = parameter.grad
             self._fresh = held is None
             self._zeroed = type(held) is SpentTensor and held.terrace_zeroed
@@ -199,7 +198,7 @@ class Gradient:
             self._keep(self._parameter)
 
     def _keep(self, parameter: nn.Parameter) -> None:
-        with _raw():
+        with raw():
             made = parameter.grad
         if not self._fresh or made is None or self._room is None or not self._room.fits(made):
             return
@@ -208,11 +207,11 @@ class Gradient:
             with torch.no_grad():
                 made.add_(0.0)  # as to a gradient of zeros: a negative zero becomes a positive one
         if self._step is not None and self._step(parameter, made):
-            with _raw():
+            with raw():
                 parameter.grad = SpentTensor.of(made, f"terrace.torch.offload(step_in_backward=True): {_SPENT}")
             return
         held = self._room.take(self._store, made)
-        with _raw():
+        with raw():
             parameter.grad = held
 
     def left_to_step(self, stepped: bool) -> bool:
@@ -223,7 +222,7 @@ class Gradient:
         be another one without step_in_backward.
         """
         parameter = self._parameter
-        with _raw():
+        with raw():
             held = parameter.grad
         spent = held if type(held) is SpentTensor else None
         used = spent is not None and not spent.terrace_zeroed
@@ -236,7 +235,7 @@ class Gradient:
                 f"terrace.torch.offload(step_in_backward=True): the parameter "
                 f"'{parameter.terrace.name}' {_WRITTEN}")  # type: ignore[attr-defined]
         if spent is not None and not used:
-            with _raw():
+            with raw():
                 parameter.grad = torch.zeros_like(spent, memory_format=torch.contiguous_format)
             self._zeros = spent
         return held is not None and not used
@@ -244,7 +243,7 @@ class Gradient:
     def _written_since(self) -> bool:
         """Whether somebody wrote to the parameter since the backward pass stepped it."""
         parameter: Any = self._parameter
-        with _raw():
+        with raw():
             now = (parameter.terrace.writes, parameter._version)
         return self.ahead is not None and now != (self.ahead.writes, self.ahead.version)
 
@@ -252,7 +251,7 @@ class Gradient:
         """Gives up the zeros that the step was given."""
         zeros, self._zeros = self._zeros, None
         if zeros is not None:
-            with _raw():
+            with raw():
                 self._parameter.grad = zeros
 
     def _detach(self) -> None:
@@ -262,7 +261,7 @@ class Gradient:
         if attached is None or parameter is None:
             return
         held, shown = attached
-        with _raw():
+        with raw():
             if parameter.grad is shown:
                 parameter.grad = held
 

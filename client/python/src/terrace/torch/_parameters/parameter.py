@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -16,12 +16,9 @@ from ..._errors import Error, FailedPrecondition
 from .._leased.shown import owner_of
 from .._leased.slot import Slot, nobody
 from .._leased.store import Store
+from .._pytorch.private import raw, sequence_number, set_data
 from .._tensors.offloaded import LeasedParameter, OffloadedParameter, OffloadedTensor
 from .like import Like
-
-_raw = torch._C.DisableTorchFunctionSubclass
-_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 class ManagedParameter:
@@ -67,7 +64,7 @@ class ManagedParameter:
     def check(self) -> None:
         """Raises for bytes that changed where Terrace could not see it."""
         found = self.parameter
-        with torch._C.DisableTorchFunctionSubclass():
+        with raw():
             if found._version == self.version:
                 return
             if not self.aliased:
@@ -105,11 +102,11 @@ class ManagedParameter:
     def show(self, shown: torch.Tensor) -> None:
         """Shows leased memory from now on."""
         found = self.parameter
-        with _raw():
-            _set_data(found, shown)
+        with raw():
+            set_data(found, shown)
             seen = (threading.get_ident(), found._version, self.writes)
         if seen != self.seen:
-            self.seen, self.seen_at = seen, _sequence_number()
+            self.seen, self.seen_at = seen, sequence_number()
         found.__class__ = nn.Parameter if self.compiled else LeasedParameter  # once it is right for who comes
         self.aliased = self.saved_alias = False
         self.address = shown.data_ptr()
@@ -126,8 +123,8 @@ class ManagedParameter:
             self.store.may_be_written(self.slot)
             self.version = found._version
         found.__class__ = OffloadedParameter  # before its data: who comes meanwhile is to lease
-        with _raw():
-            _set_data(found, geometry)
+        with raw():
+            set_data(found, geometry)
         if self.slot.shown and not self.saved_alias:
             self.aliased = True
             self.store.may_be_written(self.slot)
@@ -157,7 +154,7 @@ class ManagedParameter:
         """Bytes were written by another way than the parameter: autograd is to know."""
         found = self.parameter
         torch.autograd.graph.increment_version(found)
-        with torch._C.DisableTorchFunctionSubclass():
+        with raw():
             self.version = found._version
 
     def replace_data(self, value: torch.Tensor) -> None:
@@ -186,15 +183,15 @@ class ManagedParameter:
     def keep_replaced(self, address: int) -> None:
         """Keeps what was put, unseen, in the place of what was shown at this address."""
         found = self.parameter
-        with _raw():
+        with raw():
             if found.data_ptr() == address:
                 return
             value = found.data
         self.check_like(value)
         (shown,) = self.store.lease([self.slot], "write")
-        with torch.no_grad(), _raw():
+        with torch.no_grad(), raw():
             shown.copy_(value)
-            _set_data(found, shown)
+            set_data(found, shown)
             self.address = shown.data_ptr()
 
     def _check_alone(self, value: torch.Tensor) -> None:
@@ -240,7 +237,7 @@ class ManagedParameter:
 
     def watch(self) -> None:
         """Sees to it that gradients land in Terrace, if it has any."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with raw():
             wanted = self.parameter.requires_grad
         if wanted and self.gradient is not None:
             self.gradient.watch()

@@ -18,16 +18,20 @@ from ..._errors import FailedPrecondition
 from .._leased.slot import Slot
 from .._leased.store import Store
 from .._pytorch.modes import in_functorch
+from .._pytorch.private import (
+    CHECKPOINT_HOOK,
+    RECOMPUTATION_HOOK,
+    hooks_allowed,
+    neg_view,
+    pop_hooks,
+    push_hooks,
+    raw,
+    top_hooks,
+)
 from .._pytorch.storages import over
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor
 from .._tensors.packed import Here
 from .parameter import ManagedParameter, enter, leave, managed_of, parameter_of, shown_parameter
-
-_top = torch._C._autograd._top_saved_tensors_default_hooks
-_push = torch._C._autograd._push_saved_tensors_default_hooks
-_pop = torch._C._autograd._pop_saved_tensors_default_hooks
-_enabled: Callable[[], bool] = torch._C._autograd._saved_tensors_hooks_is_enabled  # type: ignore[attr-defined]
-
 
 Hooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
@@ -74,7 +78,7 @@ def _ours(tensor: torch.Tensor) -> Note | torch.Tensor | None:
 
 def _note(managed: ManagedParameter, tensor: torch.Tensor, cast: bool) -> Note:
     found = managed.parameter
-    with torch._C.DisableTorchFunctionSubclass():
+    with raw():
         return Note(managed, found._version, managed.writes, cast, tensor.dtype, tuple(tensor.shape), tensor.stride(),
                     int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg())
 
@@ -101,7 +105,7 @@ def _cast_of(tensor: torch.Tensor) -> ManagedParameter | None:
     if managed is None or whole.stride() != managed.slot.placeholder.stride():
         return None
     assert found is not None
-    with torch._C.DisableTorchFunctionSubclass():
+    with raw():
         now = (threading.get_ident(), found._version, managed.writes)
     # autocast keeps a cast also where the parameter changed meanwhile. One that may be of what was there before, as it is
     # older than the first look at what is there now, is kept as it is
@@ -123,7 +127,7 @@ def _unpack_note(packed: Note) -> torch.Tensor:
             "pass before. Offload without "
             "step_in_backward, or clone() what is used so")
     found = managed.parameter
-    with torch._C.DisableTorchFunctionSubclass():
+    with raw():
         version = found._version
     # A cast was another tensor, which kept what it had whoever wrote to the parameter, and cannot be had again.
     cast_is_lost = packed.cast and managed.writes != packed.writes
@@ -141,7 +145,7 @@ def _unpack_note(packed: Note) -> torch.Tensor:
         shown = shown.as_strided(packed.size, packed.stride, packed.offset)
     if packed.conjugate:
         shown = shown.conj()
-    return torch._neg_view(shown) if packed.negative else shown
+    return neg_view(shown) if packed.negative else shown
 
 
 def _over(below: Hooks) -> Hooks:
@@ -180,31 +184,31 @@ _pack.terrace = True  # type: ignore[attr-defined]
 
 def push_over_others() -> bool:
     """Pushes our hooks where others are, who would take a placeholder for a tensor. Whether pop() is due."""
-    return _top(False) is not None and push()
+    return top_hooks(False) is not None and push()
 
 
 def push() -> bool:
     """Pushes our hooks, unless they are the topmost already or may not be pushed. Whether pop() is due."""
-    if in_functorch() or not _enabled():
+    if in_functorch() or not hooks_allowed():
         return False
-    below = _top(False)
+    below = top_hooks(False)
     if below is None:
-        _push(_pack, _unpack)
+        push_hooks(_pack, _unpack)
         return True
     pack_below = below[0]
     if hasattr(pack_below, "terrace"):
         return False
     name = getattr(pack_below, "__qualname__", "")  # a partial has none
-    if "_checkpoint_hook" in name:
+    if CHECKPOINT_HOOK in name:
         return False
-    if "_recomputation_hook" in name:
-        _push(_over_recomputation(pack_below), below[1])
+    if RECOMPUTATION_HOOK in name:
+        push_hooks(_over_recomputation(pack_below), below[1])
     else:
-        _push(*_over(below))
+        push_hooks(*_over(below))
     return True
 
 
-pop = _pop  # undoes push(), in one call that no interrupt can divide
+pop = pop_hooks  # undoes push(), in one call that no interrupt can divide
 
 
 @contextlib.contextmanager

@@ -6,19 +6,21 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..._errors import FailedPrecondition
-
-_compiler_of_thread = torch._C._dynamo.eval_frame.get_eval_frame_callback
-_in_functorch = torch._C._functorch.peek_interpreter_stack
-_TRACER = torch._C._TorchDispatchModeKey.PROXY
+from .private import (
+    compiler_of_thread,
+    dispatch_modes,
+    functorch_interpreter,
+    is_traced_by_make_fx,
+    leave_dispatch_modes,
+    leave_functorch,
+)
 
 
 def in_functorch() -> bool:
     """Whether a transform of torch.func is running: saved tensors may not be hooked then."""
-    return _in_functorch() is not None
+    return functorch_interpreter() is not None
 
 
 _MODULE = ("an offloaded module would lease in compiled code: what is compiled is a function that runs it, or was compiled "
@@ -30,14 +32,14 @@ _EXPORTED = ("an offloaded module would lease in what is exported: export a copy
 
 def is_traced() -> bool:
     """Whether torch.jit.trace or make_fx notes down what runs."""
-    return torch.jit.is_tracing() or torch._C._get_dispatch_mode(_TRACER) is not None
+    return torch.jit.is_tracing() or is_traced_by_make_fx()
 
 
 def check_not_compiled(refusal: str = _MODULE) -> None:
     """Raises FailedPrecondition in compiled and exported code, and where such code is being made."""
     if torch.compiler.is_exporting():
         raise FailedPrecondition(_EXPORTED)
-    if torch.compiler.is_compiling() or _compiler_of_thread() is not None:
+    if torch.compiler.is_compiling() or compiler_of_thread() is not None:
         raise FailedPrecondition(refusal)
 
 
@@ -45,9 +47,9 @@ def check_not_compiled(refusal: str = _MODULE) -> None:
 def _left() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if in_functorch():
-            stack.enter_context(temporarily_clear_interpreter_stack())
+            stack.enter_context(leave_functorch())
         stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(_disable_current_modes())
+        stack.enter_context(leave_dispatch_modes())
         yield
 
 
@@ -56,6 +58,6 @@ _nothing = contextlib.nullcontext()
 
 def ordinary() -> contextlib.AbstractContextManager[None]:
     """Leaves inference mode, dispatch modes and the transforms of torch.func for as long as it is entered."""
-    if torch.is_inference_mode_enabled() or torch._C._len_torch_dispatch_stack() or in_functorch():
+    if torch.is_inference_mode_enabled() or dispatch_modes() or in_functorch():
         return _left()
     return _nothing

@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storages of PyTorch: weak references to them, and storages over leased memory.
-
-All that this package takes from PyTorch's undocumented side for that is here.
-"""
+"""Storages of PyTorch: weak references to them, and storages over leased memory."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.utils.dlpack import from_dlpack
 
 from ..._terrace import Lease
+from .private import (
+    free_weak_reference,
+    set_versions,
+    storage_expired,
+    storage_number,
+    storage_revived,
+    storage_uses,
+    weak_reference,
+)
 
-_storages: Any = torch.UntypedStorage  # its stubs know nothing of these
-_expired: Callable[[int], bool] = _storages._expired
-_revived: Callable[[int], torch.UntypedStorage | None] = _storages._new_with_weak_ptr
-_weak: Callable[[torch.UntypedStorage], int] = _storages._weak_ref
-_uses: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
-_free: Callable[[int], None] = _storages._free_weak_ref
-_set_versions: Callable[[Sequence[torch.Tensor], Sequence[int]], None] = torch._C._autograd._unsafe_set_version_counter  # type: ignore[attr-defined]
 _STATISTICS_BYTES_MAX = 1 << 20
 
 
@@ -29,31 +27,30 @@ class StorageReference:
     __slots__ = ("_free", "number")
 
     def __init__(self, storage: torch.UntypedStorage):
-        self.number = _weak(storage)
-        self._free = _free  # of its own: modules are emptied at the interpreter's end before what they made
+        self.number = weak_reference(storage)
+        self._free = free_weak_reference  # of its own: modules are emptied at the interpreter's end before what they made
 
     def __del__(self) -> None:
         self._free(self.number)
 
     def expired(self) -> bool:
         """Whether the storage is gone."""
-        return _expired(self.number)
+        return storage_expired(self.number)
 
     def storage(self) -> torch.UntypedStorage | None:
         """The storage; None when it is gone."""
-        return _revived(self.number)
+        return storage_revived(self.number)
 
 
 def number_of(storage: torch.UntypedStorage) -> int:
     """What tells it from other storages, for as long as it or a reference to it is there."""
-    number: int = storage._cdata
-    return number
+    return storage_number(storage)
 
 
 def users_of(tensor: torch.Tensor) -> int:
     """How many tensors show its memory, itself and what graphs keep among them."""
     storage = tensor.untyped_storage()
-    return _uses(number_of(storage)) - 1  # without the object that was asked for
+    return storage_uses(number_of(storage)) - 1  # without the object that was asked for
 
 
 class VersionCounter:
@@ -70,9 +67,9 @@ class VersionCounter:
         before = self._counted._version
         if tensor._version != before:
             return False
-        _set_versions((self._counted,), (before + 1,))
+        set_versions((self._counted,), (before + 1,))
         found: bool = tensor._version == before + 1
-        _set_versions((self._counted,), (before,))
+        set_versions((self._counted,), (before,))
         return found
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._errors import FailedPrecondition
+from .._pytorch.private import active_wrapper
 
 if TYPE_CHECKING:
     from .._parameters.in_memory import ParameterInMemory
@@ -28,7 +29,7 @@ def wrong_with(wrapper: DistributedDataParallel, in_backward: bool) -> str:
 
 def check_running(parameters: Sequence[ManagedParameter | ParameterInMemory]) -> None:
     """Raises FailedPrecondition where a wrapper that was built after offload() runs these, and would be wrong."""
-    wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    wrapper = active_wrapper()
     if wrapper is None:
         return
     wrong = wrong_with(wrapper, any(one.gradient is not None and one.gradient.in_backward for one in parameters))

@@ -13,8 +13,7 @@ from ..._errors import FailedPrecondition, InvalidArgument
 from .._tensors.offloaded import OffloadedTensor
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from .._pytorch.private import FSDPParam, FSDPParamGroup
 
 _CALL = "terrace.torch.offload"
 

@@ -22,11 +22,9 @@ from .._pytorch.split import local_of
 from .._tensors.offloaded import OffloadedTensor
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-
     from .._leased.slot import Slot
     from .._leased.store import Store
+    from .._pytorch.private import FSDPParam, FSDPParamGroup
 
 
 class OffloadedShard(OffloadedTensor):

@@ -22,11 +22,17 @@ from ..._errors import FailedPrecondition
 from .._leased.slot import Slot
 from .._leased.store import Store
 from .._pytorch.metadata import METADATA
+from .._pytorch.private import (
+    foreach_zero,
+    get_data,
+    make_subclass,
+    raw,
+    rebuild_parameter,
+    rebuild_parameter_with_state,
+    set_data,
+)
 from .storage import reduced
 
-_raw = torch._C.DisableTorchFunctionSubclass
-_get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
-_set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 def tell_of_copies(tell: Callable[[nn.Parameter], None] | None) -> None:
     """Says who is told of the ordinary parameters that copies of ours are."""
@@ -80,7 +86,7 @@ def _store_of(arguments: Any) -> Store | None:
 def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a function of PyTorch that was called with offloaded tensors."""
     if func in METADATA:
-        with _raw():
+        with raw():
             return func(*args, **kwargs)
     store = _store_of((args, kwargs))
     # Another thread may have made it an ordinary parameter since it was called.
@@ -106,7 +112,7 @@ class OffloadedTensor(torch.Tensor):
     @classmethod
     def of(cls, slot: Slot, store: Store, parameter: InTerrace | None = None) -> Self:
         """A new one; it has no gradient."""
-        made: Self = torch.Tensor._make_subclass(cls, slot.placeholder)
+        made: Self = make_subclass(cls, slot.placeholder)
         made.terrace_slot = slot
         made.terrace_store = store
         made.terrace_parameter = parameter
@@ -126,8 +132,8 @@ class OffloadedTensor(torch.Tensor):
         made.terrace_slot, made.terrace_store, made.terrace_parameter = slot, store, None
         slot.lazies += 1
         weakref.finalize(made, _gone, slot, store).atexit = False
-        with _raw():
-            _set_data(shown, slot.placeholder)
+        with raw():
+            set_data(shown, slot.placeholder)
 
     def terrace_alias(self) -> OffloadedTensor:
         """Another that stands for the same content."""
@@ -193,7 +199,7 @@ class SpentTensor(torch.Tensor):
     def of(gradient: torch.Tensor, why: str) -> SpentTensor:
         """A new one, in the place of a gradient. why: what to tell."""
         nothing = torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
-        made: SpentTensor = torch.Tensor._make_subclass(SpentTensor, nothing)
+        made: SpentTensor = make_subclass(SpentTensor, nothing)
         made.terrace_why = why
         made.terrace_zeroed = False
         return made
@@ -202,12 +208,12 @@ class SpentTensor(torch.Tensor):
     def __torch_function__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
         if func in METADATA:
-            with _raw():
+            with raw():
                 return func(*args, **(kwargs or {}))
         if func in _ENDS:
             args[0].terrace_zeroed |= func is torch.Tensor.zero_
             return args[0]
-        if func is torch._foreach_zero_:
+        if func is foreach_zero:
             for gradient in args[0]:
                 gradient.zero_()
             return None
@@ -256,7 +262,7 @@ class LeasedParameter(nn.Parameter):
         terrace = self.__dict__.get("terrace")
         if terrace is not None:
             terrace.written()
-        found: torch.Tensor = _get_data(self)
+        found: torch.Tensor = get_data(self)
         if terrace is not None:
             terrace.taken[id(found)] = found
         return found
@@ -276,8 +282,8 @@ def _rebuilt_plain(parameter: nn.Parameter) -> Any:
     """What pickles as an ordinary parameter."""
     given = {name: value for name, value in vars(parameter).items() if name != "terrace"}  # by the script
     if given:
-        return torch._utils._rebuild_parameter_with_state, (parameter.data, parameter.requires_grad, {}, given)
-    return torch._utils._rebuild_parameter, (parameter.data, parameter.requires_grad, {})
+        return rebuild_parameter_with_state, (parameter.data, parameter.requires_grad, {}, given)
+    return rebuild_parameter, (parameter.data, parameter.requires_grad, {})
 
 
 def _copied_plain(parameter: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.serialization import register_package
 
+from .._pytorch.private import new_dtypes, rebuild_tensor, rebuild_tensor_of_new_type, typed_storage
+
 if TYPE_CHECKING:
     from .._leased.slot import Slot
     from .._leased.store import Store
@@ -88,11 +90,11 @@ def reduced(slot: Slot, store: Store) -> Any:
     """What pickles as an ordinary tensor of the slot's content."""
     geometry = slot.placeholder
     of: Any = storage_of(slot, store)
-    if slot.dtype in torch.storage._new_dtypes():
-        return (torch._utils._rebuild_tensor_v3,
+    if slot.dtype in new_dtypes():
+        return (rebuild_tensor_of_new_type,
                 (of, 0, tuple(geometry.shape), geometry.stride(), False, OrderedDict(), slot.dtype))
-    typed = torch.storage.TypedStorage(wrap_storage=of, dtype=slot.dtype, _internal=True)
-    return torch._utils._rebuild_tensor_v2, (typed, 0, tuple(geometry.shape), geometry.stride(), False, OrderedDict())
+    typed = typed_storage(of, slot.dtype)
+    return rebuild_tensor, (typed, 0, tuple(geometry.shape), geometry.stride(), False, OrderedDict())
 
 
 def _location(storage: Any) -> str | None:
