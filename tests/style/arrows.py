@@ -84,11 +84,14 @@ def python_layers(path, lines):
 
 
 def private(path, lines):
-    """What PyTorch is asked privately stands in one file, so that the next PyTorch is that file's work."""
+    """What PyTorch is asked privately stands in one file, so that the next PyTorch is that file's work; and what a GPU is
+    asked in one room."""
     if is_module(path) and path.parts[len(PACKAGE):][:1] == ("torch",) and not str(path).endswith(PRIVATE_IN):
         for number, line in enumerate(lines, 1):
             if PRIVATE.search(line):
                 yield number, f"a private name of PyTorch's, or a frame: name it in {PRIVATE_IN}, with the reason"
+            elif "torch.cuda" in line and "_device" not in path.parts:
+                yield number, "what a device is asked stands in _device"
 
 
 def _reached(module):

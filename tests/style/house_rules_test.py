@@ -83,6 +83,7 @@ class HouseRules(unittest.TestCase):
                                         ("words", "docs/a.md", "Of what is there some goes.\n- Who asks waits.\n", 2),
                                         ("links", "docs/a.md", "# One\n[two](#two) `[three](three.md)`\n", 1),
                                         ("links", "tests/e2e/a.py", "# docs/was.md says how\n", 1),
+                                        ("private", "client/python/src/terrace/torch/_model/a.py", "torch.cuda.Event()\n", 1),
                                         ("snippets", "README.md", "# It\n```python\nrun()\n```\n", 1)):
             with self.subTest(text):
                 self.assertEqual(count, len(self.check(rule, {name: text})))

@@ -13,8 +13,8 @@ import torch
 from ... import _checks
 from ..._client import BYTES_MAX, Client
 from ..._errors import Error, ResourceExhausted
-from .._device.device import is_captured
 from .._device.heap import give_back_freed_memory
+from .._device.streams import KINDS, has_streams, is_captured
 from .._leased.default_client import client_for
 from .._leased.shown import is_managed
 from .._parameters.saved import Note, of_hidden
@@ -174,7 +174,7 @@ class Activations:
         if _stays_whole(tensor) or running_backward() != NO_BACKWARD:
             # What a backward pass saves (of what it computes again) it uses at once.
             return Here(tensor)
-        if tensor.is_cuda and is_captured(tensor.device):
+        if has_streams(tensor.device) and is_captured(tensor.device):
             return Here(tensor)  # a graph would copy into memory that is leased for this pass alone
         storage = tensor.untyped_storage()
         size = storage.nbytes()
@@ -277,7 +277,7 @@ def _stays_whole(tensor: torch.Tensor) -> bool:
     base = tensor._base
     if base is not None and (isinstance(base, torch.nn.Parameter) or (base.requires_grad and base.is_leaf)):
         return True
-    if tensor.device.type not in ("cpu", "cuda") or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+    if tensor.device.type not in KINDS or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return True
     return is_functorch_wrapped(tensor) or is_managed(tensor)
 

@@ -8,7 +8,7 @@ import torch
 
 from ..._errors import Error
 from ..._terrace import Lease, Tensor
-from .._device.device import check_not_captured, follow
+from .._device.streams import Stream, check_not_captured, follow, has_streams
 from .._leased.waits import Waits, note
 from .._pytorch.storages import StorageReference, shown
 from .asked import Asked
@@ -34,7 +34,7 @@ class Box:
         self.read = read  # and to be read again
         self.shown: list[StorageReference] = []
         self.copies: list[Lease] = []  # of a GPU's, that were under way
-        self.stream: torch.cuda.Stream | None = None  # of the last of them
+        self.stream: Stream | None = None  # of the last of them
         self.asked: Asked | None = None  # a lease to overwrite it, which may be on its way
         self.used_in_step = 0
 
@@ -44,7 +44,7 @@ class Box:
         with self.tensor.read(writable_view=True) as lease:
             note([self.read], [lease], time.perf_counter() - begin)
             leased = shown(lease)
-            if device.type != "cpu":
+            if has_streams(device):
                 check_not_captured(device)
                 copied = self.copy_behind(lease, device, lambda: leased[:size].to(device, non_blocking=True))
                 return copied.untyped_storage()

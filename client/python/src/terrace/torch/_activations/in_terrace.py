@@ -8,7 +8,7 @@ import torch
 
 from ..._errors import Error, ResourceExhausted
 from ..._terrace import Lease
-from .._device.device import follow
+from .._device.streams import current_stream, follow, has_streams, use_in
 from .._pytorch.storages import StorageReference, over, shown
 from .backward_order import BackwardOrder, Saved, moved_of
 from .box import Box
@@ -24,15 +24,15 @@ def _lay(storage: torch.UntypedStorage, lease: Lease, box: Box) -> None:
     """Copies the storage's bytes into the leased memory: past the caches, or by PyTorch's threads where those are many.
     Of a GPU's it begins to, on the current stream, behind which the lease ends."""
     size = storage.nbytes()
-    if storage.device.type == "cpu" and lease.cuda_device is None and torch.get_num_threads() <= _FEW_THREADS:
+    if not has_streams(storage.device) and lease.cuda_device is None and torch.get_num_threads() <= _FEW_THREADS:
         lease._copy_in(storage.data_ptr(), size)
         return
     source, target = over(storage, torch.uint8, 0, [size], [1]), shown(lease)[:size]
-    if storage.device.type == "cpu":
+    if not has_streams(storage.device):
         target.copy_(source)
     else:
         box.copy_behind(lease, storage.device, lambda: target.copy_(source, non_blocking=True))
-        source.record_stream(torch.cuda.current_stream(storage.device))  # it may have been made on another one
+        use_in(source, current_stream(storage.device))
 
 
 class InTerrace:
@@ -76,7 +76,7 @@ class InTerrace:
         if storage is None:
             storage = self._fetch()
             self._shown = StorageReference(storage)
-        elif self._device.type != "cpu":
+        elif has_streams(self._device):
             follow(self._device, self.box.stream)  # it may yet be copied on another one
         return storage
 

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job on a GPU asks of PyTorch: where it computes, the streams behind which its leases end, and its cache."""
+"""Which device a place is the memory of, the end of leases behind its streams, and what its allocator keeps."""
 
 import time
 
 import torch
 
 from ..._client import Client
-from ..._errors import FailedPrecondition
-from .._pytorch.private import raw_stream
 from .heap import give_back_free_pages
 
-_CAPTURED = ("terrace.torch: a CUDA graph was being captured as something in Terrace was to be leased, and would use the "
-             "address of this one lease for good: capture only what works on ordinary memory")
 _LOOK_SECONDS = 0.005  # the thread that ends leases looks more often
 _LOOKS_MAX = 200
 
@@ -20,33 +16,6 @@ def device_of(client: Client, place: str) -> torch.device:
     """Where PyTorch computes on what is leased in a place. FailedPrecondition where this process cannot see that GPU."""
     cuda_device = client._cuda_device(place)
     return torch.device("cpu") if cuda_device is None else torch.device("cuda", cuda_device)
-
-
-def is_captured(device: torch.device) -> bool:
-    """Whether the current stream of a GPU is being captured into a graph."""
-    if device.index == torch.cuda.current_device():
-        return bool(torch.cuda.is_current_stream_capturing())
-    with torch.cuda.device(device):
-        return bool(torch.cuda.is_current_stream_capturing())
-
-
-def check_not_captured(device: torch.device) -> None:
-    """Raises FailedPrecondition while the current stream of a GPU is captured into a graph."""
-    if is_captured(device):
-        raise FailedPrecondition(_CAPTURED)
-
-
-def stream_of(cuda_device: int) -> int:
-    """The current stream of a GPU, by its number for DLPack."""
-    return int(raw_stream(cuda_device))
-
-
-def follow(device: torch.device, stream: torch.cuda.Stream | None) -> torch.cuda.Stream:
-    """The current stream of a GPU, behind what lies in another one of its streams just now."""
-    current: torch.cuda.Stream = torch.cuda.current_stream(device)
-    if stream is not None and stream != current:
-        current.wait_stream(stream)
-    return current
 
 
 def wait_for_leases(client: Client, device: torch.device) -> None:

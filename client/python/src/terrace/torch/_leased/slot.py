@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..._terrace import Lease, Tensor
-from .._device.device import stream_of
+from .._device.streams import stream_of
 from .._pytorch.private import from_capsule
 from .._pytorch.storages import over
 from .placeholder import elements_spanned

@@ -14,8 +14,9 @@ import torch
 from ..._client import Client
 from ..._errors import Error, FailedPrecondition, ResourceExhausted
 from ..._terrace import Lease, Tensor
-from .._device.device import check_not_captured, device_of, give_back_free, wait_for_leases
+from .._device.device import device_of, give_back_free, wait_for_leases
 from .._device.heap import give_back_freed_memory
+from .._device.streams import Mark, check_not_captured, has_streams
 from .._pytorch.modes import ordinary
 from .order import Order
 from .passing import Passing
@@ -83,7 +84,7 @@ class Store:
         self._lock = threading.RLock()  # between taking a lease and showing it; other threads may want the same one
         self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
         self.unneeded: set[Slot] = set()
-        self._mark: torch.cuda.Event | None = None  # in a GPU's stream: once it is passed, unneeded slots may be told of
+        self._mark: Mark | None = None  # in a GPU's stream: once it is passed, unneeded slots may be told of
         self.order = Order(client, place, alone=self.writable)
         self.steps = Steps(client, self.order)
         self.passing = Passing(client, place)
@@ -163,7 +164,7 @@ class Store:
             one for each slot. Of a slot that is there twice, the first one's.
         noted: as a use of this step, which the next one is expected to repeat.
         """
-        if self.device.type != "cpu":
+        if has_streams(self.device):
             check_not_captured(self.device)
         slots = list(slots)
         modes = [mode] * len(slots) if isinstance(mode, str) else mode
@@ -217,7 +218,7 @@ class Store:
         try:
             return self.client._acquire(*wanted)
         except ResourceExhausted:
-            if self.device.type == "cpu":
+            if not has_streams(self.device):
                 raise
         wait_for_leases(self.client, self.device)  # of what Python has run ahead of
         give_back_free(self.device)  # the daemon may want to grow into what PyTorch keeps of the GPU's memory
@@ -241,7 +242,7 @@ class Store:
     def drop_unneeded(self) -> None:
         """Tells Terrace which contents are of no use any more. Where all fits it makes no difference, but that room would
         have to be asked for again."""
-        if not self.unneeded or (self.device.type != "cpu" and not self._passed()):
+        if not self.unneeded or (has_streams(self.device) and not self._passed()):
             return
         slots = [slot for slot in self.unneeded if not slot.shown]
         self.unneeded.clear()
@@ -250,7 +251,7 @@ class Store:
         try:
             self.client.dont_need([slot.tensor for slot in slots])
         except FailedPrecondition:
-            if self.device.type == "cpu":
+            if not has_streams(self.device):
                 raise
             self.unneeded.update(slots)  # some are still leased, behind a stream
 
@@ -258,10 +259,9 @@ class Store:
         """Whether the GPU has passed what lay in its stream when this was asked first; then it is asked anew."""
         check_not_captured(self.device)
         if self._mark is None:
-            self._mark = torch.cuda.Event()
-            self._mark.record(torch.cuda.current_stream(self.device))
+            self._mark = Mark(self.device)
             return False
-        passed = self._mark.query()
+        passed = self._mark.passed()
         if passed:
             self._mark = None
         return passed

@@ -16,6 +16,7 @@ from ... import _checks
 from ..._client import TIMEOUT_SECONDS, Client
 from ..._errors import Error, FailedPrecondition, InvalidArgument, ResourceExhausted
 from .._device.device import device_of, give_back_free
+from .._device.streams import has_streams
 from .._files.streamed import stream_saves
 from .._leased.store import Store
 from .._model import modules, operations
@@ -374,7 +375,7 @@ def _move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramet
                 moved.append(one)
                 freed_bytes += one.slot.nbytes
             one.watch()
-            if one.store.device.type != "cpu" and freed_bytes > _FREED_BYTES_MAX:
+            if has_streams(one.store.device) and freed_bytes > _FREED_BYTES_MAX:
                 give_back_free(one.store.device)  # where it was is the same memory that it goes to
                 freed_bytes = 0
         for other in in_memory:

@@ -16,6 +16,7 @@ from ..._client import Client
 from ..._dtypes import number_of
 from ..._errors import FailedPrecondition, InvalidArgument
 from .._device.device import device_of
+from .._device.streams import KINDS
 from .._leased.placeholder import elements_spanned
 from .._model.modules import is_called_by_us, is_compiled, used_by_each
 from .._parameters.in_memory import is_of_a_job
@@ -147,7 +148,7 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if type(parameter) is not nn.Parameter:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
                               "can be offloaded")
-    _check_device(name, parameter, ("cpu", "cuda"))
+    _check_device(name, parameter, KINDS)
 
 
 def _check_device(name: str, parameter: nn.Parameter, devices: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from .._device.device import follow
+from .._device.streams import Stream, current_stream, follow, has_streams, use_in
 from .._pytorch.private import call_at_end, raw, running_backward
 
 DUE_BYTES_MAX = 16 << 20
@@ -26,7 +26,7 @@ class _Due:
     parameters: list[nn.Parameter] = dataclasses.field(default_factory=list)
     gradients: list[torch.Tensor] = dataclasses.field(default_factory=list)
     nbytes: int = 0
-    streams: list[torch.cuda.Stream] = dataclasses.field(default_factory=list)  # of a GPU, in which they have come
+    streams: list[Stream] = dataclasses.field(default_factory=list)  # of a GPU, in which they have come
 
 
 class DueParameters:
@@ -52,7 +52,7 @@ class DueParameters:
             due.parameters.append(parameter)
             due.gradients.append(gradient)
             due.nbytes += gradient.nbytes
-            if gradient.is_cuda and (stream := torch.cuda.current_stream(gradient.device)) not in due.streams:
+            if has_streams(gradient.device) and (stream := current_stream(gradient.device)) not in due.streams:
                 due.streams.append(stream)
             if due.nbytes >= self._bytes_max:
                 full, self._due[running] = due, _Due()
@@ -96,7 +96,7 @@ def _step_all(due: _Due, step: Step) -> None:
     for stream in due.streams:
         current = follow(stream.device, stream)
         for gradient in due.gradients if stream != current else ():
-            gradient.record_stream(current)
+            use_in(gradient, current)
     with raw():
         shown = [parameter.grad for parameter in due.parameters]
         for parameter, gradient in zip(due.parameters, due.gradients, strict=True):

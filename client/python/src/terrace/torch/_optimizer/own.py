@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import optim
 
+from .._device.streams import generators
 from .._pytorch.modes import ordinary
 from .._pytorch.private import raw
 from .trace import own_of, trace
@@ -48,8 +49,7 @@ class Own:
                     if name != "params":
                         found[f"'{name}' of parameter group {index}"] = trace(value, aside)
             if _alone():
-                of_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-                found[_RANDOM] = trace([torch.default_generator, *of_gpus])
+                found[_RANDOM] = trace([torch.default_generator, *generators()])
         return found
 
 
