@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from ... import _checks
-from .._offload.offload import job_of
+from .._offload.job import job_of
 
 if TYPE_CHECKING:
     from .._leased.store import Store

@@ -12,7 +12,7 @@ from ... import _checks
 from .._activations.activations import shelves
 from .._device import heap
 from .._leased.waits import Waits
-from .._offload.offload import Job, job_of, jobs
+from .._offload.job import Job, job_of, jobs
 
 if TYPE_CHECKING:
     from .._activations.shelf import Shelf

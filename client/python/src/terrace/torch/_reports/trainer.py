@@ -11,7 +11,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ... import _checks
 from ..._client import TIMEOUT_SECONDS, Client
 from ..._errors import InvalidArgument
-from .._offload.offload import TENSOR_BYTES_MIN, is_offloaded, job_of, offload
+from .._offload.job import is_offloaded, job_of
+from .._offload.offload import TENSOR_BYTES_MIN, offload
 from .._optimizer.optimizer import managed_optimizer
 from .progress import Meter
 
