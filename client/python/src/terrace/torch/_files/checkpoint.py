@@ -142,14 +142,14 @@ def _entries(path: Path, opened: contextlib.ExitStack) -> dict[str, tuple[Any, E
         file = opened.enter_context(open(whole, "rb", buffering=0))
         return {name: (file, entry) for name, entry in file_format.read_header(file, path)[0].items()}
     try:
-        places: dict[str, str] = dict(json.loads(whole.read_text())["weight_map"])
-        parts = {name: whole.with_name(name) for name in dict.fromkeys(places.values())}
+        file_of: dict[str, str] = dict(json.loads(whole.read_text())["weight_map"])
+        parts = {name: whole.with_name(name) for name in dict.fromkeys(file_of.values())}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{whole} is no index of safetensors files ({error!r})") from None
     entries: dict[str, tuple[Any, Entry]] = {}
     for part in parts.values():
         entries |= _entries(part, opened)
-    missing = [name for name in places if name not in entries]
+    missing = [name for name in file_of if name not in entries]
     if missing:
         raise InvalidArgument(f"{whole} is no index of safetensors files: none of them has {missing[:8]}")
     return entries

@@ -160,11 +160,11 @@ def _stand_ins(convert: Callable[[Tensors], Tensors], state: Tensors, source_of:
     with ordinary():
         device = next((one.device for one in weights.values()), torch.device("cpu"))
         space = PlaceholderSpace(sum(storage.nbytes() + 64 for storage in storages.values()), device)
-        places = {number: space.take([storage.nbytes()], [1], torch.uint8).untyped_storage()
+        memory = {number: space.take([storage.nbytes()], [1], torch.uint8).untyped_storage()
                   for number, storage in storages.items()}
         for name, part in parts.items():
             if name not in made:
-                shown = over(places[number_of(part.untyped_storage())], part.dtype, int(part.storage_offset()), part.shape,
+                shown = over(memory[number_of(part.untyped_storage())], part.dtype, int(part.storage_offset()), part.shape,
                              part.stride())
                 stands: Any = make_subclass(ConvertedTensor, shown)
                 stands.terrace_name, stands.terrace_source = name, source_of[name]

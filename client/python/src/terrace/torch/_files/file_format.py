@@ -2,7 +2,7 @@
 """Files of the safetensors format, written and read a tensor at a time.
 
 The format (https://huggingface.co/docs/safetensors): the length of the header as 8 bytes, little-endian; the header, a
-JSON object of each tensor's element type, shape and place in what follows, and under "__metadata__" of strings by name,
+JSON object of each tensor's element type, shape and offset in what follows, and under "__metadata__" of strings by name,
 padded with spaces; the tensors' bytes, without gaps.
 """
 

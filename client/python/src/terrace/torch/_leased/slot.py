@@ -33,7 +33,7 @@ def nobody() -> None:
 
 
 class Slot:
-    """A place for one tensor of a fixed geometry: that of its placeholder."""
+    """One tensor in Terrace, of a fixed geometry: that of its placeholder."""
 
     __slots__ = ("__weakref__", "_cuda_device", "addressed", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
                  "reference", "tensor", "waits", "writes", "writing")

@@ -255,5 +255,5 @@ def warn_of_another(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _dense(parameter: torch.Tensor) -> bool:
-    """Whether it has one element for each place that it spans."""
+    """Whether it has one element for each address that it spans."""
     return elements_spanned(parameter.shape, parameter.stride()) == parameter.numel()

@@ -11,7 +11,7 @@ import torch
 from torch import nn, optim
 
 from ..._errors import FailedPrecondition
-from .._parameters.gradient import Ahead, Gradient
+from .._parameters.gradient import Gradient, SteppedAs
 from .._parameters.parameter import ManagedParameter
 from .._pytorch.private import raw
 from .._tensors.offloaded import OffloadedTensor
@@ -72,7 +72,7 @@ class SteppedAhead:
         """A parameter was stepped before its time: what was saved of it is of the weights before."""
         gradient: Gradient = managed.gradient
         with raw():
-            gradient.ahead = Ahead(managed.writes, managed.parameter._version)
+            gradient.ahead = SteppedAs(managed.writes, managed.parameter._version)
         self._ahead.append(gradient)
 
     def note_left(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -90,7 +90,7 @@ class States:
                     continue
                 for key in kinds.states(self.optimizer, group):
                     keys.append((id(parameter), key))
-                    wanted.append((f"{of.name}/{key}", of.owner, of.placeholder))
+                    wanted.append((f"{of.name}/{key}", of.owner, self._made_like(of)))
         if wanted:
             self._slots = self.store.create(wanted)
             self._reserved = dict(zip(keys, self._slots, strict=True))
@@ -120,8 +120,14 @@ class States:
         return leased
 
     @staticmethod
+    def _made_like(of: Like) -> torch.Tensor:
+        """What the states of a parameter that are known by name are made like: each is of its shape and type."""
+        return of.placeholder
+
+    @staticmethod
     def _room_bytes(of: Like, tensors: int) -> int:
-        """What so many tensors take that are made like a parameter. Here alone is it said that states are of its shape."""
+        """What so many tensors of a parameter take where they are leased: itself, its gradient, and states that are made
+        like it."""
         return of.room_bytes * tensors
 
     def _states_kept(self, parameter: nn.Parameter) -> int:

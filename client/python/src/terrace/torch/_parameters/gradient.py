@@ -49,7 +49,7 @@ class Room:
         self._slots = slots
 
     def reserve(self, store: Store) -> None:
-        """Makes a place, so that it is not missing later."""
+        """Makes a slot, so that it is not missing later."""
         if not self._slots:
             self._make(store)
 
@@ -83,7 +83,7 @@ class Room:
 
 
 @dataclasses.dataclass(slots=True)
-class Ahead:
+class SteppedAs:
     """How a parameter was as a backward pass had stepped it, before the optimizer.step() that this is part of."""
 
     writes: int  # the parameter's
@@ -111,7 +111,7 @@ class Gradient:
         self._handles: list[Any] = []
         self._zeroed = False  # it was used up, and then set to zero
         self._zeros: SpentTensor | None = None  # in whose place there are zeros, while optimizer.step() is under way
-        self.ahead: Ahead | None = None  # the parameter was stepped, and its optimizer.step() is yet to come
+        self.ahead: SteppedAs | None = None  # the parameter was stepped, and its optimizer.step() is yet to come
 
     @property
     def in_backward(self) -> bool:
@@ -123,7 +123,7 @@ class Gradient:
         self._step = step
 
     def reserve(self) -> None:
-        """Makes the gradient's place, where it is to have one: the parameter may have been unfrozen."""
+        """Makes the gradient's slot, where it is to have one: the parameter may have been unfrozen."""
         if self._room is not None and not self.in_backward:
             self._room.reserve(self._store)
 

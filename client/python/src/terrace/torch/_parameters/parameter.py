@@ -22,7 +22,7 @@ from .like import Like
 
 
 class ManagedParameter:
-    """One parameter: its place in Terrace, and whether it is shown."""
+    """One parameter: its slot in Terrace, and whether it is shown."""
 
     def __init__(self, name: str, parameter: nn.Parameter, slot: Slot, store: Store):
         self.name = name
@@ -91,7 +91,7 @@ class ManagedParameter:
             tensor.terrace_store = store  # type: ignore[attr-defined]
 
     def stand_on(self, slot: Slot, store: Store) -> None:
-        """Has the same bytes in another place from now on."""
+        """Has the same bytes in another slot from now on."""
         self.slot.reference = nobody
         slot.reference = weakref.ref(self)
         self.slot, self.store = slot, store
@@ -158,7 +158,7 @@ class ManagedParameter:
             self.version = found._version
 
     def replace_data(self, value: torch.Tensor) -> None:
-        """`parameter.data = value`: the same bytes from then on, in the same place."""
+        """`parameter.data = value`: the same bytes from then on, in the same slot."""
         found = self.parameter
         if value is found or value is self.taken.get(id(value)):
             return
@@ -296,7 +296,7 @@ def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[
 
     modes: one for each slot, where these are not leased in the parameters' mode.
     """
-    counted: list[ManagedParameter] = []  # no interrupt comes between a use and its place here
+    counted: list[ManagedParameter] = []  # no interrupt comes between a use and its entry here
     try:
         with store.showing:
             hidden = [managed for managed in parameters if not managed.uses]
