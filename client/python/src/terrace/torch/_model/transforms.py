@@ -6,8 +6,8 @@ Each is handed tensors by a function of PyTorch's Python, which finds the C++ by
 means ours from the first model on: it puts in the place of a tensor in Terrace one that works there, and is theirs for
 any other.
 
-Within a transform autograd cannot be told what to save (see _parameters/saved.py). What it saves there of a parameter is to be a
-view, which keeps its lease, and not the parameter, which shows a placeholder by the time it is needed.
+Within a transform autograd cannot be told what to save (see _parameters/saved.py). What it saves there of a parameter is
+to be a view, which keeps its lease, and not the parameter, which shows a placeholder by the time it is needed.
 """
 
 from __future__ import annotations

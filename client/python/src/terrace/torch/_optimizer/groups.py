@@ -2,7 +2,7 @@
 """What a step finds as `self.param_groups`: groups whose parameters are leased while the step is at them.
 
 PyTorch's own steps are shown a group in parts, one for each batch that is leased. A declared step that steps parameters as
-its loop comes to them sees each group once (see _optimizer/members.py). Another one sees parts, too, and is refused where it would do
+its loop comes to them sees each group once (see members.py). Another one sees parts, too, and is refused where it would do
 with each of them what it is to do once.
 """
 
@@ -44,6 +44,12 @@ def proxy_of(optimizer: optim.Optimizer, kind: type[optim.Optimizer], run: Run) 
     proxy.__dict__ = optimizer.__dict__
     made: optim.Optimizer = proxy
     return made
+
+
+def run_of(proxy: Any) -> Run | None:
+    """The run that was given this; None of what is no proxy."""
+    run: Run | None = getattr(proxy, "terrace_run", None)
+    return run
 
 
 class _Groups(Sequence[dict[str, Any]]):

@@ -26,7 +26,7 @@ from .._ranks.shards import Shards
 from . import kinds, scaling
 from .ahead import IN_BACKWARD, SteppedAhead
 from .due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
-from .groups import is_proxy, proxy_class, proxy_of
+from .groups import is_proxy, proxy_class, proxy_of, run_of
 from .own import Own
 from .run import DueRun, Run
 from .states import States
@@ -62,7 +62,6 @@ class ManagedOptimizer:
         self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
         self._stepped: Callable[[], None] = lambda: None
         self._proxy_class = proxy_class(type(optimizer))
-        self._run: Run | None = None  # of the script's step that is under way
         self._due = DueParameters(max(1, min(store.guarantee_bytes // DUE_PARTS, DUE_BYTES_MAX)))
         self._ahead: SteppedAhead | None = None  # what was stepped in backward since the last step(), if anything was
         self._lock = threading.Lock()  # over its birth: autograd has a thread for each kind of device
@@ -133,12 +132,11 @@ class ManagedOptimizer:
         if is_proxy(optimizer):
             return None  # a step that calls its base class's
         check_not_compiled(_COMPILED)
-        self._run = None
         if self._ahead is not None:
             self._ahead.check_options()
             self._check_left_as(self._ahead)
-        self._run = Run(self.states, self.batch_bytes, self._note_ahead, self._is_left if self.in_backward else None)
-        return (proxy_of(self.states.optimizer, self._proxy_class, self._run), *args[1:]), kwargs
+        run = Run(self.states, self.batch_bytes, self._note_ahead, self._is_left if self.in_backward else None)
+        return (proxy_of(self.states.optimizer, self._proxy_class, run), *args[1:]), kwargs
 
     def _check_left_as(self, ahead: SteppedAhead) -> None:
         """Raises where groups or states are not as the backward pass has left them, which has stepped with them."""
@@ -150,10 +148,10 @@ class ManagedOptimizer:
                 "before the backward pass or after the step, or offload without step_in_backward. This step's weights "
                 "are of no use")
 
-    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    def _after_step(self, optimizer: Any, args: Any, _kwargs: Any) -> None:
         if is_proxy(optimizer):
             return
-        run, self._run = self._run, None
+        run = run_of(args[0])
         self._forget_step()
         self.states.store.steps.stepped()
         self._stepped()

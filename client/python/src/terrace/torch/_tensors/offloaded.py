@@ -22,6 +22,7 @@ from ..._errors import FailedPrecondition
 from .._leased.slot import Slot
 from .._leased.store import Store
 from .._pytorch.metadata import METADATA
+from .._pytorch.modes import check_not_compiled
 from .._pytorch.private import (
     foreach_zero,
     get_data,
@@ -72,14 +73,14 @@ class InTerrace(Protocol):
     def replace_data(self, value: torch.Tensor) -> None: ...
 
 
-def _store_of(arguments: Any) -> Store | None:
+def _store_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Store | None:
     """Of a function's arguments, where the bytes are of the first that is in Terrace: there is what runs the function."""
-    for leaf in leaves(arguments):
-        if isinstance(leaf, OffloadedTensor):
-            return leaf.terrace_store
-        if isinstance(leaf, nn.Parameter) and (found := leaf.__dict__.get("terrace")) is not None:
-            store: Store = found.store
-            return store
+    for value in (*args, *kwargs.values()):
+        for leaf in (value,) if isinstance(value, torch.Tensor) else leaves(value):
+            known = leaf.__dict__
+            if "terrace_store" in known or "terrace" in known:
+                store: Store = known["terrace_store"] if "terrace_store" in known else known["terrace"].store
+                return store
     return None
 
 
@@ -88,14 +89,16 @@ def _run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     if func in METADATA:
         with raw():
             return func(*args, **kwargs)
-    store = _store_of((args, kwargs))
+    if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_compiling():  # the compiler asks as well
+        check_not_compiled()
+    store = _store_of(args, kwargs)
     # Another thread may have made it an ordinary parameter since it was called.
     return func(*args, **kwargs) if store is None else store.operations.run(func, args, kwargs)
 
 
 def _operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs an operator that PyTorch's own code came to with them."""
-    store = _store_of((args, kwargs))
+    store = _store_of(args, kwargs)
     return func(*args, **kwargs) if store is None else store.operations.operate(func, args, kwargs)
 
 
@@ -127,9 +130,9 @@ class OffloadedTensor(torch.Tensor):
     def take_place_of(shown: torch.Tensor, slot: Slot, store: Store) -> None:
         """Makes a tensor that shows the slot's leased memory one of these: whoever still has it has the content, and
         the lease is over."""
-        shown.__class__ = OffloadedTensor  # before its data: who comes meanwhile is to lease
         made = cast(OffloadedTensor, shown)
         made.terrace_slot, made.terrace_store, made.terrace_parameter = slot, store, None
+        shown.__class__ = OffloadedTensor  # before its data: who comes meanwhile is to lease
         slot.lazies += 1
         weakref.finalize(made, _gone, slot, store).atexit = False
         with raw():
