@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "base/ids.h"
@@ -58,7 +58,7 @@ struct Admission {
   std::int64_t due_ns = 0;  // `planned`: as in Expectation
   bool behind = false;      // an earlier one is making room in the same tier: it may not take any
   Block block = Block::kNothing;
-  std::optional<Error> stitch_error{};  // of the last seam that was made for it
+  std::unique_ptr<Error> stitch_error{};  // of the last seam that was made for it; null: none failed
 
   bool is(Kind a) const { return kind == a; }
   // Of the write-backs that it waits for.

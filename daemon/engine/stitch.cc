@@ -88,7 +88,7 @@ void EngineImpl::stitched(Session& session, std::size_t tier, const mover::Segme
   TERRACE_CHECK(found != place.seams.end() && !found->second.ready);
   found->second.ready = true;
   Admission* const wanted = find_admission(session, found->second.made_for);
-  if (!done.result && wanted != nullptr) wanted->stitch_error = done.result.error();
+  if (!done.result && wanted != nullptr) wanted->stitch_error = std::make_unique<Error>(done.result.error());
   if (!done.result || wanted == nullptr || place.reaches(done.order.extent, place.fence))
     unstitch(session, tier, done.order.extent.offset);
 }

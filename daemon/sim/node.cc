@@ -192,14 +192,14 @@ void Node::complete_order(std::size_t index, std::optional<Error> error) {
   if (error) {
     finished.result = std::unexpected(*error);
   } else if (order.kind == mover::SegmentOrder::Kind::kStitch) {
-    auto& seam = seams_[{terrace::index(order.tier), order.session}][order.extent.offset];
+    auto& seam = seams_[{terrace::index(order.tier), order.session}][order.extent.offset].pages;
     for (const tier::Extent& piece : order.pieces) {
       require(piece.end() <= space.size() * kPageBytes, "a seam is of memory that is there");
       for (std::uint64_t at = piece.offset; at < piece.end(); at += kPageBytes) seam.push_back(at / kPageBytes);
     }
     require(seam.size() * kPageBytes == order.extent.bytes, "a seam has its pieces");
   } else if (order.kind == mover::SegmentOrder::Kind::kUnstitch) {
-    seams_[{terrace::index(order.tier), order.session}].erase(order.extent.offset);
+    // Nobody is sent there from when it was asked for: see drain().
   } else if (order.kind == mover::SegmentOrder::Kind::kAdd) {
     require(order.extent.offset == space.size() * kPageBytes, "a segment is added at the end of its space");
     space.resize(order.extent.end() / kPageBytes);
@@ -253,10 +253,19 @@ void Node::drain() {
     replies.emplace(reply.id, std::move(reply.result));
   }
   for (mover::Transfer& transfer : out.transfers) {
+    for (const tier::Location* at : {&transfer.from, &transfer.to})
+      for (const tier::Extent& piece : at->pieces.span())
+        require(on_block(*at) || piece.offset < tier::kSeamsBegin ||
+                    !seams_[{terrace::index(at->tier), at->session}][piece.offset].gone,
+                "nobody is sent to a seam that was taken apart");
     require(!former_at_work() || !is_of_block(transfer), "nobody is at the block tier beside a former daemon");
     transfers.push_back(std::move(transfer));
   }
-  for (mover::SegmentOrder& order : out.segment_orders) orders.push_back(order);
+  for (mover::SegmentOrder& order : out.segment_orders) {
+    if (order.kind == mover::SegmentOrder::Kind::kUnstitch)
+      seams_[{terrace::index(order.tier), order.session}][order.extent.offset].gone = true;
+    orders.push_back(order);
+  }
   for (const SessionId gone : out.gone) {
     std::erase_if(orders, [&](const mover::SegmentOrder& order) { return order.session == gone; });
     for (const mover::Transfer& transfer : transfers)
@@ -340,9 +349,12 @@ std::vector<std::uint64_t*> Node::pages_at(const tier::Location& at) {
   std::vector<std::uint64_t>& space = on_block(at) ? disk_ : spaces_[{terrace::index(at.tier), at.session}];
   for (const tier::Extent& piece : at.pieces.span()) {
     if (piece.offset >= tier::kSeamsBegin) {
-      const auto& seam = seams_.at({terrace::index(at.tier), at.session}).at(piece.offset);
-      require(piece.bytes == seam.size() * kPageBytes, "a copy in a seam has all of it");
-      for (const std::uint64_t page : seam) pages.push_back(&space.at(page));
+      const auto& pages_behind = seams_[{terrace::index(at.tier), at.session}][piece.offset].pages;
+      require(piece.bytes == pages_behind.size() * kPageBytes, "a copy in a seam has all of it");
+      for (const std::uint64_t page : pages_behind) {
+        require(page < space.size(), "nobody is sent to memory that is not there");
+        pages.push_back(&space[page]);
+      }
       continue;
     }
     for (std::uint64_t offset = piece.offset; offset < piece.end(); offset += kPageBytes) {

@@ -163,8 +163,12 @@ class Node {
   std::uint64_t next_request_ = 1;
   std::map<RequestId, Time> open_;
   std::map<std::pair<std::size_t, SessionId>, std::vector<std::uint64_t>> spaces_;
-  // The pages behind each seam, by tier and space, and by offset.
-  std::map<std::pair<std::size_t, SessionId>, std::map<std::uint64_t, std::vector<std::uint64_t>>> seams_;
+  // What was stitched. Pages of what is gone are known for whoever still writes there.
+  struct Seam {
+    std::vector<std::uint64_t> pages;
+    bool gone = false;
+  };
+  std::map<std::pair<std::size_t, SessionId>, std::map<std::uint64_t, Seam>> seams_;  // by tier and space; by offset
   std::vector<std::uint64_t> disk_;
   std::vector<std::uint64_t> owners_;  // of the disk's pages: the tensors last written there
   std::vector<Sum> sums_;

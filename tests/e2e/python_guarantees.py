@@ -7,7 +7,7 @@ import random
 
 import numpy
 import pytest
-from python_fixtures import MIB
+from python_fixtures import MIB, disk  # noqa: F401 (a fixture)
 
 import terrace
 

@@ -3,11 +3,15 @@
 is said of those that are refused."""
 
 import collections
+import functools
 import itertools
 import random
+import weakref
 
 import numpy
 import torch
+
+kept = []  # what is referred to weakly
 
 
 class Odd(torch.optim.Optimizer):
@@ -179,6 +183,97 @@ class OfAllGroups:
         return self.state["count"]["steps"]
 
 
+class OwnParameter:
+    def prepare(self):
+        self.count = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def slowness(self, group):
+        return self.count.add_(1).item()
+
+
+class GroupParameter:
+    def slowness(self, group):
+        if "count" not in group:
+            group["count"] = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
+        return group["count"].add_(1).item()
+
+
+class Function:
+    """In its defaults and its attributes."""
+
+    def prepare(self):
+        def count(found=[0]):
+            found[0] += 1
+            count.calls += 1
+            return found[0] + count.calls
+
+        count.calls = 0
+        self.count = count
+
+    def slowness(self, group):
+        return self.count()
+
+
+class Partial:
+    def prepare(self):
+        def count(found):
+            found[0] += 1
+            return found[0]
+
+        self.count = functools.partial(count, [0])
+
+    def slowness(self, group):
+        return self.count()
+
+
+class Delegating:
+    """To an iterator, which it has begun."""
+
+    def prepare(self):
+        def numbers():
+            yield from range(1000)
+
+        self.count = numbers()
+        next(self.count)
+
+    def slowness(self, group):
+        return next(self.count)
+
+
+class View:
+    def prepare(self):
+        self.count = memoryview(bytearray(8))
+
+    def slowness(self, group):
+        self.count[0] += 1
+        return self.count[0]
+
+
+class Weak:
+    class Count:
+        steps = 0
+
+    def prepare(self):
+        kept.append(self.Count())
+        self.count = weakref.ref(kept[-1])
+
+    def slowness(self, group):
+        self.count().steps += 1
+        return self.count().steps
+
+
+class OfFirst:
+    """In the state of the first parameter, as LBFGS has it."""
+
+    def prepare(self):
+        self.first = self.param_groups[0]["params"][0]
+
+    def slowness(self, group):
+        state = self.state[self.first]
+        state["count"] = state.get("count", 0) + 1
+        return state["count"]
+
+
 class Number:
     def prepare(self):
         self.count = 0
@@ -189,7 +284,8 @@ class Number:
 
 
 KEPT = [Tensor, TensorUnseen, List, Deep, Slotted, Array, Queue, Iterating, Generating, Drawing, DrawingNumbers, DrawingOfAll,
-        GroupNumber, GroupTensor, GroupList, OfAllGroups, Number]
+        GroupNumber, GroupTensor, GroupList, OfAllGroups, OwnParameter, GroupParameter, Function, Partial, Delegating, View,
+        Weak, OfFirst, Number]
 LOOPS = [type(f"Loop{kind.__name__}", (kind, Odd), {}) for kind in KEPT]
 COLLECTING = [type(f"Collecting{kind.__name__}", (kind, Collecting), {}) for kind in KEPT]
 
@@ -325,7 +421,120 @@ class OfPyTorch(torch.optim.AdamW):
         super().step()
 
 
-# And what is refused. ----------------------------------------------------------------------------------------------------
+class SkippingFirst(Odd):
+    """Unfreezes one parameter more a step, from the last to the first."""
+
+    def prepare(self):
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+        for group in self.param_groups:
+            number = 0
+            for parameter in group["params"]:
+                number += 1
+                if number > 6 - self.steps:
+                    parameter.data.sub_(parameter.grad.data, alpha=group["lr"] / number)
+
+
+class CollectingNumbered(Collecting):
+    """Has numbers of groups and of parameters in names, and an iterator."""
+
+    @torch.no_grad()
+    def step(self):
+        number = 0
+        for group in self.param_groups:
+            number += 1
+            rates, found = iter(range(1, 1000)), []
+            at = 0
+            for parameter in group["params"]:
+                found.append((parameter, 0.05 / (number + at + next(rates))))
+                at += 1
+            for parameter, rate in found:
+                parameter.sub_(parameter.grad, alpha=rate)
+
+
+class CollectingFlag(Collecting):
+    @torch.no_grad()
+    def step(self):
+        rate = 0.05
+        for group in self.param_groups:
+            parameters = [one for one in group["params"]]
+            torch._foreach_add_(parameters, [one.grad for one in parameters], alpha=-rate)
+            rate = 0.01
+
+
+class Popping(Collecting):
+    @torch.no_grad()
+    def step(self):
+        rates = [0.05 / number for number in range(1, 100)]
+        for group in self.param_groups:
+            found = []
+            for parameter in group["params"]:
+                found.append((parameter, rates.pop()))
+            for parameter, rate in found:
+                parameter.sub_(parameter.grad, alpha=rate)
+
+
+class Remembering(Odd):
+    """What it came to last."""
+
+    @torch.no_grad()
+    def step(self):
+        last = None
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"] / (1 if last is None else 1 + last.abs().mean().item()))
+                last = parameter
+
+
+class Slices(Odd):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for rate, part in ((0.05, group["params"][:3]), (0.01, group["params"][3:])):
+                for parameter in part:
+                    self.update(parameter, rate)
+
+
+class Reversed(Odd):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            number = 0
+            for parameter in reversed(group["params"]):
+                number += 1
+                self.update(parameter, 0.05 / number)
+
+
+class CollectingData(Collecting):
+    """As steps did before there was torch.no_grad()."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            parameters, gradients, momenta = [], [], []
+            for parameter in group["params"]:
+                momenta.append(self.state[parameter].setdefault("momentum", torch.zeros_like(parameter)))
+                parameters.append(parameter)
+                gradients.append(parameter.grad)
+            torch._foreach_lerp_(momenta, gradients, 0.5)
+            for parameter, momentum in zip(parameters, momenta):
+                parameter.data.sub_(momentum, alpha=group["lr"] / (1 + len(parameters)))
+
+
+class CollectingGroups(Collecting):
+    """Steps once all groups are collected, and counts in these."""
+
+    @torch.no_grad()
+    def step(self):
+        groups = list(self.param_groups)
+        for group in groups:
+            group["count"] = group.get("count", 0) + 1
+            parameters = [*group["params"]]
+            torch._foreach_add_(parameters, torch._foreach_mul([one.grad for one in parameters], -0.05 / group["count"]))
+
 
 class CollectingPaired(Collecting):
     @torch.no_grad()
@@ -386,17 +595,17 @@ class SameMemory(Odd):
         parameter.sub_(before + parameter.grad, alpha=rate)
 
 
-RIGHT = [*LOOPS, CountingAfterwards, CountingByClosure, WritingToData, Paired, Noisy, Scratching, Sharing, SharingAtFirst,
-         Looking, Numbered, CollectingAlone, OfPyTorch]
-REFUSED = {**dict.fromkeys(COLLECTING, "changes (its own 'count'|'count' of parameter group 0|self.state\\['count'\\]|the state of "
-                                       "PyTorch's random numbers)\\. .*step each parameter in that loop"),
-           CollectingPaired: r"pairs its parameter groups with something \(enumerate, zip\)",
-           CollectingPart: "collects the parameters of a group before it steps them",
-           CollectingPairs: r"pairs the parameters of a group with something \(enumerate, zip, list\)",
-           StoppingEarly: r"leaves its loop over group\['params'\] before the end",
-           Norm: r"steps parameters in a second loop over group\['params'\]"}
+RIGHT = [*LOOPS, *COLLECTING, CountingAfterwards, CountingByClosure, WritingToData, Paired, Noisy, Scratching, Sharing,
+         SharingAtFirst, Looking, Numbered, CollectingAlone, OfPyTorch, CollectingPaired, CollectingPart, CollectingPairs,
+         StoppingEarly, Norm, SkippingFirst, CollectingNumbered, CollectingFlag, Popping, Remembering, Slices, Reversed,
+         CollectingData, CollectingGroups]
 IN_BACKWARD = {**dict.fromkeys([*LOOPS, *COLLECTING, CountingAfterwards, CountingByClosure, WritingToData, Noisy, Scratching,
-                                Sharing, SharingAtFirst, Looking, OfPyTorch], "changes .*'.*offload without step_in_backward"),
+                                Sharing, SharingAtFirst, OfPyTorch], "(changes|carries) .*offload without step_in_backward"),
                CollectingPaired: "pairs its parameter groups", Paired: "pairs its parameter groups",
-               CollectingPairs: "pairs the parameters of a group", StoppingEarly: "leaves its loop",
-               Norm: "steps parameters in a second loop", SameMemory: "the state 'before' of .*clone"}
+               CollectingPairs: "counts or pairs the parameters of a group", StoppingEarly: "leaves its loop",
+               CollectingPart: "leaves its loop over self.param_groups", Numbered: "counts or pairs the parameters of a group",
+               **dict.fromkeys([SkippingFirst, CollectingNumbered, CollectingFlag, Popping, Remembering, Looking],
+                               "carries '.*' from one parameter or group to the next"),
+               Slices: "counts or pairs the parameters of a group", Reversed: "counts or pairs the parameters of a group",
+               CollectingGroups: "pairs its parameter groups",
+               Norm: r"runs several loops over group\['params'\]", SameMemory: "the state 'before' of .*clone"}

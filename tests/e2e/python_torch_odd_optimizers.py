@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that what a declared optimizer's step comes to does not depend on how much memory there is: over tiers of several
-sizes the numbers are plain PyTorch's, bit for bit, or the step is refused, with the same words at each size."""
+sizes the numbers are plain PyTorch's, bit for bit; and that what depends on more than a few parameters is refused by name where it is run for a few at a time."""
 
 import contextlib
 import gc
@@ -12,7 +12,7 @@ import tempfile
 import pytest
 import terrace.torch
 import torch
-from python_odd_steps import IN_BACKWARD, REFUSED, RIGHT, CollectingAlone, SameMemory, Sharing
+from python_odd_steps import IN_BACKWARD, RIGHT, CollectingAlone, SameMemory, Sharing
 from python_torch_models import Gpt, loss_of, weights
 
 MEMORY = ("8MiB", "12MiB", "32MiB", "512MiB")  # the smallest one has room for a parameter or two at a time
@@ -70,15 +70,6 @@ def test_the_numbers_are_the_same_at_every_size(clients, kind):
     assert all(client.leased_bytes == 0 for client in clients)
 
 
-@pytest.mark.parametrize("kind, said", REFUSED.items(), ids=names)
-def test_the_numbers_are_the_same_or_refused_by_name(clients, kind, said):
-    wanted = trained(kind)
-    *small, large = [trained(kind, client) for client in clients]
-    assert re.search(f"the step of {kind.__name__} {said}", small[0], re.DOTALL)
-    assert small == [small[0]] * len(small) and large == wanted  # which it steps at once
-    assert all(client.leased_bytes == 0 for client in clients)
-
-
 def test_a_state_that_is_a_parameters_memory_is_refused_at_every_size(clients):
     said = {trained(SameMemory, client) for client in clients}
     gc.collect()
@@ -89,7 +80,11 @@ def test_a_state_that_is_a_parameters_memory_is_refused_at_every_size(clients):
 @pytest.mark.parametrize("kind, said", IN_BACKWARD.items(), ids=names)
 def test_what_is_run_for_a_few_parameters_at_a_time_is_refused_by_name(clients, kind, said):
     for client in clients:
-        assert re.search(said, trained(kind, client, step_in_backward=True), re.DOTALL)
+        found = trained(kind, client, step_in_backward=True)
+        if kind.__name__.endswith("OfFirst") and client is clients[-1]:
+            assert found == trained(kind)  # where all are stepped at once
+        else:
+            assert re.search(said, found, re.DOTALL)
 
 
 def test_a_step_that_keeps_nothing_is_right_in_backward(clients):

@@ -73,9 +73,11 @@ class CountingSGD(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure=None):
         for group in self.param_groups:
-            type(self).stepped.append(len(group["params"]))
+            found = []
             for parameter in group["params"]:
+                found.append(parameter)
                 parameter.sub_(parameter.grad, alpha=group["lr"])
+            type(self).stepped.append(len(found))
 
 
 def counting(client, *modules):

@@ -15,12 +15,14 @@ from .._parameters.gradient import Gradient, SteppedAs
 from .._parameters.parameter import ManagedParameter
 from .._pytorch.private import raw
 from .._tensors.offloaded import OffloadedTensor
+from . import kinds
 from .states import States
 from .trace import trace
 
 IN_BACKWARD = "terrace.torch.offload(step_in_backward=True)"
 
 _Options = dict[str, tuple[list[Any], list[Any]]]
+_StatesOf = dict[int, list[tuple[str, Any, Any]]]  # by parameter, by id
 
 
 def _options(group: dict[str, Any]) -> _Options:
@@ -41,7 +43,9 @@ class SteppedAhead:
         self.group_of = _group_of(states.optimizer)
         self.stepped: set[int] = set()  # parameters, by id
         self._options_used: dict[int, _Options] = {}  # by group: what they were stepped with
-        self._left_as: dict[int, list[tuple[str, Any, Any]]] = {}  # by parameter: the states that backward has left
+        self._left_as: _StatesOf = {}  # that backward has left
+        self._found_as: _StatesOf = {}  # of those that backward has not come to
+        self._stepped_as: _StatesOf = {}  # what step() is to leave as it is: backward has stepped it
         self._ahead: list[Gradient] = []  # of what was stepped
         self._left: list[Gradient] = []  # of parameters that step() itself is to step
 
@@ -75,6 +79,17 @@ class SteppedAhead:
             gradient.ahead = SteppedAs(managed.writes, managed.parameter._version)
         self._ahead.append(gradient)
 
+    def note_found(self) -> None:
+        """A step is run that may change states of parameters that it does not step."""
+        if not self._left_as and not self._found_as:  # the first of this pass
+            self._found_as = {id(one): self._states_now(one) for group in self._states.optimizer.param_groups
+                              for one in group["params"]}
+
+    def changed_ahead(self, parameters: Iterable[nn.Parameter]) -> list[str]:
+        """Whether states of these, which are stepped now, are others than the backward pass has found, in words."""
+        found = [(one, self._found_as.pop(id(one))) for one in parameters if id(one) in self._found_as]
+        return [] if all(self._has_states(*one) for one in found) else ["self.state of another parameter than it steps"]
+
     def note_left(self, parameters: Iterable[nn.Parameter]) -> None:
         """Their states are what they were stepped to."""
         self._left_as |= {id(one): self._states_now(one) for one in parameters}
@@ -102,16 +117,26 @@ class SteppedAhead:
         """What of groups or states is not as the backward pass has left it, which has stepped with them, in words; empty
         where all is."""
         left, self._left_as = self._left_as, {}
+        found, self._found_as = self._found_as, {}
         members = {id(one): (index, one) for index, group in enumerate(self._states.optimizer.param_groups)
                    for one in group["params"]}
-        for key, states in left.items():
+        self._stepped_as = left if kinds.may_keep_more(self._states.optimizer) else {}
+        for key, states in (*left.items(), *(one for one in found.items() if one[0] in members)):
             index, parameter = members.get(key, (-1, None))
-            what = ("a parameter was taken out of its group, or put into another one" if index != self.group_of.get(key) else
+            what = ("a parameter was taken out of its group, or put into another one"
+                    if key in left and index != self.group_of.get(key) else
                     "the optimizer's states of a parameter changed" if parameter is not None
                     and not self._has_states(parameter, states) else "")
             if what:
                 return what
         return ""
+
+    def changed_in_step(self) -> bool:
+        """Whether step() has changed states of what backward has stepped."""
+        stepped, self._stepped_as = self._stepped_as, {}
+        members = ({id(one): one for group in self._states.optimizer.param_groups for one in group["params"]}
+                   if stepped else {})
+        return any(key in members and not self._has_states(members[key], states) for key, states in stepped.items())
 
     def _states_now(self, parameter: nn.Parameter) -> list[tuple[str, Any, Any]]:
         """A parameter's states, and what tells of writes to them."""
@@ -131,6 +156,7 @@ class SteppedAhead:
         """Other states were loaded: what was stepped is of a training that goes on no more."""
         self.stepped.clear()
         self._left_as.clear()
+        self._found_as.clear()
         self._options_used.clear()
 
     def end(self, under_way: set[int]) -> SteppedAhead | None:
@@ -142,5 +168,6 @@ class SteppedAhead:
             self._left.pop().step_is_over()
         self.stepped &= under_way
         self._left_as.clear()
+        self._found_as.clear()
         self._options_used.clear()  # of a backward pass within the step, in its closure
         return self if self.stepped else None

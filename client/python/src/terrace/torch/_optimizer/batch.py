@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +15,11 @@ from ..._errors import Error
 from .._leased.shown import owner_of
 from .._parameters.parameter import ManagedParameter, enter, leave
 from .._pytorch.private import raw
-from .._pytorch.split import is_split, local_of
+from .._pytorch.split import is_split
 from .._tensors.offloaded import LeasedParameter, OffloadedTensor
 from . import kinds
 from .holders import AsGradient, Holder, InDTensor, InState, holder_of
 from .states import States
-
-_SIGN_BYTES = 64  # of a parameter that are looked at
 
 
 def _holder_of_gradient(parameter: nn.Parameter) -> Holder:
@@ -32,13 +29,6 @@ def _holder_of_gradient(parameter: nn.Parameter) -> Holder:
 def _whole(holder: Holder, tensor: torch.Tensor) -> torch.Tensor:
     """What the version of which tells of writes to a tensor."""
     return holder.whole if isinstance(holder, InDTensor) else tensor
-
-
-def _sign(parameter: nn.Parameter) -> tuple[int, int, bytes]:
-    """What becomes another where a parameter is written to. Writes through `.data` are none of its version."""
-    here = local_of(parameter)
-    bytes_known = min(here.nbytes, _SIGN_BYTES) if here.device.type == "cpu" and here.is_contiguous() else 0
-    return parameter._version, here.data_ptr(), ctypes.string_at(here.data_ptr(), bytes_known)
 
 
 def _references(_holder: Any, held: Any, _tensor: Any) -> int:
@@ -86,14 +76,6 @@ class Batch:
             for managed in self._managed:
                 managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
             self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
-
-    def signs(self) -> list[Any]:
-        """What a step changes as it steps these, if it has anything to step with."""
-        with raw():
-            if all(parameter.grad is None for parameter in self.parameters):
-                return []
-            states = [_whole(holder, tensor)._version for holder, _, tensor in self._written]
-            return [*states, *map(_sign, self.parameters)]
 
     def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Holder, OffloadedTensor]]:
         """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""

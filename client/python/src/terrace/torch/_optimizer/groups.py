@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step finds as `self.param_groups`: groups whose parameters are leased while the step is at them.
 
-PyTorch's own steps are shown a group in parts, one for each batch that is leased. A declared step that steps parameters as
-its loop comes to them sees each group once (see members.py). Another one sees parts, too, and is refused where it would do
-with each of them what it is to do once.
+PyTorch's own steps are shown a group in parts, one for each batch that is leased. Any other step sees each group once and
+whole (see members.py), but where it is run for a few parameters at a time, in the backward pass.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from torch import nn, optim
@@ -18,11 +17,8 @@ from torch import nn, optim
 from ..._errors import FailedPrecondition
 from .._pytorch.private import is_asked_by_call
 from . import kinds
-from .members import Members
-from .own import Own
-from .run import Run
-
-_PAIRED = "pairs its parameter groups with something (enumerate, zip)"
+from .members import Few, Members
+from .run import DueRun, Group, Run
 
 
 def proxy_class(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
@@ -46,110 +42,93 @@ def proxy_of(optimizer: optim.Optimizer, kind: type[optim.Optimizer], run: Run) 
     return made
 
 
-def run_of(proxy: Any) -> Run | None:
-    """The run that was given this; None of what is no proxy."""
-    run: Run | None = getattr(proxy, "terrace_run", None)
-    return run
-
-
-class _Groups(Sequence[dict[str, Any]]):
+class _Groups(Sequence[Group]):
     """The groups of one step."""
 
     def __init__(self, run: Run):
         self._run = run
-        self._declared = kinds.may_keep_more(run.optimizer)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._shown(self._declared and len(self) > 1 and is_asked_by_call(sys._getframe(1)))
+    def __iter__(self) -> Iterator[Group]:
+        run, asks = self._run, sys._getframe(1)
+        if kinds.is_step_of_pytorch(run.optimizer, asks):
+            return self._in_parts()
+        if not isinstance(run, DueRun):
+            return self._whole()
+        if len(self) > 1 and is_asked_by_call(asks):
+            _check_in_backward(run, "pairs its parameter groups with something (enumerate, zip)")
+        return self._few(run, asks)
 
     def __len__(self) -> int:
         return len(self._run.optimizer.param_groups)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._run.optimizer.param_groups[index]
-        if not isinstance(found, dict) or not self._run.in_backward:
+        run, found = self._run, self._run.optimizer.param_groups[index]
+        if not isinstance(found, dict) or not run.in_backward:
             return found
-        return {**found, "params": self._run.members_of(found)}
+        batches = [[one] for one in run.members_of(found)]
+        if not isinstance(run, DueRun):
+            return {**found, "params": Members(run, batches)}
+        made = {**found, "params": Few(run, batches)}
+        run.by_number.append((found, dict(found), made))
+        return made
 
-    def _shown(self, paired: bool) -> Iterator[dict[str, Any]]:
-        if paired:
-            self._check_in_backward(_PAIRED)
+    def _batches(self) -> Iterator[tuple[Group, list[list[nn.Parameter]]]]:
         for group, members in self._run.members():
             if members or not group["params"]:
-                yield from self._parts_of(group, deque(self._run.batches(members, group)), _PAIRED if paired else "")
+                yield group, list(self._run.batches(members, group))
 
-    def _parts_of(self, group: dict[str, Any], waiting: deque[list[nn.Parameter]], odd: str) -> Iterator[dict[str, Any]]:
-        """A group in as many parts as its step needs. odd: what the step may not do if there are several."""
-        own = Own(self._run.optimizer) if self._declared and len(waiting) > 1 else None
-        self._run.waiting = waiting
-        watched = self._declared and len(group["params"]) > 1
-        while True:
-            given = dict(group)
-            members = Members(self._run, waiting, watched)
-            part = _Part(given, params=members) if watched else {**given, "params": members}
+    def _in_parts(self) -> Iterator[Group]:
+        for group, batches in self._batches():
+            for batch in batches or [[]]:
+                members, given = Members(self._run, [batch]), dict(group)
+                part = {**given, "params": members}
+                with members:
+                    yield part
+                _keep_written(group, given, part)
+
+    def _whole(self) -> Iterator[Group]:
+        for group, batches in self._batches():
+            before, members = group["params"], Members(self._run, batches)
+            group["params"] = members  # of the group itself, so that what is written to it is at once what others see
+            try:
+                with members:
+                    yield group
+            finally:
+                if group.get("params") is members:
+                    group["params"] = before
+
+    def _few(self, run: DueRun, asks: FrameType) -> Iterator[Group]:
+        before = run.carried.of_groups(asks)
+        run.loops_left += 1
+        for group, batches in self._batches():
+            members, given = Few(run, batches), dict(group)
+            part = {**given, "params": members}
             with members:
                 yield part
             _keep_written(group, given, part)
-            self._check_in_backward(members.odd)
-            if not waiting or (isinstance(part, _Part) and not part.asked and not members.stepped):
-                waiting.clear()
-                return
-            if own is not None:
-                self._check(own, odd or members.odd)
-
-    def _check(self, own: Own, odd: str) -> None:
-        """Raises where a step would do with each part of a group what it is to do once."""
-        changed = own.changed()
-        odd = f"changes {', '.join(changed)}" if changed else odd
-        if odd:
-            raise FailedPrecondition(
-                f"terrace.torch.offload: the step of {type(self._run.optimizer).__name__} {odd}. It is shown a group in parts, "
-                "since its loop over group['params'] does not step the parameters as it comes to them, and would do so with "
-                "each part: step each parameter in that loop, or keep what changes in self.state of each. The parameters of "
-                "the first part are stepped, and the others are not")
-
-    def _check_in_backward(self, odd: str) -> None:
-        """Raises where a step is run for a few parameters at a time, and does what it cannot."""
-        if odd and self._run.is_due:
-            raise FailedPrecondition(
-                f"terrace.torch.offload(step_in_backward=True): the step of {type(self._run.optimizer).__name__} {odd}, and is "
-                "run for a few parameters at a time, in the order in which gradients come: offload without step_in_backward. "
-                "This step's weights are of no use")
+            _check_in_backward(run, members.odd)
+        run.loops_left -= 1
+        before.check()
 
 
-class _Part(dict[str, Any]):
-    """A group as a declared step sees it for a while."""
-
-    asked = False  # the step has looked at its parameters
-
-    def __getitem__(self, name: str) -> Any:
-        self.asked |= name == "params"
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
-
-    def pop(self, *name: Any) -> Any:
-        self.asked = True
-        return super().pop(*name)
-
-    def __iter__(self) -> Iterator[str]:
-        self.asked = True
-        return super().__iter__()
-
-    def values(self) -> Any:
-        self.asked = True
-        return super().values()
-
-    def items(self) -> Any:
-        self.asked = True
-        return super().items()
-
-    def copy(self) -> Any:
-        return dict(self)
+def end_by_number(run: DueRun) -> list[str]:
+    """A run has ended: keeps what it has made of groups that it asked for by number. What it has done with them that it may
+    not, in words."""
+    for group, given, made in run.by_number:
+        _keep_written(group, given, made)
+    return [members.odd for _, _, made in run.by_number if isinstance(members := made["params"], Few) and members.odd]
 
 
-def _keep_written(group: dict[str, Any], given: dict[str, Any], part: dict[str, Any]) -> None:
+def _check_in_backward(run: DueRun, odd: str) -> None:
+    """Raises where a step is run for a few parameters at a time, and does what it cannot."""
+    if odd:
+        raise FailedPrecondition(
+            f"terrace.torch.offload(step_in_backward=True): the step of {type(run.optimizer).__name__} {odd}, and is "
+            "run for a few parameters at a time, in the order in which gradients come: offload without step_in_backward. "
+            "This step's weights are of no use")
+
+
+def _keep_written(group: Group, given: Group, part: Group) -> None:
     """Has a group be what a step has made of a part of it, which was given this."""
     for name, value in dict.items(part):
         if name != "params" and (name not in given or value is not given[name]):

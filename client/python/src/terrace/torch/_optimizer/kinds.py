@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which optimizers can run over a few parameters at a time, and what each keeps of a parameter."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +34,7 @@ _STATES: dict[type[optim.Optimizer], Callable[[Group], tuple[str, ...]]] = {
     optim.SGD: lambda group: (("momentum_buffer",) if group["momentum"] else ()),
 }
 _PYTORCH = tuple(_STATES)
+_STEPS = {kind: inspect.unwrap(kind.step).__code__ for kind in _PYTORCH}
 
 
 def elementwise(kind: Kind, *, states: Iterable[str] | Callable[[Group], Iterable[str]] = ()) -> Kind:
@@ -42,12 +45,12 @@ def elementwise(kind: Kind, *, states: Iterable[str] | Callable[[Group], Iterabl
         terrace.torch.elementwise(Lion, states=["exp_avg"])
         model, optimizer = terrace.torch.offload(model, Lion(model.parameters()))
 
-    Its step() then runs as ever. A loop over `group["params"]` that steps each parameter as it comes to it sees each group
-    once, and its parameters leased a few at a time. A step that collects them in lists first is shown parts of its groups,
-    and `step_in_backward=True` runs any step for a few parameters at a time. These give the same weights where what becomes
-    of an element depends on that element of the parameter, its gradient and its states alone, on the group's options, and
-    on counters in `self.state[parameter]`; what else a step does once a part is FailedPrecondition, where it is seen. Do
-    not declare a class that takes norms, means or factors over several parameters: its weights would be others.
+    Its step() then runs as ever, and sees each group once. A loop over `group["params"]` has its parameters leased a few at
+    a time; what it collects in lists is leased once more by each operation on it. `step_in_backward=True` runs the step for
+    a few parameters at a time. That gives the same weights where what becomes of an element depends on that element of the
+    parameter, its gradient and its states alone, on the group's options, and on counters in `self.state[parameter]`; what
+    else a step does is FailedPrecondition, where it is seen. Do not declare a class that takes norms, means or factors over
+    several parameters.
 
     states: the names under which it keeps tensors of a parameter's shape in `self.state[parameter]`, or what gives them
         of a parameter group. `offload` makes room for these before the first step; others go to Terrace as they come.
@@ -138,6 +141,14 @@ def may_keep_more(optimizer: optim.Optimizer) -> bool:
     """Whether there may be other states than these, as of an optimizer that was declared, or a class derived from one of
     PyTorch's."""
     return type(optimizer) not in _PYTORCH
+
+
+def is_step_of_pytorch(optimizer: optim.Optimizer, frame: FrameType) -> bool:
+    """Whether a function that runs is a step of PyTorch's own, and the optimizer leaves it as it is."""
+    kind = next((base for base in type(optimizer).__mro__ if base in _STEPS), None)
+    return (kind is not None and frame.f_code is _STEPS[kind]
+            and getattr(type(optimizer), "_init_group", None) is getattr(kind, "_init_group", None)
+            and "_init_group" not in vars(optimizer))
 
 
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:

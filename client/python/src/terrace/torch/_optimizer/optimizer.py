@@ -26,7 +26,7 @@ from .._ranks.shards import Shards
 from . import kinds, scaling
 from .ahead import IN_BACKWARD, SteppedAhead
 from .due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
-from .groups import is_proxy, proxy_class, proxy_of, run_of
+from .groups import end_by_number, is_proxy, proxy_class, proxy_of
 from .own import Own
 from .run import DueRun, Run
 from .states import States
@@ -101,16 +101,31 @@ class ManagedOptimizer:
         ahead, optimizer = self._stepped_ahead(), self.states.optimizer
         ahead.note_options(parameters)
         step = type(optimizer).step
-        own = Own(optimizer) if kinds.may_keep_more(optimizer) else None
+        step = getattr(step, "__wrapped__", step)  # without the hooks, which are for the script's own step
         run = DueRun(self.states, self.batch_bytes, self._note_ahead, parameters, ahead.group_of)
-        # without the hooks, which are for the script's own step
-        getattr(step, "__wrapped__", step)(proxy_of(optimizer, self._proxy_class, run))
-        if own is not None and (changed := own.changed()):
+        if kinds.may_keep_more(optimizer):
+            self._run_watched(step, run, ahead, parameters)
+        else:
+            step(proxy_of(optimizer, self._proxy_class, run))
+        ahead.note_left(parameters)
+
+    def _run_watched(self, step: Callable[[Any], Any], run: DueRun, ahead: SteppedAhead,
+                     parameters: Sequence[nn.Parameter]) -> None:
+        """Runs a step that is not PyTorch's alone, and raises if it has done what it would do once for all parameters."""
+        optimizer = self.states.optimizer
+        ahead.note_found()
+        own = Own(optimizer)
+        changed = ahead.changed_ahead(parameters)
+        with run.carried.looking():
+            step(proxy_of(optimizer, self._proxy_class, run))
+        by_number = end_by_number(run)  # of what it keeps some is the optimizer's own
+        odd = [f"changes {name}" for name in changed + own.changed()] + by_number
+        odd += ["leaves its loop over self.param_groups before the end"] if run.loops_left else []
+        if odd:
             raise FailedPrecondition(
-                f"{IN_BACKWARD}: the step of {type(optimizer).__name__} changes {', '.join(changed)}, and is run "
+                f"{IN_BACKWARD}: the step of {type(optimizer).__name__} {', '.join(odd)}, and is run "
                 "for a few parameters at a time, so that this would happen many times a step: keep it in self.state of each "
                 "parameter, or offload without step_in_backward. This step's weights are of no use")
-        ahead.note_left(parameters)
 
     def _note_ahead(self, managed: ManagedParameter) -> None:
         """A parameter was stepped. In a backward pass that is before its time."""
@@ -148,18 +163,18 @@ class ManagedOptimizer:
                 "before the backward pass or after the step, or offload without step_in_backward. This step's weights "
                 "are of no use")
 
-    def _after_step(self, optimizer: Any, args: Any, _kwargs: Any) -> None:
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if is_proxy(optimizer):
             return
-        run = run_of(args[0])
+        changed = self._ahead is not None and self._ahead.changed_in_step()
         self._forget_step()
         self.states.store.steps.stepped()
         self._stepped()
-        if run is not None and run.waiting:
+        if changed:
             raise FailedPrecondition(
-                f"terrace.torch.offload: the step of {type(self.states.optimizer).__name__} collects the parameters of a group "
-                "before it steps them, so that it is shown the group in parts, and ended before the last of these: step each parameter "
-                "in the loop over group['params']. Some parameters are stepped, and the others are not")
+                f"{IN_BACKWARD}: the step of {type(self.states.optimizer).__name__} changes self.state of another parameter "
+                "than it steps, which the backward pass has stepped: offload without step_in_backward. This step's weights "
+                "are of no use")
 
     def _forget_step(self) -> None:
         """Forgets what backward passes have stepped before a step, but for those that are under way in other threads."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a declared optimizer keeps beside the states of its parameters: on itself, and in its groups.
 
-A step that is shown its parameters in parts may change it once a part, where without Terrace it would once a step.
+A step that is run for a few parameters at a time may change it each time, where without Terrace it would once a step.
 """
 
 import threading
@@ -39,6 +39,7 @@ class Own:
     def _now(self) -> dict[str, tuple[list[Any], list[Any]]]:
         optimizer = self._optimizer
         aside = {id(optimizer), id(optimizer.state), id(optimizer.param_groups)}
+        aside |= {id(one) for group in optimizer.param_groups for one in group["params"]}  # are stepped
         with ordinary(), raw():
             found = {f"its own '{name}'": trace(value, aside)
                      for name, value in own_of(optimizer).items() if name not in _OF_PYTORCH}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn, optim
 
 from .._parameters.parameter import ManagedParameter
 from .batch import Batch
+from .carried import Carried
 from .states import States
 
 Group = dict[str, Any]
@@ -18,8 +18,6 @@ Group = dict[str, Any]
 
 class Run:
     """The run that the script has called for: it sees what no backward pass has stepped."""
-
-    is_due = False  # it steps a few parameters in the backward pass, with their gradients at hand
 
     def __init__(self, states: States, batch_bytes: int, stepped: Callable[[ManagedParameter], None],
                  is_left: Callable[[nn.Parameter], bool] | None):
@@ -29,7 +27,6 @@ class Run:
         self._batch_bytes = batch_bytes
         self._stepped = stepped
         self._is_left = is_left
-        self.waiting: deque[list[nn.Parameter]] = deque()  # what it has not come to of the group that it is at
 
     @property
     def optimizer(self) -> optim.Optimizer:
@@ -77,9 +74,7 @@ class Run:
 
 
 class DueRun(Run):
-    """A run in the backward pass, over a few parameters whose gradients have come."""
-
-    is_due = True
+    """A run in the backward pass, over a few parameters whose gradients have come and are at hand."""
 
     def __init__(self, states: States, batch_bytes: int, stepped: Callable[[ManagedParameter], None],
                  due: Sequence[nn.Parameter], group_of: Mapping[int, int]):
@@ -88,6 +83,10 @@ class DueRun(Run):
         super().__init__(states, batch_bytes, stepped, lambda one: id(one) in wanted)
         self._due = due
         self._group_of = group_of
+        self.carried = Carried(type(states.optimizer).__name__)
+        self.by_number: list[tuple[Group, Group, Group]] = []  # a group that the step asked for by number, and what of it the
+        # step was given and has made
+        self.loops_left = 0  # over groups, that the step has begun and not ended
 
     def _members_at(self, index: int, group: Group) -> list[nn.Parameter]:
         return [one for one in self._due if self._group_of[id(one)] == index]

@@ -5,10 +5,14 @@ Equal content is equal, whichever object has it. Of what is large only the chang
 module, a class or what nobody can look into is itself and nothing else.
 """
 
+import array
 import collections
+import functools
+import io
 import random
 import types
 import warnings
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,9 +25,10 @@ from .._tensors.offloaded import OffloadedTensor
 OBJECTS_MAX = 4096  # that are looked at, numbers among them
 CONTENT_BYTES_MAX = 64 << 10  # of an array that is compared by its content
 
-_PLAIN = (int, float, complex, str, bytes, type(None))
+PLAIN = (int, float, complex, str, bytes, type(None))
 _CLOSED = (nn.Module, type, types.ModuleType, types.BuiltinFunctionType)
 _LISTS = (list, tuple, set, frozenset, collections.deque)
+_HEAP = 1 << 9  # of a type's flags: it is no static type of C
 _HOOKS = "_optimizer_"  # begin the names of an optimizer's hooks
 
 
@@ -39,7 +44,7 @@ def trace(value: Any, aside: Iterable[int] = ()) -> tuple[list[Any], list[Any]]:
     while waiting and len(found) < 2 * OBJECTS_MAX:
         one = waiting.pop()
         found.append(type(one))
-        if isinstance(one, _PLAIN):
+        if isinstance(one, PLAIN):
             found.append(one)
         elif id(one) not in seen:
             seen.add(id(one))
@@ -66,7 +71,8 @@ def _content(one: Any) -> tuple[Any, Iterable[Any]]:
     if isinstance(one, _CLOSED):
         return id(one), ()
     if isinstance(one, types.FunctionType):
-        return id(one), [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
+        cells = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
+        return id(one), [*cells, one.__defaults__, one.__kwdefaults__, vars(one)]
     if isinstance(one, types.MethodType):
         return None, [one.__func__, one.__self__]
     if isinstance(one, numpy.ndarray) and not one.dtype.hasobject:
@@ -77,7 +83,13 @@ def _content(one: Any) -> tuple[Any, Iterable[Any]]:
         return one.getstate(), ()
     if isinstance(one, types.GeneratorType):
         frame = one.gi_frame
-        return frame and frame.f_lasti, [] if frame is None else [frame.f_locals]
+        return frame and frame.f_lasti, [] if frame is None else [frame.f_locals, one.gi_yieldfrom]
+    if isinstance(one, weakref.ref):
+        return id(one), [one()]
+    if isinstance(one, memoryview | array.array | bytearray):
+        return one.tobytes() if not isinstance(one, bytearray) else bytes(one), ()
+    if isinstance(one, functools.partial):
+        return None, [one.func, one.args, one.keywords, vars(one)]
     if isinstance(one, optim.Optimizer):
         return None, [own_of(one), [{**group, "params": len(group["params"])} for group in one.param_groups]]
     return _of_container(one)
@@ -85,6 +97,8 @@ def _content(one: Any) -> tuple[Any, Iterable[Any]]:
 
 def _of_container(one: Any) -> tuple[Any, Iterable[Any]]:
     inside: list[Any] = []
+    if hasattr(one, "__next__") and not isinstance(one, io.IOBase) and not _is_pythons(type(one)):
+        return _of_what_pickles(one)
     if isinstance(one, collections.abc.Mapping):
         inside += [part for item in one.items() for part in item]
     elif isinstance(one, (*_LISTS, numpy.ndarray)):
@@ -104,16 +118,26 @@ def _of_container(one: Any) -> tuple[Any, Iterable[Any]]:
 def _of_what_pickles(one: Any) -> tuple[Any, Iterable[Any]]:
     """Of an object without attributes, as an iterator: what a pickle of it would have."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # iterators lose theirs one day
-        given = one.__reduce_ex__(4)
+        warnings.simplefilter("ignore")  # iterators lose theirs with Python 3.14
+        try:
+            given = one.__reduce_ex__(4)
+        except TypeError:
+            if hasattr(one, "__next__") and not isinstance(one, io.IOBase):
+                return object(), ()  # is another one each time: what cannot be looked into may have changed
+            raise
     if isinstance(given, str):
         return given, ()
     return None, [list(part) if hasattr(part, "__next__") else part for part in given[1:] if part is not None]
 
 
+def _is_pythons(kind: type) -> bool:
+    """Whether a class and all that it is made of are written in Python, so that its attributes are all that it has."""
+    return all(base is object or base.__flags__ & _HEAP for base in kind.__mro__)
+
+
 def _of_tensor(one: torch.Tensor) -> Any:
-    if isinstance(one, nn.Parameter):
-        return id(one)  # is stepped
+    if isinstance(one, nn.Parameter) and "terrace" in one.__dict__:
+        return id(one)  # is the model's
     if isinstance(one, OffloadedTensor):
         return id(one), one.terrace_slot.writes
     version = 0 if one.is_inference() else one._version
