@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which optimizers can run over a few parameters at a time, and what each keeps of a parameter."""
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from torch import optim
 
 from ..._errors import InvalidArgument
-from .._pytorch.private import unhooked
+from .._pytorch.private import code_of_step, has_collecting_of, is_run_of, unhooked
 from .._pytorch.split import is_split
 
 Group = Mapping[str, Any]
@@ -34,7 +33,7 @@ _STATES: dict[type[optim.Optimizer], Callable[[Group], tuple[str, ...]]] = {
     optim.SGD: lambda group: (("momentum_buffer",) if group["momentum"] else ()),
 }
 _PYTORCH = tuple(_STATES)
-_STEPS = {kind: inspect.unwrap(kind.step).__code__ for kind in _PYTORCH}
+_STEPS = {kind: code_of_step(kind) for kind in _PYTORCH}
 
 
 def elementwise(kind: Kind, *, states: Iterable[str] | Callable[[Group], Iterable[str]] = ()) -> Kind:
@@ -146,9 +145,7 @@ def may_keep_more(optimizer: optim.Optimizer) -> bool:
 def is_step_of_pytorch(optimizer: optim.Optimizer, frame: FrameType) -> bool:
     """Whether a function that runs is a step of PyTorch's own, and the optimizer leaves it as it is."""
     kind = next((base for base in type(optimizer).__mro__ if base in _STEPS), None)
-    return (kind is not None and frame.f_code is _STEPS[kind]
-            and getattr(type(optimizer), "_init_group", None) is getattr(kind, "_init_group", None)
-            and "_init_group" not in vars(optimizer))
+    return kind is not None and is_run_of(_STEPS[kind], frame) and has_collecting_of(kind, optimizer)
 
 
 def writes_gradients_unseen(optimizer: optim.Optimizer) -> bool:

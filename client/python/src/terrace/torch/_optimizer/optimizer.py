@@ -116,9 +116,9 @@ class ManagedOptimizer:
         ahead.note_found()
         own = Own(optimizer)
         changed = ahead.changed_ahead(parameters)
-        with run.carried.looking():
+        with run.watched():
             step(proxy_of(optimizer, self._proxy_class, run))
-        by_number = end_by_number(run)  # of what it keeps some is the optimizer's own
+            by_number = end_by_number(run)  # before the look at what is the optimizer's own, of which these are
         odd = [f"changes {name}" for name in changed + own.changed()] + by_number
         odd += ["leaves its loop over self.param_groups before the end"] if run.loops_left else []
         if odd:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn, optim
@@ -87,6 +88,15 @@ class DueRun(Run):
         self.by_number: list[tuple[Group, Group, Group]] = []  # a group that the step asked for by number, and what of it the
         # step was given and has made
         self.loops_left = 0  # over groups, that the step has begun and not ended
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """For as long as it goes on: what it has looked at and shown goes with it, at once."""
+        try:
+            with self.carried.looking():
+                yield
+        finally:
+            self.by_number.clear()
 
     def _members_at(self, index: int, group: Group) -> list[nn.Parameter]:
         return [one for one in self._due if self._group_of[id(one)] == index]

@@ -9,6 +9,7 @@ keeps it in another way.
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -205,6 +206,23 @@ def module_called(frame: FrameType, otherwise: nn.Module) -> Any:
 def unhooked(step: Any) -> Any:
     """An optimizer class's step without PyTorch's hooks around it, which the class's first optimizer puts there."""
     return step.__wrapped__ if getattr(step, "__code__", None) is _HOOKED_STEP else step
+
+
+def code_of_step(kind: type[optim.Optimizer]) -> CodeType:
+    """Of an optimizer class's step what runs within all that PyTorch has put around it."""
+    code: CodeType = inspect.unwrap(kind.step).__code__
+    return code
+
+
+def is_run_of(code: CodeType, frame: FrameType) -> bool:
+    """Whether a frame runs this very code: a step of PyTorch's own can be shown its groups in parts, as no other can."""
+    return frame.f_code is code
+
+
+def has_collecting_of(kind: type[optim.Optimizer], optimizer: optim.Optimizer) -> bool:
+    """Whether an optimizer collects its parameters as a class of PyTorch's does, whose step calls this to do so."""
+    name = "_init_group"
+    return getattr(type(optimizer), name, None) is getattr(kind, name, None) and name not in vars(optimizer)
 
 
 def is_asked_by_call(asks: FrameType) -> bool:
