@@ -365,7 +365,7 @@ def test_backward_declares_what_it_needs_next(disk):
             weights = [torch.randn(MIB // 4).requires_grad_() for _ in range(24)]
             with context:
                 saved = [(weight * 1).square() for weight in weights]
-            at = {saving.place().slot.tensor.name: number
+            at = {saving.moved().box.tensor.name: number
                   for number, saving in enumerate(context._keeper.order._step.savings)}
             for number in order:
                 saved[number].sum().backward()

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import terrace
 import terrace.torch
-from terrace.torch import _backward_order
-from terrace.torch._costs import Saving, made_again, stay_in_memory
+from terrace.torch._activations import backward_order
+from terrace.torch._activations.costs import Saving, made_again, stay_in_memory
 
 OPERATIONS = {"gelu": functional.gelu, "gelu-tanh": lambda value: functional.gelu(value, approximate="tanh"),
               "silu": functional.silu, "mish": functional.mish, "hardswish": functional.hardswish,
@@ -25,7 +25,7 @@ OPERATIONS = {"gelu": functional.gelu, "gelu-tanh": lambda value: functional.gel
 @pytest.fixture
 def always(monkeypatch):
     """Whatever can be is made again from the second step on, so that no clock decides."""
-    monkeypatch.setattr(_backward_order, "made_again", lambda savings: frozenset(
+    monkeypatch.setattr(backward_order, "made_again", lambda savings: frozenset(
         number for number, saving in enumerate(savings) if saving.make_seconds is not None))
 
 

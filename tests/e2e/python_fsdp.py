@@ -13,7 +13,7 @@ import torch
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from python_rank_fixtures import Checks, run_ranks
 from python_torch_models import Gpt, batch, loss_of, roomy  # noqa: F401 (a fixture)
-from terrace.torch._lazy import OffloadedTensor
+from terrace.torch._tensors.offloaded import OffloadedTensor
 from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict

@@ -399,7 +399,7 @@ def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch):
             assert (tmp_path / "out" / "accelerated" / "model.safetensors").exists()
         finally:
             names.clear()
-            if (opened := terrace.torch._default_client._opened) is not None:
+            if (opened := terrace.torch._leased.default_client._opened) is not None:
                 opened[1].close()
 
 

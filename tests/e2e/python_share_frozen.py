@@ -14,7 +14,7 @@ import torch
 from python_fixtures import disk, wait_until  # noqa: F401 (a fixture)
 from python_rank_fixtures import Checks, run_ranks
 from python_torch_models import assert_same, metric, roomy, weights  # noqa: F401 (a fixture)
-from terrace.torch._writes import same_bits
+from terrace.torch._pytorch.bits import same_bits
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint

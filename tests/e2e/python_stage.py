@@ -196,8 +196,8 @@ def test_a_script_that_keeps_its_batches_waits_for_none(disk):
 
 def test_room_that_the_script_may_still_give_back_is_waited_for(disk, monkeypatch):
     looks, read = [], []
-    awaited = terrace.torch._stage._Line.awaited
-    monkeypatch.setattr(terrace.torch._stage._Line, "awaited", lambda line: looks.append(len(read)) or awaited(line))
+    awaited = terrace.torch._buffers.stage._Line.awaited
+    monkeypatch.setattr(terrace.torch._buffers.stage._Line, "awaited", lambda line: looks.append(len(read)) or awaited(line))
 
     def batches():
         for number in range(6):

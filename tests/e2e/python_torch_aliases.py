@@ -183,7 +183,7 @@ def test_a_move_that_fails_half_way_leaves_a_model_that_trains(roomy, monkeypatc
 
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monkeypatch.setattr(terrace.torch._optimizer.ManagedOptimizer, "adopt", fails)
+    monkeypatch.setattr(terrace.torch._optimizer.states.States, "adopt", fails)
     with pytest.raises(terrace.Unavailable, match="no more"):
         terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
     model(torch.ones(2, 8)).sum().backward()
@@ -286,7 +286,7 @@ def test_other_parts_go_to_terrace_whatever_shows_a_weight(roomy):
         warnings.simplefilter("error")
         offloaded(roomy, model, what={"gradients"})
     model(torch.ones(1, 8)).sum().backward()
-    assert type(model.weight.grad) is terrace.torch._lazy.OffloadedTensor and taken is not None
+    assert type(model.weight.grad) is terrace.torch._tensors.offloaded.OffloadedTensor and taken is not None
 
 
 def stepped(model):

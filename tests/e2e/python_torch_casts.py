@@ -5,7 +5,7 @@ cast is made again, and where the weight changed meanwhile the cast itself is ke
 import pytest
 import torch
 from python_torch_models import nothing_stays_leased, restless, same_for_both  # noqa: F401 (fixtures)
-from terrace.torch import _saved
+from terrace.torch._parameters import saved
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
@@ -25,7 +25,7 @@ def generator_and_discriminator(_recipe=None):
 
 def noted(monkeypatch):
     """Of each saved cast of a weight, whether it is made again."""
-    found, cast_of = [], _saved._cast_of
+    found, cast_of = [], saved._cast_of
 
     def looked_at(tensor):
         managed = cast_of(tensor)
@@ -33,7 +33,7 @@ def noted(monkeypatch):
             found.append(managed is not None)
         return managed
 
-    monkeypatch.setattr(_saved, "_cast_of", looked_at)
+    monkeypatch.setattr(saved, "_cast_of", looked_at)
     return found
 
 

@@ -40,10 +40,10 @@ def test_every_snippet_runs(disk):
 def test_every_optimizer_that_the_page_names_is_one_that_works():
     page = (ROOT / "docs/guides/pytorch.md").read_text()
     (named,) = re.findall(r"with PyTorch's own kernels: ([\w, ]+) and SGD\.", page)
-    from terrace.torch import _optimizers
+    from terrace.torch._optimizer import kinds
 
-    assert sorted([*named.split(", "), "SGD"]) == sorted(_optimizers.names())
-    assert all(hasattr(torch.optim, name) for name in _optimizers.names()) and terrace.torch.offload.__doc__
+    assert sorted([*named.split(", "), "SGD"]) == sorted(kinds.names())
+    assert all(hasattr(torch.optim, name) for name in kinds.names()) and terrace.torch.offload.__doc__
 
 
 def test_the_example(disk):

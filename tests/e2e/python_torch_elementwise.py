@@ -19,7 +19,8 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     same_for_both,
     weights,
 )
-from terrace.torch._optimizer import ManagedOptimizer, managed_optimizer
+from terrace.torch._optimizer.optimizer import managed_optimizer
+from terrace.torch._optimizer.states import States
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
@@ -73,9 +74,9 @@ class Replacing(torch.optim.Optimizer):
 @pytest.fixture(autouse=True)
 def undeclared(monkeypatch):
     """What a test declares is forgotten after it."""
-    from terrace.torch import _optimizers
+    from terrace.torch._optimizer import kinds
 
-    monkeypatch.setattr(_optimizers, "_STATES", dict(_optimizers._STATES))
+    monkeypatch.setattr(kinds, "_STATES", dict(kinds._STATES))
 
 
 @pytest.mark.parametrize("options", [{}, {"step_in_backward": True}, {"what": "states"}], ids=str)
@@ -155,8 +156,8 @@ def test_states_that_are_not_named_are_leased_too(roomy, monkeypatch):
         """Might keep more."""
 
     looked = []
-    count = ManagedOptimizer._states_kept
-    monkeypatch.setattr(ManagedOptimizer, "_states_kept", lambda *of: looked.append(count(*of)) or looked[-1])
+    count = States._states_kept
+    monkeypatch.setattr(States, "_states_kept", lambda *of: looked.append(count(*of)) or looked[-1])
     terrace.torch.elementwise(Lion)
     for kind, wanted in ((Lion, {0, 1}), (torch.optim.AdamW, set()), (Averaging, {0, 2})):
         looked.clear()

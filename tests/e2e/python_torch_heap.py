@@ -8,7 +8,7 @@ import platform
 import re
 
 import pytest
-import terrace.torch._placeholder as placeholders
+import terrace.torch._leased.placeholder as placeholders
 import torch
 from python_fixtures import disk, run_program  # noqa: F401 (a fixture)
 
@@ -92,7 +92,7 @@ def test_a_model_of_several_sizes_leaves_the_process_while_it_is_built(disk, env
 
 @pytest.mark.parametrize("environment", [{"MALLOC_ARENA_MAX": "1"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}])
 def test_an_environment_that_says_how_to_allocate_is_left_alone(environment):
-    program = "from terrace.torch import _heap; print(_heap.give_back_freed_memory())"
+    program = "from terrace.torch._device import heap; print(heap.give_back_freed_memory())"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     assert run_program(program, env=kept | environment).stdout == "False\n"
 

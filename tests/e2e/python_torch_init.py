@@ -24,7 +24,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     weights,
 )
 from python_training_fixtures import LiveBytes
-from terrace.torch._lazy import OffloadedParameter
+from terrace.torch._tensors.offloaded import OffloadedParameter
 from torch import nn
 
 LARGE = Recipe(width=96, blocks=20, steps=1)
@@ -93,14 +93,14 @@ def test_what_modules_do_while_they_are_built(restless):
         return model, torch.rand(3)
 
     plain, following = make()
-    limit = terrace.torch._init.WAITING_BYTES_MAX
+    limit = terrace.torch._offload.init.WAITING_BYTES_MAX
     for waiting in (20 << 10, limit):
-        terrace.torch._init.WAITING_BYTES_MAX = waiting
+        terrace.torch._offload.init.WAITING_BYTES_MAX = waiting
         try:
             with terrace.torch.init(client=restless, tensor_bytes_min=1):
                 model, ours = make()
         finally:
-            terrace.torch._init.WAITING_BYTES_MAX = limit
+            terrace.torch._offload.init.WAITING_BYTES_MAX = limit
         assert torch.equal(ours, following)
         assert_same(weights(model), weights(plain))
         assert [one.stride() for one in model.parameters()] == [one.stride() for one in plain.parameters()]

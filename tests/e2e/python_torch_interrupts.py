@@ -17,8 +17,8 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     restless,
     same_for_both,
 )
-from terrace.torch._batch import Batch
-from terrace.torch._parameters import ManagedParameter
+from terrace.torch._optimizer.batch import Batch
+from terrace.torch._parameters.parameter import ManagedParameter
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 top_hooks = torch._C._autograd._top_saved_tensors_default_hooks

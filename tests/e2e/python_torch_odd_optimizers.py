@@ -22,9 +22,9 @@ STEPS = 4
 @pytest.fixture(autouse=True)
 def undeclared(monkeypatch):
     """What a test declares is forgotten after it."""
-    from terrace.torch import _optimizers
+    from terrace.torch._optimizer import kinds
 
-    monkeypatch.setattr(_optimizers, "_STATES", dict(_optimizers._STATES))
+    monkeypatch.setattr(kinds, "_STATES", dict(kinds._STATES))
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from python_torch_models import (  # noqa: F401 (fixtures)
     weights,
 )
 from python_training_fixtures import model_of
-from terrace.torch._parameters import enter, leave
+from terrace.torch._parameters.parameter import enter, leave
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")

@@ -8,6 +8,7 @@ import pathlib
 import re
 import sys
 
+import arrows
 import complete
 import pages
 import tree
@@ -125,7 +126,8 @@ def layer_of(folder):
 
 
 def layers(path, lines):
-    """The daemon's layers include only what lies below them."""
+    """The daemon's layers include only what lies below them, and the Python package's rooms import only that."""
+    yield from arrows.python_layers(path, lines)
     if path.parts[0] != "daemon" or len(path.parts) < 3 or path.suffix not in (".h", ".cc"):
         return
     folder = "/".join(path.parts[1:-1])
@@ -172,7 +174,7 @@ def machine(path, lines):
 
 
 RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, usings, machine)}
-RULES |= pages.RULES | {"complete": complete.complete}
+RULES |= pages.RULES | {"complete": complete.complete, "private": arrows.private}
 SCRIPTS = set()
 
 

@@ -22,6 +22,7 @@ FAULTS = {
     "words": ("docs/a.md", "# A page\nThe GPU tier is HBM; `GPU tier` is code.\n"),
     "length": ("docs/a.md", "# A page\n" + "word " * 2200),
     "complete": ("daemon/metrics/a.cc", 'counter("terrace_new_total");\n'),
+    "private": ("client/python/src/terrace/torch/_model/a.py", "import torch\npush = torch._C._autograd.push\n"),
     "snippets": ("docs/guides/a.md", "# A guide\n```text\nsaid\n```\n```sh\nrm -rf everything\n```\n"),
 }
 
@@ -45,6 +46,29 @@ class HouseRules(unittest.TestCase):
                 self.assertEqual(1, len(found), found)
                 self.assertIn(name, found[0])
 
+    def test_arrows_of_the_python_package_go_down(self):
+        """An import that runs back up is found wherever it stands, and so is a circle within one room."""
+        torch = "client/python/src/terrace/torch/"
+        upward = {"at the top": "from .._model.modules import attach\n",
+                  "for a type checker": "if TYPE_CHECKING:\n    from .._model.modules import Uses\n",
+                  "in a function": "def late():\n    import terrace.torch._model.modules\n",
+                  "of a module": "from .._model import modules\n",
+                  "of the face": "from .. import offload\n"}
+        for where, text in upward.items():
+            with self.subTest(where):
+                found = self.check("layers", {torch + "_leased/a.py": text, torch + "_model/modules.py": "",
+                                              torch + "__init__.py": ""})
+                self.assertEqual(1, len(found), found)
+                self.assertIn("_leased/a.py", found[0])
+        self.assertEqual([], self.check("layers", {torch + "_model/a.py": "from .._leased import b\nfrom ..._errors import E\n",
+                                                   torch + "_leased/b.py": "from .c import d\n", torch + "_leased/c.py": "",
+                                                   torch + "__init__.py": "from ._model.a import e\n"}))
+        self.assertEqual(1, len(self.check("layers", {"client/python/src/terrace/_errors.py": "from .torch import offload\n"})))
+        self.assertEqual(1, len(self.check("layers", {torch + "_misplaced/a.py": ""})))
+        self.assertEqual(2, len(self.check("layers", {torch + "_leased/a.py": "from .b import c\n",
+                                                      torch + "_leased/b.py": "from . import a\n"})))
+        self.assertEqual(1, len(self.check("layers", {"docs/internals/torch.md": "| `_leased` | x |\n| `_pytorch` | y |\n"})))
+
     def test_a_path_of_the_machine_is_found(self):
         self.assertEqual(1, len(self.check("machine", {})))
 
@@ -59,6 +83,7 @@ class HouseRules(unittest.TestCase):
                                         ("words", "docs/a.md", "Of what is there some goes.\n- Who asks waits.\n", 2),
                                         ("links", "docs/a.md", "# One\n[two](#two) `[three](three.md)`\n", 1),
                                         ("links", "tests/e2e/a.py", "# docs/was.md says how\n", 1),
+                                        ("private", "client/python/src/terrace/torch/_model/a.py", "torch.cuda.Event()\n", 1),
                                         ("snippets", "README.md", "# It\n```python\nrun()\n```\n", 1)):
             with self.subTest(text):
                 self.assertEqual(count, len(self.check(rule, {name: text})))

@@ -9,20 +9,19 @@
 
 from typing import TYPE_CHECKING, Any
 
-from . import _operations as _operations
-from ._activations import Activations, activations
-from ._checkpoint import load, save
-from ._init import init
-from ._managed import is_managed
-from ._offload import offload
-from ._optimizers import elementwise
-from ._progress import progress
-from ._scratch import scratch
-from ._stage import Stage, StagedBatches, stage
-from ._summary import ActivationsSummary, LeaseSummary, ModuleSummary, Overview, Summary, summary
+from ._activations.activations import Activations, activations
+from ._buffers.scratch import scratch
+from ._buffers.stage import Stage, StagedBatches, stage
+from ._files.checkpoint import load, save
+from ._leased.shown import is_managed
+from ._offload.init import init
+from ._offload.offload import offload
+from ._optimizer.kinds import elementwise
+from ._reports.progress import progress
+from ._reports.summary import ActivationsSummary, LeaseSummary, ModuleSummary, Overview, Summary, summary
 
 if TYPE_CHECKING:
-    from ._trainer import TerraceCallback as TerraceCallback
+    from ._reports.trainer import TerraceCallback as TerraceCallback
 
 __all__ = ["Activations", "ActivationsSummary", "LeaseSummary", "ModuleSummary", "Overview", "Stage", "StagedBatches",
            "Summary", "activations", "elementwise", "init", "is_managed", "load", "offload", "progress", "save",
@@ -33,6 +32,6 @@ def __getattr__(name: str) -> Any:
     """TerraceCallback, which needs `transformers`, is imported when it is asked for."""
     if name != "TerraceCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._trainer import TerraceCallback
+    from ._reports.trainer import TerraceCallback
 
     return TerraceCallback

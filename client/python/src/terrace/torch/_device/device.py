@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device a place is the memory of, the end of leases behind its streams, and what its allocator keeps."""
+
+import time
+
+import torch
+
+from ..._client import Client
+from .heap import give_back_free_pages
+
+_LOOK_SECONDS = 0.005  # the thread that ends leases looks more often
+_LOOKS_MAX = 200
+
+
+def device_of(client: Client, place: str) -> torch.device:
+    """Where PyTorch computes on what is leased in a place. FailedPrecondition where this process cannot see that GPU."""
+    cuda_device = client._cuda_device(place)
+    return torch.device("cpu") if cuda_device is None else torch.device("cuda", cuda_device)
+
+
+def wait_for_leases(client: Client, device: torch.device) -> None:
+    """Waits until a GPU is idle, and the leases have ended that were to end behind its streams: as long as there are fewer
+    from look to look, and no longer than a second."""
+    torch.cuda.synchronize(device)
+    held, looks = client.held, _LOOKS_MAX
+    while looks:
+        time.sleep(_LOOK_SECONDS)
+        looks, held, before = looks - 1, client.held, held
+        if held == before:
+            return
+
+
+def give_back_free(device: torch.device) -> None:
+    """Gives what PyTorch has freed on a device, and keeps for itself, back to the system, so that the daemon can have it."""
+    if device.type == "cpu":
+        give_back_free_pages()
+    elif torch.cuda.is_initialized():
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()

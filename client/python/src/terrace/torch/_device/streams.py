@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a device with streams is asked: the current one, waits and marks in it, whether it is captured, and DLPack's number.
+
+Another kind of device is another answer here; no other room names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..._errors import FailedPrecondition
+from .._pytorch.private import raw_stream
+
+Stream = torch.cuda.Stream
+KINDS = ("cpu", "cuda")  # of devices, on which tensors can be in Terrace
+_CAPTURED = ("terrace.torch: a CUDA graph was being captured as something in Terrace was to be leased, and would use the "
+             "address of this one lease for good: capture only what works on ordinary memory")
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether what is done on a device goes on behind Python, in streams: on a GPU, and not on the CPU."""
+    return device.type == "cuda"
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether the current stream of a GPU is being captured into a graph."""
+    if device.index == torch.cuda.current_device():
+        return bool(torch.cuda.is_current_stream_capturing())
+    with torch.cuda.device(device):
+        return bool(torch.cuda.is_current_stream_capturing())
+
+
+def check_not_captured(device: torch.device) -> None:
+    """Raises FailedPrecondition while the current stream of a GPU is captured into a graph."""
+    if is_captured(device):
+        raise FailedPrecondition(_CAPTURED)
+
+
+def stream_of(cuda_device: int) -> int:
+    """The current stream of a GPU, by its number for DLPack."""
+    return int(raw_stream(cuda_device))
+
+
+def current_stream(device: torch.device) -> Stream:
+    """Behind which the script's work on a device lies now."""
+    return torch.cuda.current_stream(device)
+
+
+def follow(device: torch.device, stream: Stream | None) -> Stream:
+    """The current stream of a GPU, behind what lies in another one of its streams just now."""
+    current = current_stream(device)
+    if stream is not None and stream != current:
+        current.wait_stream(stream)
+    return current
+
+
+def use_in(tensor: torch.Tensor, stream: Stream) -> None:
+    """Has a tensor's memory be kept until a stream has come so far as now, where it may have been made on another one."""
+    tensor.record_stream(stream)
+
+
+class Mark:
+    """A mark in a GPU's current stream, as it is made."""
+
+    def __init__(self, device: torch.device):
+        self._event = torch.cuda.Event()
+        self._event.record(current_stream(device))
+
+    def passed(self) -> bool:
+        """Whether the GPU has come to it."""
+        return bool(self._event.query())
+
+
+def generators() -> Sequence[torch.Generator]:
+    """Of random numbers, those of GPUs that are in use."""
+    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tensor of a training job in Terrace, and the PyTorch tensors that show it while it is leased.
+
+The tensors own the lease: it ends with the last one that shows the memory, so that nothing that a script keeps can
+dangle. While anything shows it, the same lease is shown again, and a lease to write is added to it where there was one
+to read.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..._terrace import Lease, Tensor
+from .._device.streams import stream_of
+from .._pytorch.private import from_capsule
+from .._pytorch.storages import over
+from .placeholder import elements_spanned
+from .shown import remember
+from .waits import Waits
+
+_PAGE_BYTES = 4096
+
+
+def room_for(nbytes: int) -> int:
+    """What a tensor of so many bytes takes where it is leased: whole pages."""
+    return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def nobody() -> None:
+    """A reference to nothing."""
+
+
+class Slot:
+    """One tensor in Terrace, of a fixed geometry: that of its placeholder."""
+
+    __slots__ = ("__weakref__", "_cuda_device", "addressed", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
+                 "reference", "tensor", "waits", "writes", "writing")
+
+    def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
+        self.name = name
+        self.owner = owner  # the module, for people
+        self.tensor = tensor
+        self.reference: Callable[[], Any] = nobody  # to the ManagedParameter whose bytes these are
+        self.addressed: Callable[[], Any] = nobody  # to what shows it where its address was asked for
+        self.placeholder = placeholder
+        self.dtype = placeholder.dtype
+        self._cuda_device = placeholder.device.index  # None: a CPU's
+        self.plain = placeholder.stride() == plain_strides(placeholder.shape)
+        self.lease: Lease | None = None
+        self.lazies = 0  # tensors of the script that stand for its content
+        self.writing = False  # the lease is one to write
+        self.writes = 0  # that there may have been, but for a step's
+        self.waits = Waits()
+
+    @property
+    def parameter(self) -> Any:
+        """The ManagedParameter whose bytes these are; None for what is no parameter's."""
+        return self.reference()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensor."""
+        return self.tensor.nbytes
+
+    @property
+    def room_bytes(self) -> int:
+        """What it takes where it is leased."""
+        return room_for(self.nbytes)
+
+    @property
+    def shown(self) -> bool:
+        """Whether a tensor that shows it is left."""
+        return self.lease is not None and self.lease.shown
+
+    def take(self, lease: Lease, writing: bool) -> None:
+        """Has this lease from now on: a new one, or one to write beside what is shown already."""
+        if self.lease is None or not self.lease.resume():
+            self.lease = lease
+            self.writing = writing
+        elif writing and not self.writing:
+            self.lease.carry(lease)
+            self.writing = True
+
+    def resume(self, writing: bool) -> bool:
+        """Takes a part of the lease that goes on, if it is good for this use."""
+        return self.lease is not None and (self.writing or not writing) and self.lease.resume()
+
+    def let_go(self) -> None:
+        """Gives up the part that take() or resume() took."""
+        if self.lease is not None:
+            self.lease.release()
+
+    def show(self) -> torch.Tensor:
+        """A tensor over the leased memory, which alone holds the lease from now on. After take() or resume()."""
+        lease = self.lease
+        assert lease is not None
+        try:
+            stream = None if self._cuda_device is None else stream_of(self._cuda_device)
+            shown: torch.Tensor = from_capsule(lease.__dlpack__(stream=stream))
+            if not self.plain:
+                geometry = self.placeholder
+                shown = over(shown.untyped_storage(), self.dtype, 0, geometry.shape, geometry.stride())
+            remember(lease.address, lease, weakref.ref(self))
+            return shown
+        finally:
+            lease.release()
+
+
+def plain_strides(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a C-contiguous tensor of this size, as PyTorch and Terrace count them."""
+    strides = []
+    step = 1
+    for extent in reversed(size):
+        strides.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(strides))
+
+
+def shape_in_terrace(tensor: torch.Tensor) -> list[int]:
+    """The shape to create for a tensor of this geometry: its own, or a flat run where its strides are other ones."""
+    if tensor.stride() == plain_strides(tensor.shape):
+        return list(tensor.shape)
+    return [elements_spanned(tensor.shape, tensor.stride())]

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of one offloaded job: where they are made, and leased as sets."""
+
+import contextlib
+import itertools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from ..._client import Client
+from ..._errors import Error, FailedPrecondition, ResourceExhausted
+from ..._terrace import Lease, Tensor
+from .._device.device import device_of, give_back_free, wait_for_leases
+from .._device.heap import give_back_freed_memory
+from .._device.streams import Mark, check_not_captured, has_streams
+from .._pytorch.modes import ordinary
+from .order import Order
+from .passing import Passing
+from .placeholder import PlaceholderSpace
+from .slot import Slot, shape_in_terrace
+from .steps import Steps
+from .waits import note
+
+NAME_BYTES_MAX = 175
+Wanted = tuple[str, str, torch.Tensor]  # a name and a module, for people, and a tensor of the geometry
+_numbers = itertools.count()
+
+
+class Leased(NamedTuple):
+    """What a job has leased so far, beside what was leased already."""
+
+    sets: int = 0  # to be read or written
+    hits: int = 0  # of them, those whose tensors were all there
+    wait_seconds: float = 0.0
+    nbytes: int = 0
+
+
+class Tally:
+    """Counts what a job leases, in all of its stores."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.leased = Leased()
+
+    def add(self, leases: Sequence[Lease], looked_for: bool, seconds: float) -> None:
+        """A set was leased. looked_for: what was there before is needed."""
+        with self._lock:
+            so_far = self.leased
+            self.leased = Leased(so_far.sets + looked_for, so_far.hits + (looked_for and not leases[0].waited),
+                                 so_far.wait_seconds + seconds, so_far.nbytes + sum(lease.nbytes for lease in leases))
+
+
+class Operations(Protocol):
+    """What runs PyTorch's functions on tensors whose bytes are in Terrace."""
+
+    def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """As a script calls one."""
+
+    def operate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /) -> Any:
+        """As PyTorch's own C++ comes to one."""
+
+
+class Store:
+    """Makes slots in one client's session and leases them."""
+
+    writable = True  # what is in it may change
+    ranks = 1  # that lease what is in it
+
+    def __init__(self, client: Client, place: str, timeout: float, bytes_expected: int, operations: Operations,
+                 tally: Tally | None = None):
+        self.client = client
+        self.operations = operations
+        self.place = place
+        self.timeout = timeout
+        self.prefix = f"torch{next(_numbers)}"
+        self._count = itertools.count()
+        self.device = device_of(client, place)
+        self.space = PlaceholderSpace(bytes_expected, self.device)
+        self.slots: list[Slot] = []
+        self._lock = threading.RLock()  # between taking a lease and showing it; other threads may want the same one
+        self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
+        self.unneeded: set[Slot] = set()
+        self._mark: Mark | None = None  # in a GPU's stream: once it is passed, unneeded slots may be told of
+        self.order = Order(client, place, alone=self.writable)
+        self.steps = Steps(client, self.order)
+        self.passing = Passing(client, place)
+        offer = next(offer for offer in client.places() if offer.name == place)
+        self.capacity_bytes = offer.capacity_bytes
+        self.guarantee_bytes = offer.guarantee_bytes
+        self.bytes = 0
+        self.tally = tally or Tally()
+        self._tensors: list[Tensor] = []
+        weakref.finalize(self, self._end, client, self._tensors).atexit = False
+        self.left_alone: list[tuple[str, str]] = []  # parameters that stay in memory, and why
+
+    @property
+    def leased(self) -> Leased:
+        """What the job has leased so far."""
+        return self.tally.leased
+
+    def create(self, wanted: Sequence[Wanted]) -> list[Slot]:
+        """Makes slots."""
+        specs = []
+        for name, _, like in wanted:
+            tail = name.encode()[-(NAME_BYTES_MAX - 40):].decode(errors="ignore")
+            specs.append((f"{self.prefix}.{next(self._count)}/{tail}", shape_in_terrace(like), like.dtype))
+        return self._over(wanted, self.client.create_many(specs, timeout=self.timeout))
+
+    def _over(self, wanted: Sequence[Wanted], tensors: list[Tensor]) -> list[Slot]:
+        """Slots over tensors that are there."""
+        with ordinary():
+            made = [Slot(name, owner, tensor, self.space.take(like.shape, like.stride(), like.dtype))
+                    for (name, owner, like), tensor in zip(wanted, tensors, strict=True)]
+        self.slots += made
+        self._tensors += tensors
+        self.bytes += sum(slot.nbytes for slot in made)
+        if self.bytes > self.guarantee_bytes:
+            give_back_freed_memory()
+        return made
+
+    def hand_over(self, slots: Iterable[Slot], to: "Store") -> None:
+        """Slots belong to another store of the same client from now on."""
+        leaving = list(slots)
+        to.slots += leaving
+        to._tensors += [slot.tensor for slot in leaving]
+        to.bytes += sum(slot.nbytes for slot in leaving)
+        self._remove(leaving)
+
+    def forget(self, slots: Iterable[Slot]) -> None:
+        """Deletes slots; what still shows one keeps its bytes."""
+        gone = list(slots)
+        if gone:
+            self._remove(gone)
+            self._end(self.client, [slot.tensor for slot in gone])
+
+    def _remove(self, slots: list[Slot]) -> None:
+        removed = set(slots)
+        handles = {slot.tensor.handle for slot in slots}
+        self.unneeded -= removed
+        self.slots = [slot for slot in self.slots if slot not in removed]
+        self._tensors[:] = [tensor for tensor in self._tensors if tensor.handle not in handles]
+        self.bytes -= sum(slot.nbytes for slot in removed)
+
+    def plan(self) -> None:
+        """Fetches ahead from now on, if not everything fits."""
+        self.order.ahead_bytes = self.guarantee_bytes // 4 if self.bytes > self.guarantee_bytes else 0
+        # Unless a session asks for more it is guaranteed half of its part.
+        self.order.room_bytes = min(self.capacity_bytes, 2 * self.guarantee_bytes)
+
+    def destroy(self) -> None:
+        """Deletes all tensors; what still shows one keeps its bytes."""
+        self.slots.clear()
+        self.bytes = 0
+        self._end(self.client, self._tensors)
+
+    def lease(self, slots: Iterable[Slot], mode: str | Sequence[str] = "read", *, noted: bool = True) -> list[torch.Tensor]:
+        """Leases slots as one set; tensors that show them, in order. Each ends its lease with its memory's last user.
+
+        mode: "read", "write", or "overwrite" (of slots that nothing shows, and of all of a set: what they hold is lost); or
+            one for each slot. Of a slot that is there twice, the first one's.
+        noted: as a use of this step, which the next one is expected to repeat.
+        """
+        if has_streams(self.device):
+            check_not_captured(self.device)
+        slots = list(slots)
+        modes = [mode] * len(slots) if isinstance(mode, str) else mode
+        shown: dict[Slot, torch.Tensor] = {}
+        absent: dict[Slot, str] = {}
+        with self._lock, ordinary():
+            for slot, wanted in zip(slots, modes, strict=True):
+                if slot not in shown and slot.resume(wanted != "read"):
+                    shown[slot] = slot.show()
+                elif slot not in shown:
+                    absent.setdefault(slot, wanted)
+        if absent:
+            leases = self._acquire(list(absent), list(absent.values()), noted)
+            with self._lock, ordinary():
+                for (slot, wanted), lease in zip(absent.items(), leases, strict=True):
+                    slot.take(lease, wanted != "read")
+                    shown[slot] = slot.show()
+        return [shown[slot] for slot in slots]
+
+    def read_once(self, slot: Slot) -> torch.Tensor:
+        """Leases a slot for whoever reads it and does not come back; to be dropped before the next one is."""
+        self.passing.turn_to(slot)
+        return self.lease([slot], noted=False)[0]
+
+    def _acquire(self, slots: list[Slot], modes: list[str], noted: bool) -> list[Lease]:
+        begin = time.perf_counter()
+        looked_for = "overwrite" not in modes
+        try:
+            leases = self._ask_for(slots, modes, passing=not noted and set(modes) == {"read"})
+        except Error as error:
+            error.add_note(f"terrace.torch leased {sum(slot.nbytes for slot in slots)} bytes of "
+                           f"{', '.join(slot.name for slot in slots[:4])}{', ...' if len(slots) > 4 else ''}; "
+                           f"{self.client.leased_bytes} bytes are leased already, and the session is guaranteed "
+                           f"{self.guarantee_bytes} of {self.place}")
+            if isinstance(error, ResourceExhausted):
+                error.add_note("what holds many tensors at once holds them leased: terrace.torch.save(), torch.save(), "
+                               "torch.distributed.checkpoint and save_pretrained() write a model of any size")
+            raise
+        seconds = time.perf_counter() - begin
+        note([slot.waits for slot in slots], leases, seconds)
+        self.tally.add(leases, looked_for, seconds)
+        if noted and looked_for:
+            if leases[0].waited:
+                self.order.missed()
+            self.order.used(slots)
+        return leases
+
+    def _ask_for(self, slots: list[Slot], modes: list[str], passing: bool) -> list[Lease]:
+        mode = modes[0] if len(set(modes)) == 1 else modes
+        wanted = [slot.tensor for slot in slots], mode, self.place, self.timeout, True, passing
+        try:
+            return self.client._acquire(*wanted)
+        except ResourceExhausted:
+            if not has_streams(self.device):
+                raise
+        wait_for_leases(self.client, self.device)  # of what Python has run ahead of
+        give_back_free(self.device)  # the daemon may want to grow into what PyTorch keeps of the GPU's memory
+        return self.client._acquire(*wanted)
+
+    def written(self, slot: Slot) -> None:
+        """Says that what is shown was written: it counts as written until nothing shows it."""
+        if not slot.writing:
+            leases = self.client._acquire([slot.tensor], "write", self.place, self.timeout, True)
+            with self._lock:
+                slot.take(leases[0], True)
+                slot.let_go()
+
+    def may_be_written(self, slot: Slot) -> None:
+        """Says that what is shown may be written to, unseen."""
+        self.written(slot)
+
+    def refuse_writes(self, slot: Slot, *, done: bool = False) -> None:
+        """Raises where nothing is to be written: here it may. done: it was."""
+
+    def drop_unneeded(self) -> None:
+        """Tells Terrace which contents are of no use any more. Where all fits it makes no difference, but that room would
+        have to be asked for again."""
+        if not self.unneeded or (has_streams(self.device) and not self._passed()):
+            return
+        slots = [slot for slot in self.unneeded if not slot.shown]
+        self.unneeded.clear()
+        if not slots or self._fits():
+            return
+        try:
+            self.client.dont_need([slot.tensor for slot in slots])
+        except FailedPrecondition:
+            if not has_streams(self.device):
+                raise
+            self.unneeded.update(slots)  # some are still leased, behind a stream
+
+    def _passed(self) -> bool:
+        """Whether the GPU has passed what lay in its stream when this was asked first; then it is asked anew."""
+        check_not_captured(self.device)
+        if self._mark is None:
+            self._mark = Mark(self.device)
+            return False
+        passed = self._mark.passed()
+        if passed:
+            self._mark = None
+        return passed
+
+    def _fits(self) -> bool:
+        """Whether all of the session, activations and the script's own tensors included, is guaranteed room at once."""
+        return self.client._tensor_bytes() <= self.guarantee_bytes
+
+    @staticmethod
+    def _end(client: Client, tensors: list[Tensor]) -> None:
+        """Tensors that no store has any more."""
+        with contextlib.suppress(Error):  # a client that is closed has none
+            client.delete(tensors)
+        tensors.clear()

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases each module's own parameters, as one set, for as long as the module runs forward.
+
+A module is called through PyTorch's own place for a compiled call, not by hooks: what it leased ends however the call
+does (hooks are left out for KeyboardInterrupt), nn.TransformerEncoderLayer takes its fast path, which it does not where
+there are hooks, and neither a copy of the module nor a pickle has it.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..._errors import FailedPrecondition
+from .._leased.store import Store
+from .._parameters.parameter import ManagedParameter, by_store, enter_each, leave
+from .._parameters.saved import pop, push, push_over_others
+from .._pytorch.modes import check_not_compiled, is_traced
+from .._pytorch.private import COMPILED_CALL, NO_BACKWARD, mark_hooked, module_called, running_backward, unmark_hooked
+from .._ranks.ddp import check_running
+from .transforms import as_views, saves_unasked
+
+
+class _Uses:
+    """What a module is to do when it is called."""
+
+    def __init__(self, parameters: Sequence[ManagedParameter]):
+        self.parameters = parameters
+        self.sets = by_store(parameters)
+        self.names: dict[str, nn.Parameter] = {}
+        self.packs_only = False  # it uses them to see whether it can pack a batch, and for nothing else
+        self.first: list[Callable[[nn.Module], None]] = []  # to call, before anything is leased
+
+
+_uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
+
+
+# They never run: who has them uses what they hold.
+_LISTS = (nn.ParameterList, nn.ParameterDict)
+
+# Their forward reads the parameters of modules inside them, without running those.
+_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+
+_MARK: Any = "terrace"
+
+_TRANSLATED = ("a module was scripted or traced (torch.jit, make_fx) after terrace.torch.offload(), and that code would "
+               "not lease: script or trace a copy.deepcopy() of the model")
+
+
+def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
+    """Raises where one was stepped in a backward pass, and its optimizer.step() has not come: PyTorch alone would still
+    have the weights before. Not where others were put in their place since, as by load_state_dict()."""
+    for one in parameters:
+        ahead = None if one.gradient is None else one.gradient.ahead
+        if ahead is not None and not ahead.replaced:
+            raise FailedPrecondition(
+                f"terrace.torch.offload(step_in_backward=True): the parameter '{one.name}' was stepped in a backward pass, "
+                "and the model runs again before optimizer.step(): a second gradient (gradient accumulation) cannot be "
+                "had, and if optimizer.step() was left out, its weights are stepped all the same. Call it first, "
+                "load other weights, or offload without step_in_backward")
+
+
+def _enter(uses: _Uses) -> bool:
+    """Shows what a module uses. Whether pop() is due."""
+    if is_traced():
+        raise FailedPrecondition(_TRANSLATED)
+    check_running(uses.parameters)
+    if running_backward() == NO_BACKWARD:
+        _check_not_ahead(uses.parameters)
+    for store, _ in uses.sets:
+        store.drop_unneeded()
+    enter_each(uses.sets)
+    try:
+        return push()
+    except BaseException:
+        leave(uses.parameters)
+        raise
+
+
+class _Caller:
+    """What PyTorch calls in the place of a module."""
+
+    def __init__(self, module: nn.Module, uses: _Uses):
+        self._module = weakref.ref(module)
+        self._uses = uses
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        uses = self._uses
+        if uses.sets or torch.compiler.is_compiling():
+            check_not_compiled()
+        module: Any = self._module()
+        called = module_called(sys._getframe(1), module)  # of Module.__call__
+        if called is not module:  # it was given the module's __dict__, and is another one: operations lease
+            return called._call_impl(*inputs, **options)
+        for first in uses.first:
+            first(module)
+        leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
+        pushed = _enter(uses) if leases else push_over_others()
+        try:
+            if leases and saves_unasked() and not is_compiled(module):
+                with as_views(module, [one.parameter for one in uses.parameters]):
+                    return module._call_impl(*inputs, **options)
+            return module._call_impl(*inputs, **options)
+        finally:
+            try:
+                if pushed:
+                    pop()
+            finally:
+                if leases:
+                    leave(uses.parameters)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Copies and pickles of a module have None in its place: nn.Module leaves it out, but nn.LSTM, what is
+        parametrized and whoever says what a pickle has copy the whole __dict__."""
+        return type(None), ()
+
+    @property
+    def _torchscript_modifier(self) -> None:
+        """What torch.jit asks of a module's code first."""
+        raise FailedPrecondition(_TRANSLATED)
+
+
+def _may_pack(encoder: nn.TransformerEncoder, inputs: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether an encoder may be going to pack a padded batch: it looks then whether its first layer's parameters are
+    ordinary ones. In training it does not, nor if it is given no mask."""
+    given = sum(isinstance(one, torch.Tensor) for one in (*inputs, *options.values()))
+    return given > 1 and not encoder.layers[0].training
+
+
+def _use(module: nn.Module, parameters: Sequence[ManagedParameter]) -> _Uses:
+    uses = _uses[module] = _Uses(parameters)
+    # Not by setattr(), which what torch.compile() gave hands on to the module that it was given.
+    module.__dict__[COMPILED_CALL] = _Caller(module, uses)
+    mark_hooked(module, _MARK)
+    return uses
+
+
+def call_first(module: nn.Module, first: Callable[[nn.Module], None]) -> None:
+    """Calls a function, with the module, each time that it is about to run: before it leases, and before other such
+    functions."""
+    uses = _uses.get(module)
+    (_use(module, []) if uses is None else uses).first.insert(0, first)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module is what torch.compile() gave: what is inside is leased as a whole, and not looked into."""
+    return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module)
+
+
+def _is_whole(module: nn.Module) -> bool:
+    """Whether all that is in it is leased with it."""
+    return is_compiled(module) or isinstance(module, _WHOLE)
+
+
+def _used_by(part: nn.Module) -> list[nn.Parameter]:
+    """The parameters that a module's own forward reads."""
+    whole = _is_whole(part)
+    found = list(part.parameters(recurse=whole))
+    if not whole:
+        for below in part.children():
+            found += below.parameters() if isinstance(below, _LISTS) else ()
+    if isinstance(part, nn.TransformerEncoder):
+        found += part.layers[:1].parameters()
+    return list(dict.fromkeys(found))
+
+
+def used_by_each(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:
+    """Which parameters each module is to lease as it runs. What is in one that is leased as a whole is left out, unless
+    it is such a one itself, and may run alone; in compiled code nothing leases."""
+    left_out: set[nn.Module] = set()
+    for part in filter(_is_whole, model.modules()):
+        left_out.update(below for below in part.modules()
+                        if below is not part and (is_compiled(part) or not _is_whole(below)))
+    return {part: _used_by(part) for part in model.modules()
+            if part not in left_out and not isinstance(part, _LISTS)}
+
+
+def attach(module: nn.Module, managed: dict[int, ManagedParameter]) -> None:
+    """Leases the parameters of a module and all in it, module by module, from now on."""
+    for part, used in used_by_each(module).items():
+        own = [managed[id(parameter)] for parameter in used if id(parameter) in managed]
+        if not own:
+            continue
+        for one in own if is_compiled(part) else ():
+            one.compiled = True
+        uses = _use(part, own)
+        uses.names = {key: one for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
+                      if id(one) in managed}
+        uses.packs_only = isinstance(part, nn.TransformerEncoder) and not uses.names
+
+
+def detach(module: nn.Module) -> None:
+    """Leases nothing for the module any more."""
+    for part in module.modules():
+        if _uses.pop(part, None) is not None:
+            part.__dict__.pop(COMPILED_CALL, None)
+            unmark_hooked(part, _MARK)
+
+
+def is_called_by_us(module: nn.Module) -> bool:
+    """Whether something is to happen when the module is called."""
+    return module in _uses
+
+
+def replaced(module: nn.Module) -> list[str]:
+    """The names of parameters that a module was given in the place of those that are in Terrace."""
+    return [f"{name}.{key}".lstrip(".")
+            for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
+            for key, expected in uses.names.items()
+            if part._parameters.get(key, expected) is not expected and part._parameters[key] is not None]
+
+
+def _called(name: str, part: nn.Module) -> str:
+    """How a module is called where it leases too much."""
+    called = f"the module '{name}'" if name else "the model"
+    if is_compiled(part):
+        called += ", which torch.compile made one module (compile its blocks instead),"
+    return called
+
+
+def largest(module: nn.Module, store: Store) -> tuple[int, str]:
+    """Bytes of the largest set of a store that is leased at once, and whose it is."""
+    found = [(sum(one.slot.room_bytes for one in own), _called(name, part))
+             for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
+             for its, own in uses.sets if its is store]
+    return max(found, default=(0, ""))

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`offload`: moves what a script trains to Terrace."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from torch import nn, optim
+
+from ... import _checks
+from ..._client import TIMEOUT_SECONDS, Client
+from ..._errors import FailedPrecondition, InvalidArgument
+from .._device.device import device_of
+from .._device.streams import has_streams
+from .._files.streamed import stream_saves
+from .._leased.store import Store
+from .._model import modules, operations
+from .._model.transforms import ask_transforms
+from .._optimizer import kinds
+from .._optimizer.optimizer import ManagedOptimizer, managed_optimizer, unwrapped
+from .._parameters.in_memory import ParameterInMemory
+from .._parameters.parameter import ManagedParameter, built
+from .._pytorch.split import is_split, local_of
+from .._ranks.frozen import Frozen
+from .._ranks.fsdp import groups_of
+from .._ranks.shards import Shards
+from .._ranks.together import Ranks
+from .init import client_of
+from .job import Job, begin, job_if_any
+from .moves import Names, destroy, forget, give_back, make_gradients, manage, move, take_over
+from .parts import wanted_parts
+from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
+from .room import check_fits, check_room, check_shared_room
+from .undo import Undo
+
+TENSOR_BYTES_MIN = 4096
+_CALL = "terrace.torch.offload"
+Module = TypeVar("Module", bound=nn.Module)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=optim.Optimizer | None)
+
+
+def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | None = None,  # type: ignore[assignment]
+            what: str | Iterable[str] | None = None, place: str | None = None, step_in_backward: bool = False,
+            share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
+            timeout: float = TIMEOUT_SECONDS) -> tuple[Module, AnyOptimizer]:
+    """Moves a model's parameters, their gradients and the optimizer's states to Terrace; returns both as they came.
+
+    From then on a module's parameters are leased while it runs, gradients are accumulated in leased memory, and the
+    optimizer steps batch by batch: losses and weights are, bit for bit, those without Terrace. Whatever else uses a
+    parameter, a gradient or a state leases it for that operation. Of what fully_shard() (FSDP2) has split over ranks,
+    this rank's shards are moved, and leased while FSDP gathers them.
+
+    client: the session to keep them in; None: the process's own, one for all calls that are not given one.
+    what: a set of "parameters", "gradients" and "states" (the optimizer's), which go to Terrace, while the others stay
+        in memory; None: all that there are.
+    place: where they are leased, and computed with: "host" for a model on the CPU (or an emulated device's "device:N"),
+        and for one on a GPU the "device:N" that is that GPU's memory; None: by where the model is.
+    step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
+        (a sixteenth of the guarantee, if that is less), so that gradients need no other room and never travel;
+        optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
+        gradients first (accumulation, clipping, a GradScaler, DistributedDataParallel) raises FailedPrecondition, or
+        InvalidArgument where it is seen here.
+    share_frozen: keeps parameters that require no gradient once for all ranks of torch.distributed that use this
+        daemon, instead of once for each. All ranks call offload() with it, with the same values, or it raises on all of
+        them. These parameters can be neither written to nor unfrozen from then on.
+    tensor_bytes_min: smaller tensors stay in the process's memory; and so does, with a warning, a parameter whose memory
+        something else shows.
+    timeout: seconds that a lease may take.
+
+    Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
+    to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are; timeout and
+    share_frozen are as they were given first. With step_in_backward, which is to be given again, a model has one
+    optimizer at a time.
+
+    InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
+    more than the place holds. Then the model is as it was.
+    """
+    in_backward = _checks.flag("terrace.torch.offload", "step_in_backward", step_in_backward)
+    shares = _checks.flag("terrace.torch.offload", "share_frozen", share_frozen)
+    with Ranks(shares) as ranks:
+        return _offload(model, optimizer, client=client, what=what, place=place, step_in_backward=in_backward,
+                        ranks=ranks if shares else None, tensor_bytes_min=tensor_bytes_min, timeout=timeout)
+
+
+def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | Iterable[str] | None,
+             place: str | None, step_in_backward: bool, ranks: Ranks | None, tensor_bytes_min: int,
+             timeout: float) -> tuple[Module, AnyOptimizer]:
+    """ranks: that all do this now, and have what is frozen in common."""
+    stream_saves()
+    ask_transforms()
+    job = job_if_any(model)
+    steps = _check_asked(job, model, optimizer, step_in_backward)
+    if steps is not None:
+        warn_of_another(model, steps)
+    bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
+    seconds = _checks.seconds(_CALL, "timeout", timeout)
+    if job is not None and steps is not None:
+        parts = _parts_of(_CALL, job, client, what, place, step_in_backward, optimizer)
+        _take_optimizer(job, steps, parts, bytes_min, ranks)
+        return model, optimizer
+    parts = _check_parts_asked(what, optimizer, step_in_backward, ranks)
+    names, left = eligible(model, bytes_min, "parameters" in parts)
+    warn_of_shown(left)
+    chosen = _choose(model, names, parts, client, place, step_in_backward, ranks)
+    store = Store(chosen.client, chosen.place, seconds,
+                  4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20), operations)
+    store.left_alone = left
+    with Undo() as undo:
+        undo.by(functools.partial(destroy, store, names))
+        undo.by(chosen.frozen.undo)
+        undo.by(functools.partial(give_back, chosen.buildings, store))
+        undo.by(functools.partial(forget, names))
+        shared = chosen.frozen.share(store)
+        take_over(chosen.buildings, store, names)
+        shards = Shards(store, chosen.sharded, groups_of(model))
+        own, in_memory = _divide(store, chosen.whole, parts)
+        managed = [*shared, *own]
+        stepped = None if steps is None else ManagedOptimizer(steps, store, shards, in_memory, parts, bytes_min,
+                                                              step_in_backward)
+        make_gradients(store, [*own, *in_memory], parts, stepped)
+        undo.by(functools.partial(modules.detach, model))
+        modules.attach(model, {id(one.parameter): one for one in managed})
+        check_room(model, store, shards, in_memory if "gradients" in parts else [], stepped)
+        check_shared_room(model, chosen.frozen.store)
+        move(store, managed, in_memory, shards, stepped, ranks, undo)
+    chosen.frozen.finish()
+    begin(model, store, chosen.frozen.store, managed, in_memory, shards, parts, stepped)
+    return model, optimizer
+
+
+def _check_asked(job: Job | None, model: nn.Module, optimizer: object, in_backward: bool) -> optim.Optimizer | None:
+    """The optimizer that steps, if one was given. Raises for a model or an optimizer that cannot be offloaded, or is."""
+    if job is None:
+        check_model(model, in_backward)
+    elif optimizer is None:
+        raise FailedPrecondition(f"{_CALL}: this model is offloaded already; offload(model, optimizer) takes another "
+                                 "optimizer for it")
+    if optimizer is None:
+        return None
+    steps: optim.Optimizer = unwrapped(optimizer)
+    kinds.check(steps)
+    if managed_optimizer(steps) is not None:
+        raise FailedPrecondition(f"{_CALL}: this optimizer is offloaded already; offload models that share one "
+                                 "together, as a torch.nn.ModuleList of them")
+    return steps
+
+
+def _check_parts_asked(what: Any, optimizer: object, in_backward: bool, ranks: Ranks | None) -> frozenset[str]:
+    """The parts that are to be in Terrace. InvalidArgument for what cannot be had together."""
+    if in_backward and optimizer is None:
+        raise InvalidArgument(f"{_CALL}: step_in_backward=True needs the optimizer that is to step")
+    parts = wanted_parts(_CALL, what, optimizer, in_backward)
+    if ranks is not None and "parameters" not in parts:
+        raise InvalidArgument(f"{_CALL}: share_frozen=True shares parameters that are in Terrace: give what= 'parameters' "
+                              "as well, or offload without it")
+    return parts
+
+
+class _Chosen(NamedTuple):
+    """What of a model is to go to Terrace, and where."""
+
+    client: Client
+    place: str
+    sharded: Names  # what fully_shard() has split
+    whole: Names  # what it has not, but for what is shared
+    frozen: Frozen  # what is shared
+    buildings: dict[ManagedParameter, Any]  # of what init() built, but for what is shared: where each is as yet
+
+
+def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Client | None, place: str | None,
+            in_backward: bool, ranks: Ranks | None) -> _Chosen:
+    """Of the parameters that can be offloaded, how each one is to be. InvalidArgument for what cannot be had of them."""
+    adopted = built(list(names))
+    client = client_of(_CALL, client, adopted, model)
+    place = place_of_model(_CALL, client, place, model, {parameter: name for parameter, (name, _) in names.items()})
+    sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
+    if ranks is not None and has_streams(device_of(client, place)):
+        raise InvalidArgument(f"{_CALL}: share_frozen=True shares parameters in host memory, and this model is on a GPU: "
+                              "offload without it")
+    if "parameters" in parts:
+        check_forwards(model, names.keys() - sharded.keys())
+    frozen = Frozen(names, ranks)
+    if in_backward and sharded:
+        raise InvalidArgument(f"{_CALL}: step_in_backward=True cannot be had with parameters that fully_shard() has "
+                              f"split, as '{next(iter(sharded.values()))[0]}'; offload without it")
+    _check_parts(_CALL, parts, [names[one.parameter][0] for one in adopted], sharded)
+    return _Chosen(client, place, sharded,
+                   {one: name for one, name in names.items() if one not in sharded and one not in frozen.names}, frozen,
+                   {one: one.building for one in adopted if one.parameter not in frozen.names})
+
+
+def _divide(store: Store, whole: Names, parts: frozenset[str]) -> tuple[list[ManagedParameter], list[ParameterInMemory]]:
+    """The parameters of a job's own that are in Terrace, or those that stay in memory."""
+    if "parameters" in parts:
+        return manage(store, whole), []
+    return [], [ParameterInMemory(*name, one, store) for one, name in whole.items()]
+
+
+def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str | None, in_backward: bool,
+              optimizer: object) -> frozenset[str]:
+    """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
+    parts = job.parts | {"states"} if what is None else wanted_parts(call, what, optimizer, in_backward)
+    other = ("client is of another session" if client is not None and client is not job.store.client else
+             f"place is {place!r}" if place not in (None, "host", job.store.place) else
+             f"step_in_backward is {in_backward}" if in_backward != job.in_backward else
+             f"what is {sorted(parts)}" if (parts ^ job.parts) - {"states"} else "")
+    if other:
+        raise InvalidArgument(
+            f"{call}: this model is offloaded already, and {other}: with another optimizer its parameters and gradients "
+            f"stay as they are (place={job.store.place!r}, step_in_backward={job.in_backward}, what="
+            f"{sorted(job.parts)}, with 'states' or without)")
+    return parts
+
+
+def _take_optimizer(job: Job, optimizer: optim.Optimizer, parts: frozenset[str], bytes_min: int,
+                    ranks: Ranks | None) -> None:
+    """Takes another optimizer for a model that is offloaded."""
+    job.drop_gone()
+    if job.in_backward and not all(one.states.gone for one in job.optimizers):
+        raise FailedPrecondition(
+            "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has one optimizer: "
+            "let go of the one before first, and of what refers to it, as its learning-rate scheduler does")
+    stepped = ManagedOptimizer(optimizer, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward)
+    with Undo() as undo:
+        undo.by(stepped.states.let_go)
+        undo.by(stepped.states.give_back, "the optimizer's states")
+        most, name = stepped.states.largest()
+        check_fits(job.store, most, f"the optimizer's step on '{name}'")
+        for one in (*job.parameters, *job.in_memory):
+            if one.gradient is not None and one.parameter.requires_grad:
+                one.gradient.reserve()
+        stepped.states.reserve()
+        stepped.states.adopt_all()
+        if ranks is not None:
+            ranks.finish()
+    job.step_with(stepped)
+
+
+def _check_parts(call: str, parts: frozenset[str], adopted: list[str],
+                 sharded: Names) -> None:
+    """Raises InvalidArgument where parameters, or gradients, cannot stay in memory."""
+    if adopted and "parameters" not in parts:
+        raise InvalidArgument(f"{call}: the parameter '{adopted[0]}' was built in Terrace by terrace.torch.init(): give "
+                              "what= 'parameters' as well")
+    if sharded and not {"parameters", "gradients"} <= parts:
+        raise InvalidArgument(f"{call}: of what fully_shard() has split, as '{next(iter(sharded.values()))[0]}', "
+                              "parameters and gradients go together: give what= both")

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be offloaded, said by name, and which parameters are."""
+
+import gc
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
+
+import torch
+from torch import nn
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from ... import _checks
+from ..._client import Client
+from ..._dtypes import number_of
+from ..._errors import FailedPrecondition, InvalidArgument
+from .._device.device import device_of
+from .._device.streams import KINDS
+from .._leased.placeholder import elements_spanned
+from .._model.modules import is_called_by_us, is_compiled, used_by_each
+from .._parameters.in_memory import is_of_a_job
+from .._parameters.parameter import managed_of
+from .._pytorch.private import COMPILED_CALL
+from .._pytorch.split import is_split, local_of
+from .._pytorch.storages import may_be_statistics, users_of
+from .._pytorch.storages import number_of as number_of_storage
+from .._ranks.ddp import wrong_with
+from .._ranks.fsdp import check_groups, groups_of
+from .._tensors.offloaded import OffloadedParameter
+
+_SHOWN = "something else shows its memory"
+_RANKS = "with several ranks, use DistributedDataParallel(model) or fully_shard(model), and offload that on each"
+
+
+def _is_a(value: object, module: str, name: str) -> bool:
+    """Whether it is of a class of PyTorch's. Where the class's module was not imported, nothing is."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def place_of_model(call: str, client: Client, place: str | None, model: nn.Module,
+                   names: Mapping[nn.Parameter, str]) -> str:
+    """Where to lease parameters, which are on one device. InvalidArgument, by name, where they are not, or not there.
+
+    call: how the caller is named in errors. place: None: to be found. names: of those that are to be leased."""
+    first = next(iter(names), next(model.parameters(), None))
+    device = torch.device("cpu") if first is None else first.device
+    for parameter, name in names.items():
+        if parameter.device != device:
+            raise InvalidArgument(f"{call}: the parameter '{names.get(first)}' is on {device}, and '{name}' on "  # type: ignore[arg-type]
+                                  f"{parameter.device}; the parameters of a model on one device can be offloaded")
+    if place is not None:
+        check_offered(call, client, place)
+        if (there := device_of(client, place)) != device:
+            raise InvalidArgument(f"{call}: place is {place!r}, which is memory of {there}, and the model is on {device}: move "
+                                  f"it there (model.to('{there}')), or leave place out")
+        return place
+    found = place_on(client, device)
+    if found is None:
+        raise InvalidArgument(f"{call}: the model is on {device}, and none of this session's places "
+                              f"({', '.join(offer.name for offer in client.places())}) is that GPU's memory: give the daemon a "
+                              "tier of it (docs/guides/gpus.md), or move the model to the CPU")
+    return found
+
+
+def check_offered(call: str, client: Client, place: str) -> None:
+    """Raises InvalidArgument for a place that this session cannot lease in."""
+    offers = [offer.name for offer in client.places()]
+    if _checks.text(call, "place", place) not in offers:
+        raise InvalidArgument(f"{call}: place is {place!r}; this session can lease in {', '.join(offers)}")
+
+
+def place_on(client: Client, device: torch.device) -> str | None:
+    """The place that is a device's memory; None where there is none."""
+    if device.type == "cpu":
+        return "host"
+    return next((offer.name for offer in client.places() if offer.gpu and _is_on(client, offer.name, device)), None)
+
+
+def _is_on(client: Client, place: str, device: torch.device) -> bool:
+    try:
+        return device_of(client, place) == device
+    except FailedPrecondition:  # a GPU that this process cannot see
+        return False
+
+
+def check_model(model: nn.Module, in_backward: bool) -> None:
+    """Raises InvalidArgument for a model that cannot be offloaded. in_backward: and be stepped in the backward pass."""
+    call = "terrace.torch.offload"
+    _checks.is_a(call, "model", model, nn.Module, "a torch.nn.Module")
+    for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise InvalidArgument(
+                f"{call}: the module '{name}' is a {type(part).__name__} of torch.jit, whose code would not lease; "
+                "offload the module that it was made from")
+        if isinstance(part, nn.parallel.DistributedDataParallel) and (wrong := wrong_with(part, in_backward)):
+            raise InvalidArgument(f"{call}: {wrong}")
+        if _is_a(part, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+            raise InvalidArgument(
+                f"{call}: FullyShardedDataParallel keeps parameters in flat pieces of its own, which cannot be "
+                f"offloaded; {_RANKS}")
+        if getattr(part, COMPILED_CALL, None) is not None and not is_called_by_us(part):
+            raise InvalidArgument(
+                f"{call}: the module '{name}' was compiled in place by .compile(), and its compiled code would not "
+                "lease; use its place torch.compile(module) instead")
+    check_groups(model)
+    sharded = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
+    for name, parameter in model.named_parameters():
+        if parameter in sharded:
+            _check_device(name, parameter, ("cpu",))
+        else:
+            _check_parameter(name, parameter)
+
+
+def check_forwards(model: nn.Module, leased: Container[nn.Parameter]) -> None:
+    """Raises InvalidArgument where a forward is compiled that runs modules which are to lease: they would do so within
+    compiled code. leased: parameters that modules are going to lease."""
+    used = used_by_each(model)
+    for name, part in model.named_modules():
+        forward = getattr(part, "forward", None)
+        if is_compiled(part) or not hasattr(forward, "_torchdynamo_orig_callable"):
+            continue
+        if getattr(forward, "_torchdynamo_disable", False):
+            continue  # what torch.compiler.disable gave has it, too
+        below = [parameter for one in part.modules() if one is not part for parameter in used.get(one, ())]
+        if any(parameter in leased for parameter in below):
+            raise InvalidArgument(
+                f"terrace.torch.offload: the forward of the module '{name}' is compiled, and the modules in it would "
+                "not lease in compiled code: leave its forward as it was, and use torch.compile(module) in the place "
+                "of the module")
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    call = "terrace.torch.offload"
+    if nn.parameter.is_lazy(parameter):
+        raise InvalidArgument(f"{call}: the parameter '{name}' has no shape yet; run the model once, then offload it")
+    if isinstance(parameter, OffloadedParameter):
+        if managed_of(parameter).building is not None:
+            return
+    if isinstance(parameter, OffloadedParameter) or is_of_a_job(parameter):
+        raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model: offload models "
+                                 "that share one together, as a torch.nn.ModuleList of them")
+    if is_split(parameter):
+        raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, and no fully_shard() of this model has "
+                              "made it (but distribute_tensor, or tensor parallelism), so that it cannot be "
+                              f"offloaded; {_RANKS}")
+    if type(parameter) is not nn.Parameter:
+        raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
+                              "can be offloaded")
+    _check_device(name, parameter, KINDS)
+
+
+def _check_device(name: str, parameter: nn.Parameter, devices: tuple[str, ...]) -> None:
+    if parameter.device.type not in devices:
+        where = "the CPU, or on a GPU of CUDA's," if len(devices) > 1 else "the CPU, where fully_shard() has split them,"
+        raise InvalidArgument(f"terrace.torch.offload: the parameter '{name}' is on {parameter.device}; parameters on "
+                              f"{where} can be offloaded")
+
+
+def eligible(model: nn.Module, bytes_min: int, moves: bool) -> tuple[dict[nn.Parameter, tuple[str, str]],
+                                                                     list[tuple[str, str]]]:
+    """The parameters to offload, with their names and modules; and those left alone, each with the reason.
+
+    moves: they are to be in Terrace themselves, and not only their gradients or states."""
+    chosen: dict[nn.Parameter, tuple[str, str]] = {}
+    left: list[tuple[str, str]] = []
+    storages: dict[int, int] = {}
+    buffered = {buffer.untyped_storage().data_ptr() for buffer in model.buffers() if buffer.layout == torch.strided}
+    parameters = list(model.named_parameters())
+    for _, parameter in parameters:
+        if not isinstance(parameter, OffloadedParameter):
+            address = local_of(parameter).untyped_storage().data_ptr()
+            storages[address] = storages.get(address, 0) + 1
+    shown = _shown_elsewhere(model, (parameter for _, parameter in parameters)) if moves else set()
+    for name, parameter in parameters:
+        reason = ""
+        if not isinstance(parameter, OffloadedParameter):  # of init(): it is in Terrace already
+            local = local_of(parameter)
+            reason = alone(local, bytes_min)
+            if not reason and storages[local.untyped_storage().data_ptr()] > 1:
+                reason = "shares its memory with another parameter"
+            elif not reason and local.untyped_storage().data_ptr() in buffered:
+                reason = "shares its memory with a buffer"
+            elif not reason and parameter in shown:
+                reason = _SHOWN
+            elif not reason and are_statistics(name, parameter):
+                reason = "are statistics, which a kernel writes to unseen"
+        if reason:
+            left.append((name, reason))
+        else:
+            number_of(parameter.dtype)
+            chosen[parameter] = (name, name.rpartition(".")[0])
+    return chosen, left
+
+
+def alone(parameter: torch.Tensor, bytes_min: int) -> str:
+    """Why a parameter stays in memory whatever else there is; empty where it need not."""
+    if parameter.nbytes < bytes_min:
+        return f"smaller than {bytes_min} bytes"
+    if parameter.layout != torch.strided or not _dense(parameter):
+        return "its elements overlap or have gaps"
+    if parameter.device.type == "cpu" and parameter.is_shared():  # all of a GPU's can be
+        return "is in memory that processes share"
+    return ""
+
+
+def are_statistics(name: str, parameter: torch.Tensor) -> bool:
+    """Whether it is what batch norm's kernel writes to, and says nothing: a frozen vector of the name that these have."""
+    named = name.rpartition(".")[2].startswith("running_")
+    return named and not parameter.requires_grad and may_be_statistics(parameter)
+
+
+def _shown_elsewhere(model: nn.Module, parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+    """Those whose memory something else shows, which would go on to show what was there as they were moved."""
+    expected = _shown_by_hooks(model)
+
+    def shown(parameter: nn.Parameter) -> bool:
+        return users_of(parameter) > 1 + expected[number_of_storage(parameter.untyped_storage())]
+
+    found = [one for one in parameters if not isinstance(one, OffloadedParameter) and not is_split(one) and shown(one)]
+    if found:
+        gc.collect()  # what is gone may be held by a cycle
+    return {one for one in found if shown(one)}
+
+
+def _shown_by_hooks(model: nn.Module) -> Counter[int]:
+    """How many attributes of modules show a storage until the first forward pass makes them anew."""
+    found: Counter[int] = Counter()
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm) and isinstance(made := module.__dict__.get(hook.name), torch.Tensor):
+                found[number_of_storage(made.untyped_storage())] += 1
+    return found
+
+
+def warn_of_shown(left: Iterable[tuple[str, str]]) -> None:
+    """Warns, at the line that called offload(), of parameters that stay in memory because something else shows theirs."""
+    names = [name for name, reason in left if reason == _SHOWN]
+    if names:
+        warnings.warn(
+            f"terrace.torch.offload: {len(names)} parameters stay in memory, since something else shows theirs, and would "
+            f"show old numbers if they were moved: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}. Let go of it "
+            "before offload(), or clone() it: a state_dict() that is kept, or was given to load_state_dict(assign=True), a "
+            "view or an array of a weight (.data, .detach(), .numpy()), an output whose graph is kept", stacklevel=4)
+
+
+def warn_of_another(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Warns, at the line that called offload(), of an optimizer that steps nothing of the model."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if stepped.isdisjoint(map(id, model.parameters())):
+        warnings.warn(
+            "terrace.torch.offload: the optimizer has none of this model's parameters, and will step none of them: was it "
+            "built for another model, or before this one was built anew?", stacklevel=4)
+
+
+def _dense(parameter: torch.Tensor) -> bool:
+    """Whether it has one element for each address that it spans."""
+    return elements_spanned(parameter.shape, parameter.stride()) == parameter.numel()

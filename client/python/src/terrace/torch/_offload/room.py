@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether what a job leases at once can be had."""
+
+import math
+import warnings
+
+from torch import nn
+
+from ..._errors import ResourceExhausted
+from .._leased.store import Store
+from .._model import modules
+from .._optimizer.optimizer import ManagedOptimizer
+from .._parameters.in_memory import ParameterInMemory
+from .._ranks.shards import Shards
+
+
+def check_room(model: nn.Module, store: Store, shards: Shards, in_memory: list[ParameterInMemory],
+                stepped: ManagedOptimizer | None) -> None:
+    """Looks at all that the job leases from its own session at once."""
+    most, what = max(modules.largest(model, store), shards.largest(),
+                     *((one.like.room_bytes, f"the gradient of '{one.name}'") for one in in_memory))
+    if stepped is not None:
+        of_step, name = stepped.states.largest()
+        if of_step > most:
+            most, what = of_step, f"the optimizer's step on '{name}'"
+    check_fits(store, most, what)
+
+
+def check_fits(store: Store, most: int, what: str) -> None:
+    """Raises ResourceExhausted if what is leased at once can never be; warns, once, if it is more than guaranteed."""
+    mib = math.ceil(most / (1 << 20))
+    if most > store.capacity_bytes:
+        raise ResourceExhausted(
+            f"terrace.torch.offload: {what} leases {most} bytes at once, and {store.place} has {store.capacity_bytes}: "
+            f"give the daemon at least {mib} MiB of memory, or make the module smaller")
+    of_all = most if store.ranks == 1 else min(most * store.ranks, store.bytes)
+    if of_all > store.guarantee_bytes:
+        mib = math.ceil(of_all / (1 << 20))
+        ranks = "" if store.ranks == 1 else f" of what {store.ranks} ranks share, each by itself"
+        warnings.warn(
+            f"terrace.torch.offload: {what} leases {most} bytes at once{ranks}, and this session is guaranteed "
+            f"{store.guarantee_bytes} bytes of {store.place}: while other sessions want theirs it may be refused. "
+            f"Connect with terrace.Client(guarantees={{'{store.place}': {mib} << 20}})", stacklevel=5)  # where offload() was called
+
+
+def check_shared_room(model: nn.Module, shared: Store | None) -> None:
+    """Looks at what it leases at once of what other ranks have as well."""
+    if shared is not None:
+        check_fits(shared, *modules.largest(model, shared))

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step finds as `self.param_groups`: groups whose parameters are leased while the step is at them.
+
+PyTorch's own steps are shown a group in parts, one for each batch that is leased. Any other step sees each group once and
+whole (see members.py), but where it is run for a few parameters at a time, in the backward pass.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+from torch import nn, optim
+
+from ..._errors import FailedPrecondition
+from .._pytorch.private import is_asked_by_call
+from . import kinds
+from .members import Few, Members
+from .run import DueRun, Group, Run
+
+
+def proxy_class(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
+    """A class of what a step is given in its optimizer's place: the same, but for its groups."""
+    # The slot is the proxy's own; its __dict__ is the optimizer's.
+    return type(kind.__name__, (kind,), {"param_groups": property(lambda proxy: _Groups(proxy.terrace_run)),
+                                         "terrace_proxy": True, "__slots__": ("terrace_run",)})
+
+
+def is_proxy(optimizer: Any) -> bool:
+    """Whether it is such a thing, as where a step calls its base class's."""
+    return hasattr(type(optimizer), "terrace_proxy")
+
+
+def proxy_of(optimizer: optim.Optimizer, kind: type[optim.Optimizer], run: Run) -> optim.Optimizer:
+    """What a run of an optimizer's step is given in its place. kind: its proxy_class()."""
+    proxy: Any = object.__new__(kind)
+    object.__setattr__(proxy, "terrace_run", run)
+    proxy.__dict__ = optimizer.__dict__
+    made: optim.Optimizer = proxy
+    return made
+
+
+class _Groups(Sequence[Group]):
+    """The groups of one step."""
+
+    def __init__(self, run: Run):
+        self._run = run
+
+    def __iter__(self) -> Iterator[Group]:
+        run, asks = self._run, sys._getframe(1)
+        if kinds.is_step_of_pytorch(run.optimizer, asks):
+            return self._in_parts()
+        if not isinstance(run, DueRun):
+            return self._whole()
+        if len(self) > 1 and is_asked_by_call(asks):
+            _check_in_backward(run, "pairs its parameter groups with something (enumerate, zip)")
+        return self._few(run, asks)
+
+    def __len__(self) -> int:
+        return len(self._run.optimizer.param_groups)
+
+    def __getitem__(self, index: Any) -> Any:
+        run, found = self._run, self._run.optimizer.param_groups[index]
+        if not isinstance(found, dict) or not run.in_backward:
+            return found
+        batches = [[one] for one in run.members_of(found)]
+        if not isinstance(run, DueRun):
+            return {**found, "params": Members(run, batches)}
+        made = {**found, "params": Few(run, batches)}
+        run.by_number.append((found, dict(found), made))
+        return made
+
+    def _batches(self) -> Iterator[tuple[Group, list[list[nn.Parameter]]]]:
+        for group, members in self._run.members():
+            if members or not group["params"]:
+                yield group, list(self._run.batches(members, group))
+
+    def _in_parts(self) -> Iterator[Group]:
+        for group, batches in self._batches():
+            for batch in batches or [[]]:
+                members, given = Members(self._run, [batch]), dict(group)
+                part = {**given, "params": members}
+                with members:
+                    yield part
+                _keep_written(group, given, part)
+
+    def _whole(self) -> Iterator[Group]:
+        for group, batches in self._batches():
+            before, members = group["params"], Members(self._run, batches)
+            group["params"] = members  # of the group itself, so that what is written to it is at once what others see
+            try:
+                with members:
+                    yield group
+            finally:
+                if group.get("params") is members:
+                    group["params"] = before
+
+    def _few(self, run: DueRun, asks: FrameType) -> Iterator[Group]:
+        before = run.carried.of_groups(asks)
+        run.loops_left += 1
+        for group, batches in self._batches():
+            members, given = Few(run, batches), dict(group)
+            part = {**given, "params": members}
+            with members:
+                yield part
+            _keep_written(group, given, part)
+            _check_in_backward(run, members.odd)
+        run.loops_left -= 1
+        before.check()
+
+
+def end_by_number(run: DueRun) -> list[str]:
+    """A run has ended: keeps what it has made of groups that it asked for by number. What it has done with them that it may
+    not, in words."""
+    for group, given, made in run.by_number:
+        _keep_written(group, given, made)
+    return [members.odd for _, _, made in run.by_number if isinstance(members := made["params"], Few) and members.odd]
+
+
+def _check_in_backward(run: DueRun, odd: str) -> None:
+    """Raises where a step is run for a few parameters at a time, and does what it cannot."""
+    if odd:
+        raise FailedPrecondition(
+            f"terrace.torch.offload(step_in_backward=True): the step of {type(run.optimizer).__name__} {odd}, and is "
+            "run for a few parameters at a time, in the order in which gradients come: offload without step_in_backward. "
+            "This step's weights are of no use")
+
+
+def _keep_written(group: Group, given: Group, part: Group) -> None:
+    """Has a group be what a step has made of a part of it, which was given this."""
+    for name, value in dict.items(part):
+        if name != "params" and (name not in given or value is not given[name]):
+            group[name] = value
+    for name in given.keys() - part.keys():
+        group.pop(name, None)

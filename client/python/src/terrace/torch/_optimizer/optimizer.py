@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer steps over leased memory: PyTorch's own step, given its parameters batch by batch.
+
+A hook of the step hands the step, in the optimizer's place, an object that is the optimizer but for its parameter
+groups: these are leased, batch by batch, as the step comes to them. So the step runs PyTorch's own kernels, schedulers
+and GradScaler find everything where they expect it, and other hooks run when they would.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from ..._errors import FailedPrecondition
+from .._leased.store import Store
+from .._parameters.in_memory import ParameterInMemory
+from .._parameters.parameter import ManagedParameter
+from .._pytorch.modes import check_not_compiled
+from .._pytorch.private import raw
+from .._ranks.shards import Shards
+from . import kinds, scaling
+from .ahead import IN_BACKWARD, SteppedAhead
+from .due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
+from .groups import end_by_number, is_proxy, proxy_class, proxy_of
+from .own import Own
+from .run import DueRun, Run
+from .states import States
+
+BATCH_BYTES_MAX = 256 << 20
+_COMPILED = ("the step of an offloaded optimizer was compiled, or is run by compiled code, in which nothing can be leased: "
+             "call optimizer.step() as it is; it runs PyTorch's fused or foreach kernels")
+
+
+_managed: weakref.WeakKeyDictionary[optim.Optimizer, ManagedOptimizer] = weakref.WeakKeyDictionary()
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer that steps: of Accelerate's wrapper what is in it."""
+    while type(optimizer).__name__ == "AcceleratedOptimizer" and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def managed_optimizer(optimizer: optim.Optimizer) -> ManagedOptimizer | None:
+    """What belongs to an offloaded optimizer; None for another one."""
+    return _managed.get(unwrapped(optimizer))
+
+
+class ManagedOptimizer:
+    """An optimizer whose steps run over leased memory."""
+
+    def __init__(self, optimizer: optim.Optimizer, store: Store, shards: Shards, in_memory: Sequence[ParameterInMemory],
+                 parts: frozenset[str], bytes_min: int, in_backward: bool):
+        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace."""
+        self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
+        self.states = States(optimizer, store, shards, in_memory, parts, bytes_min)
+        self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
+        self._stepped: Callable[[], None] = lambda: None
+        self._proxy_class = proxy_class(type(optimizer))
+        self._due = DueParameters(max(1, min(store.guarantee_bytes // DUE_PARTS, DUE_BYTES_MAX)))
+        self._ahead: SteppedAhead | None = None  # what was stepped in backward since the last step(), if anything was
+        self._lock = threading.Lock()  # over its birth: autograd has a thread for each kind of device
+
+    def attach(self, stepped: Callable[[], None]) -> None:
+        """Runs the optimizer's steps over leased memory from now on. stepped: called after each."""
+        self._stepped = stepped
+        optimizer = self.states.optimizer
+        _managed[optimizer] = self
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_load_state_dict_post_hook(self._after_load)
+        if self.in_backward:
+            scaling.refuse_for(self)
+
+    def _stepped_ahead(self) -> SteppedAhead:
+        with self._lock:
+            if self._ahead is None:
+                self._ahead = SteppedAhead(self.states)
+            return self._ahead
+
+    def step_soon(self, parameter: nn.Parameter, gradient: torch.Tensor) -> bool:
+        """Steps a parameter, whose gradient has come, in this backward pass. Whether it is one of the optimizer's."""
+        if not self._stepped_ahead().take(parameter):
+            return False
+        self._due.add(parameter, gradient, self._step_due, self._leave_out)
+        return True
+
+    def _leave_out(self, parameters: Sequence[nn.Parameter]) -> None:
+        if self._ahead is not None:
+            self._ahead.leave_out(parameters)
+        with raw():
+            for parameter in parameters:
+                parameter.grad = None  # of a pass that has failed, nothing is kept
+
+    def _step_due(self, parameters: Sequence[nn.Parameter]) -> None:
+        ahead, optimizer = self._stepped_ahead(), self.states.optimizer
+        ahead.note_options(parameters)
+        step = type(optimizer).step
+        step = getattr(step, "__wrapped__", step)  # without the hooks, which are for the script's own step
+        run = DueRun(self.states, self.batch_bytes, self._note_ahead, parameters, ahead.group_of)
+        if kinds.may_keep_more(optimizer):
+            self._run_watched(step, run, ahead, parameters)
+        else:
+            step(proxy_of(optimizer, self._proxy_class, run))
+        ahead.note_left(parameters)
+
+    def _run_watched(self, step: Callable[[Any], Any], run: DueRun, ahead: SteppedAhead,
+                     parameters: Sequence[nn.Parameter]) -> None:
+        """Runs a step that is not PyTorch's alone, and raises if it has done what it would do once for all parameters."""
+        optimizer = self.states.optimizer
+        ahead.note_found()
+        own = Own(optimizer)
+        changed = ahead.changed_ahead(parameters)
+        with run.watched():
+            step(proxy_of(optimizer, self._proxy_class, run))
+            by_number = end_by_number(run)  # before the look at what is the optimizer's own, of which these are
+        odd = [f"changes {name}" for name in changed + own.changed()] + by_number
+        odd += ["leaves its loop over self.param_groups before the end"] if run.loops_left else []
+        if odd:
+            raise FailedPrecondition(
+                f"{IN_BACKWARD}: the step of {type(optimizer).__name__} {', '.join(odd)}, and is run "
+                "for a few parameters at a time, so that this would happen many times a step: keep it in self.state of each "
+                "parameter, or offload without step_in_backward. This step's weights are of no use")
+
+    def _note_ahead(self, managed: ManagedParameter) -> None:
+        """A parameter was stepped. In a backward pass that is before its time."""
+        if self.in_backward and managed.gradient is not None:
+            self._stepped_ahead().note_stepped(managed)
+
+    def _is_left(self, parameter: nn.Parameter) -> bool:
+        """Whether optimizer.step() is to step a parameter, though parameters in Terrace are stepped in backward."""
+        managed = self.states.managed_of(parameter)
+        if managed is None or managed.gradient is None:
+            return True
+        try:
+            return self._stepped_ahead().is_left(managed, parameter)
+        except FailedPrecondition:
+            self._forget_step()  # who goes on all the same can
+            raise
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if is_proxy(optimizer):
+            return None  # a step that calls its base class's
+        check_not_compiled(_COMPILED)
+        if self._ahead is not None:
+            self._ahead.check_options()
+            self._check_left_as(self._ahead)
+        run = Run(self.states, self.batch_bytes, self._note_ahead, self._is_left if self.in_backward else None)
+        return (proxy_of(self.states.optimizer, self._proxy_class, run), *args[1:]), kwargs
+
+    def _check_left_as(self, ahead: SteppedAhead) -> None:
+        """Raises where groups or states are not as the backward pass has left them, which has stepped with them."""
+        what = ahead.odd_since()
+        if what:
+            self._forget_step()  # who goes on all the same can
+            raise FailedPrecondition(
+                f"{IN_BACKWARD}: {what} between the backward pass, which has stepped it, and optimizer.step(): do so "
+                "before the backward pass or after the step, or offload without step_in_backward. This step's weights "
+                "are of no use")
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if is_proxy(optimizer):
+            return
+        changed = self._ahead is not None and self._ahead.changed_in_step()
+        self._forget_step()
+        self.states.store.steps.stepped()
+        self._stepped()
+        if changed:
+            raise FailedPrecondition(
+                f"{IN_BACKWARD}: the step of {type(self.states.optimizer).__name__} changes self.state of another parameter "
+                "than it steps, which the backward pass has stepped: offload without step_in_backward. This step's weights "
+                "are of no use")
+
+    def _forget_step(self) -> None:
+        """Forgets what backward passes have stepped before a step, but for those that are under way in other threads."""
+        if self._ahead is not None:
+            self._ahead = self._ahead.end(self._due.parameters())
+
+    def _after_load(self, optimizer: Any) -> None:
+        if self._ahead is not None:
+            self._ahead.loaded()
+        self.states.adopt_all()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of an optimizer's own step: which parameters it is to see, and what of them is leased at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn, optim
+
+from .._parameters.parameter import ManagedParameter
+from .batch import Batch
+from .carried import Carried
+from .states import States
+
+Group = dict[str, Any]
+
+
+class Run:
+    """The run that the script has called for: it sees what no backward pass has stepped."""
+
+    def __init__(self, states: States, batch_bytes: int, stepped: Callable[[ManagedParameter], None],
+                 is_left: Callable[[nn.Parameter], bool] | None):
+        """stepped: is told of each parameter in Terrace that was stepped. is_left: whether one is to be stepped in this run,
+        as some are in the backward pass; None: all are."""
+        self._states = states
+        self._batch_bytes = batch_bytes
+        self._stepped = stepped
+        self._is_left = is_left
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The script's optimizer, whose step this is."""
+        return self._states.optimizer
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether the optimizer steps parameters in the backward pass."""
+        return self._is_left is not None
+
+    def members(self) -> Iterator[tuple[Group, list[nn.Parameter]]]:
+        """The groups, each with what the step is to see of it."""
+        self._states.store.drop_unneeded()
+        for index, group in enumerate(self.optimizer.param_groups):
+            yield group, self._members_at(index, group)
+
+    def _members_at(self, _index: int, group: Group) -> list[nn.Parameter]:
+        return self.members_of(group)
+
+    def members_of(self, group: Group) -> list[nn.Parameter]:
+        """Which parameters of a group the step is to see."""
+        return [one for one in group["params"] if self._is_left is None or self._is_left(one)]
+
+    def batches(self, parameters: list[nn.Parameter], group: Group) -> Iterator[list[nn.Parameter]]:
+        """Of a group, what is leased at once."""
+        if len(parameters) == 1:  # as a large one is that is stepped in backward
+            yield parameters
+            return
+        batch: list[nn.Parameter] = []
+        total, leased_bytes = 0, self._states.leased_in(group)
+        for parameter in parameters:
+            size = leased_bytes(parameter)
+            if batch and total + size > self._batch_bytes:
+                yield batch
+                batch, total = [], 0
+            batch.append(parameter)
+            total += size
+        if batch:
+            yield batch
+
+    def batch(self, parameters: Sequence[nn.Parameter]) -> Batch:
+        """What is leased of these at once, for one round."""
+        return Batch(self._states, parameters, self._stepped)
+
+
+class DueRun(Run):
+    """A run in the backward pass, over a few parameters whose gradients have come and are at hand."""
+
+    def __init__(self, states: States, batch_bytes: int, stepped: Callable[[ManagedParameter], None],
+                 due: Sequence[nn.Parameter], group_of: Mapping[int, int]):
+        """due: those. group_of: the number of the group that each parameter, by id, is in."""
+        wanted = set(map(id, due))
+        super().__init__(states, batch_bytes, stepped, lambda one: id(one) in wanted)
+        self._due = due
+        self._group_of = group_of
+        self.carried = Carried(type(states.optimizer).__name__)
+        self.by_number: list[tuple[Group, Group, Group]] = []  # a group that the step asked for by number, and what of it the
+        # step was given and has made
+        self.loops_left = 0  # over groups, that the step has begun and not ended
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """For as long as it goes on: what it has looked at and shown goes with it, at once."""
+        try:
+            with self.carried.looking():
+                yield
+        finally:
+            self.by_number.clear()
+
+    def _members_at(self, index: int, group: Group) -> list[nn.Parameter]:
+        return [one for one in self._due if self._group_of[id(one)] == index]

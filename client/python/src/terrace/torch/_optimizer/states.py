@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of an optimizer is in Terrace: the states that it keeps of each parameter."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from ..._errors import FailedPrecondition
+from .._leased.shown import owner_of
+from .._leased.slot import Slot, nobody
+from .._leased.store import Store
+from .._parameters.in_memory import ParameterInMemory
+from .._parameters.like import Like
+from .._parameters.parameter import ManagedParameter
+from .._ranks.shards import Shards
+from .._tensors.offloaded import OffloadedTensor
+from . import kinds
+from .holders import Holder, InState, holder_of
+
+_Copied = tuple[Callable[[], Any], OffloadedTensor]  # a reference to a state, and what stands for it in Terrace
+
+
+class States:
+    """Those of one optimizer."""
+
+    def __init__(self, optimizer: optim.Optimizer, store: Store, shards: Shards, in_memory: Sequence[ParameterInMemory],
+                 parts: frozenset[str], bytes_min: int):
+        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace."""
+        self._reference = weakref.ref(optimizer)
+        self.store = store
+        self._shards = shards
+        self._in_memory = {id(one.parameter): one for one in in_memory}
+        self._parts = parts
+        self._of_itself = ("parameters" in parts) + ("gradients" in parts)  # tensors in Terrace, beside the states
+        self._bytes_min = bytes_min
+        self._reserved: dict[tuple[int, str], Slot] = {}
+        self._slots: list[Slot] = []  # of all states
+
+    @property
+    def optimizer(self) -> optim.Optimizer:
+        """The script's optimizer. FailedPrecondition where the script has it no more."""
+        found = self._reference()
+        if found is None:
+            raise FailedPrecondition(
+                "terrace.torch.offload: the optimizer that this model was offloaded with is gone, and no other one steps "
+                "in its place: keep it for as long as the model is trained, or call terrace.torch.offload(model, "
+                "optimizer, step_in_backward=True) with the new one")
+        return found
+
+    @property
+    def gone(self) -> bool:
+        """Whether the script has the optimizer no more."""
+        return self._reference() is None
+
+    def managed_of(self, parameter: nn.Parameter) -> ManagedParameter | None:
+        """What belongs to a parameter, if it is in Terrace."""
+        managed: ManagedParameter | None = parameter.__dict__.get("terrace")
+        return managed if managed is not None and managed.store is self.store else None
+
+    def like_of(self, parameter: nn.Parameter) -> Like | None:
+        """What the states of a parameter, or of this rank's shard of it, are made like, if the job has it."""
+        managed = self.managed_of(parameter)
+        if managed is not None:
+            return managed.slot
+        in_memory = self._in_memory.get(id(parameter))
+        if in_memory is not None and in_memory.stands_for(parameter):
+            return in_memory.like
+        return self._shards.slot_of(parameter)
+
+    def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """The optimizer's state of a parameter; empty before its first step."""
+        state: dict[str, Any] = self.optimizer.state.get(parameter, {})
+        return state
+
+    def reserve(self) -> None:
+        """Makes room for the states that there are going to be, so that it is not missing later."""
+        if "states" not in self._parts:
+            return
+        keys: list[tuple[int, str]] = []
+        wanted: list[tuple[str, str, torch.Tensor]] = []
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                of = self.like_of(parameter)
+                if of is None:
+                    continue
+                for key in kinds.states(self.optimizer, group):
+                    keys.append((id(parameter), key))
+                    wanted.append((f"{of.name}/{key}", of.owner, self._made_like(of)))
+        if wanted:
+            self._slots = self.store.create(wanted)
+            self._reserved = dict(zip(keys, self._slots, strict=True))
+
+    def largest(self) -> tuple[int, str]:
+        """Bytes of the largest set that a step must lease at once, and the parameter's name."""
+        found = [(self._room_bytes(of, self._tensors_of(group)), of.name)
+                 for group in self.optimizer.param_groups for parameter in group["params"]
+                 if (of := self.like_of(parameter)) is not None]
+        return max(found, default=(0, ""))
+
+    def _tensors_of(self, group: dict[str, Any]) -> int:
+        """Of each parameter, what is in Terrace of itself, its gradient, and its states that are named."""
+        states = len(kinds.states(self.optimizer, group)) if "states" in self._parts else 0
+        return self._of_itself + states
+
+    def leased_in(self, group: dict[str, Any]) -> Callable[[nn.Parameter], int]:
+        """What gives the bytes that a step leases of a parameter of a group, with its gradient and its states; 0 of what
+        the job does not have."""
+        named, more = self._tensors_of(group), kinds.may_keep_more(self.optimizer)
+
+        def leased(parameter: nn.Parameter) -> int:
+            of = self.like_of(parameter)
+            tensors = max(named, self._of_itself + self._states_kept(parameter)) if more else named
+            return 0 if of is None else self._room_bytes(of, tensors)
+
+        return leased
+
+    @staticmethod
+    def _made_like(of: Like) -> torch.Tensor:
+        """What the states of a parameter that are known by name are made like: each is of its shape and type."""
+        return of.placeholder
+
+    @staticmethod
+    def _room_bytes(of: Like, tensors: int) -> int:
+        """What so many tensors of a parameter take where they are leased: itself, its gradient, and states that are made
+        like it."""
+        return of.room_bytes * tensors
+
+    def _states_kept(self, parameter: nn.Parameter) -> int:
+        """How many states of a parameter are in Terrace."""
+        state = self.state_of(parameter)
+        return sum(isinstance(holder_of(value, InState(state, key)).get(), OffloadedTensor)
+                   for key, value in state.items())
+
+    def adopt(self, parameters: Sequence[nn.Parameter], copied: dict[int, _Copied] | None = None) -> None:
+        """Moves to Terrace the states of parameters that are in memory. Who has one beside them has what is there.
+
+        copied: who has one beside them, as a state dict that was loaded, keeps what it has. These are the states, by id,
+            that were moved so, of which several parameters may have one; more are added.
+        """
+        for holder, of, where, held in self._in_memory_states(parameters):
+            if copied is None:
+                self._take(holder, of, where, held)
+                continue
+            before, made = copied.get(id(held), (nobody, None))
+            if made is None or before() is not held:
+                made = OffloadedTensor.of(self._moved(of, where, held), self.store)
+                copied[id(held)] = weakref.ref(held), made
+            holder.put(made)
+
+    def _take(self, holder: Holder, of: Like, where: tuple[int, str], held: torch.Tensor) -> None:
+        _check_not_shown(of, where[1], held)
+        slot = self._moved(of, where, held)
+        if held.requires_grad or held._is_view():
+            holder.put(OffloadedTensor.of(slot, self.store))
+        else:
+            OffloadedTensor.take_place_of(held, slot, self.store)
+            holder.put(held)
+
+    def adopt_all(self) -> None:
+        """Moves to Terrace the states that are in memory. If there are any, none is the script's too from then on."""
+        copied: dict[int, _Copied] = {}
+        for group in self.optimizer.param_groups:
+            self.adopt(group["params"], copied)
+        if copied:
+            kinds.make_states_own(self.optimizer)
+
+    def _in_memory_states(
+            self, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[Holder, Like, tuple[int, str], torch.Tensor]]:
+        """Those that are to be in Terrace, each with what holds it, what it is like, and whose it is under which name."""
+        for parameter in parameters if "states" in self._parts else ():
+            of = self.like_of(parameter)
+            if of is None:
+                continue
+            state = self.state_of(parameter)
+            for key, value in list(state.items()):
+                holder = holder_of(value, InState(state, key))
+                held = holder.get()
+                if isinstance(held, OffloadedTensor) and held.terrace_store is not self.store:
+                    held = held.clone()  # of another job: from now on this one's own
+                if kinds.state_like(of.placeholder, held, self._bytes_min):
+                    yield holder, of, (id(parameter), key), held
+
+    def give_back(self) -> None:
+        """Brings the states back that were moved to Terrace."""
+        for state in self.optimizer.state.values():
+            for key, value in list(state.items()):
+                holder = holder_of(value, InState(state, key))
+                held = holder.get()
+                if isinstance(held, OffloadedTensor) and held.terrace_store is self.store:
+                    holder.put(held.clone())
+
+    def let_go(self) -> bool:
+        """Deletes what its states are in, but for what the script has kept of them. Whether it has."""
+        kept = [slot for slot in self._slots if slot.lazies or slot.shown]
+        self.store.forget(set(self._slots).difference(kept))
+        self._slots = kept
+        self._reserved.clear()
+        return bool(kept)
+
+    def _moved(self, of: Like, where: tuple[int, str], value: torch.Tensor) -> Slot:
+        """Where a state is in Terrace from now on."""
+        slot = self._reserved.get(where)
+        if slot is not None and not slot.lazies and not slot.shown and not _has_geometry_of(slot, value):
+            self._slots.remove(slot)
+            self.store.forget([slot])
+            slot = None
+        if slot is None or slot.lazies or slot.shown:
+            (slot,) = self.store.create([(f"{of.name}/{where[1]}", of.owner, value)])
+            self._slots.append(slot)
+        self._reserved[where] = slot  # for what is loaded in its place
+        self.store.unneeded.discard(slot)
+        (shown,) = self.store.lease([slot], "overwrite")
+        shown.copy_(value)
+        return slot
+
+
+def _check_not_shown(of: Like, key: str, value: torch.Tensor) -> None:
+    """Raises for a state that is the memory of a parameter."""
+    owner = owner_of(value)
+    slot = owner() if isinstance(owner, weakref.ref) else None
+    if isinstance(slot, Slot) and slot.parameter is not None:
+        raise FailedPrecondition(
+            f"terrace.torch.offload: the state '{key}' of the parameter '{of.name}' is the memory of '{slot.name}' itself (.data, "
+            ".detach() or a view), and would not change with it any more once both are in Terrace: clone() what is kept, or "
+            "use the parameter in its place")
+
+
+def _has_geometry_of(slot: Slot, value: torch.Tensor) -> bool:
+    geometry = slot.placeholder
+    return bool(geometry.stride() == value.stride() and geometry.shape == value.shape and geometry.dtype == value.dtype)

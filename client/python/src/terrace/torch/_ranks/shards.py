@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that fully_shard() (FSDP2) has split over ranks: what this rank has of each lives in Terrace.
+
+FSDP keeps this rank's shard as the local tensor of a DTensor, and asks it for what is to be gathered, if it has a way
+to say so (fsdp_pre_all_gather(), which is there for quantized weights). Ours says: leased memory. So whoever gathers,
+and however early, leases for as long as gathering takes; what is gathered is FSDP's own memory, and so is what it
+reduces gradients in. A shard of the gradient goes to Terrace as soon as FSDP has made it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .._parameters.gradient import Room
+from .._pytorch.split import local_of
+from .._tensors.offloaded import OffloadedTensor
+
+if TYPE_CHECKING:
+    from .._leased.slot import Slot
+    from .._leased.store import Store
+    from .._pytorch.private import FSDPParam, FSDPParamGroup
+
+
+class OffloadedShard(OffloadedTensor):
+    """This rank's shard of a parameter."""
+
+    terrace_group: _Group
+    terrace_padded: torch.Size  # what FSDP gathers of each rank; that of the last ones may have less
+    terrace_gradient: _ShardGradient
+
+    def terrace_alias(self) -> OffloadedShard:
+        """Another one: what casts and moves a module may put it in this one's place."""
+        made = OffloadedShard.of(self.terrace_slot, self.terrace_store)
+        made.terrace_group = self.terrace_group
+        made.terrace_padded = self.terrace_padded
+        made.terrace_gradient = self.terrace_gradient
+        return made
+
+    def fsdp_pre_all_gather(self, mesh: Any, outer_size: torch.Size, outer_stride: tuple[int, ...], module: nn.Module,
+                            mp_policy: Any) -> tuple[tuple[torch.Tensor, ...], None]:
+        """What is gathered: the same values that FSDP gathers of a shard in memory."""
+        shown = self.terrace_group.lease_for(self)
+        if shown.shape != self.terrace_padded:
+            padded = shown.new_zeros(self.terrace_padded)
+            padded[:len(shown)].copy_(shown)
+            shown = padded
+        if mp_policy.param_dtype is not None and shown.is_floating_point():
+            shown = shown.to(mp_policy.param_dtype)
+        return (shown,), None
+
+    def fsdp_post_all_gather(self, all_gather_outputs: Sequence[torch.Tensor], metadata: None,
+                             param_dtype: torch.dtype, *, out: torch.Tensor | None = None) -> Any:
+        """The parameter, of what was gathered: the same memory."""
+        return None if out is not None else (all_gather_outputs[0], ())
+
+
+class _ShardGradient:
+    """The shard of one parameter's gradient."""
+
+    def __init__(self, store: Store, room: Room):
+        self._store = store
+        self._room = room
+        self._handle: Any = None
+
+    def watch(self, parameter: nn.Parameter) -> None:
+        """Takes its gradients from now on, if it has any. FSDP calls these hooks itself."""
+        if parameter.requires_grad and not self._is_hook_of(parameter):
+            hook: Any = parameter.register_post_accumulate_grad_hook
+            self._handle = hook(self._after)
+
+    def unwatch(self) -> None:
+        """Undoes watch()."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _is_hook_of(self, parameter: nn.Parameter) -> bool:
+        """What moves a module swaps the parameter's hooks for those of another one."""
+        return self._handle is not None and self._handle.id in (parameter._post_accumulate_grad_hooks or {})
+
+    def _after(self, parameter: torch.Tensor) -> None:
+        self._store.steps.gradient()
+        made: Any = parameter.grad
+        if made is not None and self._room.fits(made._local_tensor):
+            made._local_tensor = self._room.take(self._store, made._local_tensor)
+
+
+class _Group:
+    """The shards that FSDP gathers together, which are leased as one set."""
+
+    def __init__(self, group: FSDPParamGroup, store: Store):
+        self._reference = weakref.ref(group)
+        self._store = store
+        self._waiting: dict[Slot, torch.Tensor] = {}  # leased with the first of them, and not asked for yet
+
+    def lease_for(self, shard: OffloadedShard) -> torch.Tensor:
+        """The shard's leased memory."""
+        if shard.terrace_slot not in self._waiting:
+            slots = self._slots()
+            self._store.drop_unneeded()
+            self._waiting = dict(zip(slots, self._store.lease(slots), strict=True))
+        return self._waiting.pop(shard.terrace_slot)
+
+    def _slots(self) -> list[Slot]:
+        group = self._reference()
+        assert group is not None  # it asks
+        slots = []
+        for one in group.fsdp_params:
+            shard = one._sharded_local_tensor
+            if isinstance(shard, OffloadedShard):
+                shard.terrace_gradient.watch(one.sharded_param)  # it may have been unfrozen
+                slots.append(shard.terrace_slot)
+        return slots
+
+
+class Shards:
+    """Those of one job."""
+
+    def __init__(self, store: Store, names: Mapping[nn.Parameter, tuple[str, str]], groups: Sequence[FSDPParamGroup]):
+        """Makes room for them, and for their gradients. names: of the parameters to take, with their modules."""
+        self._store = store
+        self._expected: dict[int, Slot] = {}  # by the parameter's id, until they are moved
+        self._sets: list[list[_Moving]] = []
+        for group in groups:
+            chosen = [one for one in group.fsdp_params if one.sharded_param in names]
+            if chosen:
+                self._sets.append(self._make(_Group(group, store), chosen, names))
+
+    def _make(self, group: _Group, chosen: Sequence[FSDPParam],
+              names: Mapping[nn.Parameter, tuple[str, str]]) -> list[_Moving]:
+        slots = self._store.create([(*names[one.sharded_param], one._sharded_local_tensor) for one in chosen])
+        self._expected |= {id(one.sharded_param): slot for one, slot in zip(chosen, slots, strict=True)}
+        trained = [slot for one, slot in zip(chosen, slots, strict=True) if one.sharded_param.requires_grad]
+        made = self._store.create([(f"{slot.name}/grad", slot.owner, slot.placeholder) for slot in trained])
+        rooms = {slot: [room] for slot, room in zip(trained, made, strict=True)}
+        return [_Moving(one, group, slot, _ShardGradient(self._store, Room(slot, rooms.get(slot, []))), self._store)
+                for one, slot in zip(chosen, slots, strict=True)]
+
+    @property
+    def all(self) -> Iterator[_Moving]:
+        """Each of them."""
+        return itertools.chain.from_iterable(self._sets)
+
+    def slot_of(self, parameter: nn.Parameter) -> Slot | None:
+        """Where this rank's shard of a parameter is in Terrace, if it is one of these."""
+        local = local_of(parameter)
+        if isinstance(local, OffloadedShard) and local.terrace_store is self._store:
+            return local.terrace_slot
+        return self._expected.get(id(parameter))
+
+    def largest(self) -> tuple[int, str]:
+        """Bytes of the largest set that is leased at once, and what it is."""
+        return max(((sum(one.slot.room_bytes for one in its), f"the group of '{its[0].slot.name}', gathered together,")
+                    for its in self._sets), default=(0, ""))
+
+    def move_in(self) -> None:
+        """Moves them to Terrace."""
+        for one in self.all:
+            one.move_in()
+        self._expected.clear()
+
+    def replaced(self) -> list[str]:
+        """The names of those that are not in Terrace any more: the model was given others."""
+        return [one.slot.name for one in self.all if one.is_replaced()]
+
+
+class _Moving:
+    """One shard on its way to Terrace, or back."""
+
+    def __init__(self, of: FSDPParam, group: _Group, slot: Slot, gradient: _ShardGradient, store: Store):
+        self._reference = weakref.ref(of)
+        self._group = group
+        self.slot = slot
+        self._store = store
+        self._gradient = gradient
+
+    def move_in(self) -> None:
+        """Moves it to Terrace."""
+        of: Any = self._reference()
+        (shown,) = self._store.lease([self.slot], "overwrite")
+        shown.copy_(of._sharded_local_tensor)
+        shard = OffloadedShard.of(self.slot, self._store)
+        shard.terrace_group = self._group
+        shard.terrace_padded = of.padded_sharded_param_size
+        shard.terrace_gradient = self._gradient
+        # By this FSDP knows that it has what belongs to the local tensor; it is read in no other way.
+        of._sharded_param_data = self.slot.placeholder.view(-1)
+        of.sharded_param._local_tensor = shard
+        of._init_extensions()
+        self._gradient.watch(of.sharded_param)
+
+    def restore(self) -> None:
+        """Makes it an ordinary one again, if it was moved."""
+        of = self._reference()
+        if of is not None and isinstance(of._sharded_local_tensor, OffloadedShard):
+            (shown,) = self._store.lease([self.slot])
+            of.sharded_param._local_tensor = shown.clone()  # type: ignore[attr-defined]
+            of.reset_sharded_param()  # type: ignore[no-untyped-call]
+            self._gradient.unwatch()
+
+    def is_replaced(self) -> bool:
+        """Whether the model was given another parameter."""
+        of = self._reference()
+        return of is not None and not isinstance(of._sharded_local_tensor, OffloadedShard)

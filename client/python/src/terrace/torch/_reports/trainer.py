@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face's Trainer: a callback that offloads what it trains. Imported when it is asked for, as it needs
+`transformers`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn, optim
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ... import _checks
+from ..._client import TIMEOUT_SECONDS, Client
+from ..._errors import InvalidArgument
+from .._offload.job import is_offloaded, job_of
+from .._offload.offload import TENSOR_BYTES_MIN, offload
+from .._optimizer.optimizer import managed_optimizer
+from .progress import Meter
+
+_CALL = "terrace.torch.TerraceCallback"
+
+
+class TerraceCallback(TrainerCallback):  # type: ignore[misc]
+    """Moves what a Trainer trains to Terrace when the training begins, as offload() does.
+
+        Trainer(model, arguments, train_dataset=data, callbacks=[terrace.torch.TerraceCallback()]).train()
+
+    What the Trainer logs with a loss has two figures more, since the log before: `terrace_hit_ratio`, of the leases
+    those that found all in place, and `terrace_wait_share`, of the time what leasing took.
+
+    Losses, weights and checkpoints are those without it. The model stays in Terrace afterwards: it is evaluated, saved
+    and trained on as ever. Arguments are offload()'s, but for step_in_backward: a Trainer looks at all gradients for
+    the norm that it logs. InvalidArgument for what offload() refuses, and for torch_compile=True.
+    """
+
+    def __init__(self, *, client: Client | None = None, what: str | Iterable[str] | None = None,
+                 place: str | None = None, share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
+                 timeout: float = TIMEOUT_SECONDS):
+        self.client = client
+        self.what = what
+        self.share_frozen = _checks.flag(_CALL, "share_frozen", share_frozen)
+        self.place = None if place is None else _checks.text(_CALL, "place", place)
+        self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
+        self.timeout = _checks.seconds(_CALL, "timeout", timeout)
+        self._meter: Meter | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+                       model: nn.Module | None = None, optimizer: optim.Optimizer | None = None,
+                       **kwargs: Any) -> None:
+        """The Trainer has its model and its optimizer, with what it resumed from, and has not begun."""
+        if model is None or optimizer is None:
+            raise InvalidArgument(f"{_CALL}: there is no model or no optimizer to train; it is a callback of a Trainer")
+        if is_offloaded(model) and managed_optimizer(optimizer) is not None:
+            return  # trained once more
+        if args.torch_compile:
+            raise InvalidArgument(f"{_CALL}: torch_compile=True compiles the whole model; leave it out, and give the "
+                                  "Trainer a model whose blocks are compiled by torch.compile(block)")
+        offload(model, optimizer, client=self.client, what=self.what, place=self.place, share_frozen=self.share_frozen,
+                tensor_bytes_min=self.tensor_bytes_min, timeout=self.timeout)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+                      model: nn.Module | None = None, **kwargs: Any) -> None:
+        """The Trainer is about to take a step."""
+        if model is not None and is_offloaded(model):
+            store = job_of(model).store
+            if self._meter is None or self._meter.store is not store:
+                self._meter = Meter(store)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+               logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        """The Trainer has put what it logs into its history, and is about to show it."""
+        if self._meter is None or logs is None or "loss" not in logs:
+            return
+        past = self._meter.take()
+        figures = {"terrace_hit_ratio": round(past.hit_ratio, 4), "terrace_wait_share": round(past.wait_share, 4)}
+        logs.update(figures)
+        if state.log_history:
+            state.log_history[-1].update(figures)
