@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "front/gateway/gateway.h"
 #include "front/gateway/pressure_watchers.h"

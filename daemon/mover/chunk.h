@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "mover/chunk_step.h"
 #include "mover/cuda_links.h"

@@ -6,8 +6,8 @@
 #include <spdlog/spdlog.h>
 
 #include <map>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "base/bytes.h"
 

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a daemon goes on for a former one (DESIGN decision 8): what that left with the supervisor is taken back at start,
-// each session is gone on with when its trainer is back.
+// How a daemon goes on for a former one (DESIGN decision 8): at start it takes back what that left with the supervisor,
+// and each session goes on when its trainer is back (Arrivals).
 #pragma once
 
 #include <sys/types.h>
+
 #include <cstddef>
 #include <map>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/fd.h"
@@ -53,7 +56,7 @@ class Restore {
   Result<void> watch_sessions();
 
  private:
-  // restore.cc: sessions.
+  // restore.cc: the catalog, and sessions.
   Result<void> begin_afresh(const engine::CatalogShape& shape);
   Result<void> go_on();
   void drop_what_is_left(const engine::Status& status);
