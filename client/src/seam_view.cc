@@ -29,7 +29,8 @@ Result<void> SeamView::show(std::uint64_t at, std::byte* segment, std::uint64_t 
   if (::mremap(segment, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, memory_ + at) == MAP_FAILED) {
     const int error = errno;
     // It may have unmapped what was there: the addresses stay this seam's.
-    ::mmap(memory_ + at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    static_cast<void>(
+        ::mmap(memory_ + at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0));
     return fail(ErrorCode::kResourceExhausted,
                 "mapping " + std::to_string(bytes) + " bytes of a tensor once more failed: " + std::strerror(error) +
                     " (vm.max_map_count limits how many mappings a process has)",
