@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "engine/engine_impl.h"
-#include "engine/values/planted.h"
 
 namespace terrace::engine {
 namespace {
