@@ -116,6 +116,39 @@ TEST(DataConnection, QueuesWhatTheSocketDoesNotTake) {
   EXPECT_FALSE(pair.daemon->has_queued());
 }
 
+// Who reads late is not to hear of seams that are gone, and must hear of the end of one that it may have.
+TEST(DataConnection, TakesASeamBackThatWasNotSent) {
+  Pair pair;
+  shm::StitchMessage part;
+  part.place = shm::kPlaceHost;
+  part.offset = shm::kSeamsBegin;
+  std::size_t sent = 0;
+  while (!pair.daemon->has_queued()) {  // the last part alone waits
+    part.at = sent;
+    ASSERT_TRUE(pair.daemon->send(part));
+    ASSERT_LT(++sent, 100000u);
+  }
+  EXPECT_FALSE(pair.daemon->take_back_seam(part.place, part.offset)) << "it was sent in part";
+  part.offset += 4096;
+  for (const std::uint64_t at : {0, 1}) {
+    part.at = at;
+    ASSERT_TRUE(pair.daemon->send(part));
+  }
+  EXPECT_FALSE(pair.daemon->take_back_seam(part.place + 1, part.offset)) << "another place's";
+  EXPECT_TRUE(pair.daemon->take_back_seam(part.place, part.offset));
+  EXPECT_FALSE(pair.daemon->take_back_seam(part.place, part.offset)) << "all of it is gone";
+  std::size_t received = 0;
+  shm::StitchMessage in;
+  while (pair.daemon->has_queued() || received < sent) {
+    if (recv(pair.client.get(), &in, sizeof in, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof in)) {
+      EXPECT_EQ(in.offset, shm::kSeamsBegin);
+      ++received;
+    }
+    ASSERT_TRUE(pair.daemon->flush());
+  }
+  EXPECT_EQ(received, sent);
+}
+
 TEST(DataConnection, CutsALongRefusal) {
   const shm::Refused refused = refusal({ErrorCode::kInternal, std::string(2000, 'x'), 0});
   EXPECT_EQ(std::strlen(refused.message.data()), refused.message.size() - 1);
