@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "engine/engine.h"
-#include "engine/engine_impl.h"
 
 namespace terrace::engine {
 namespace {
@@ -66,72 +66,6 @@ Result<void> Engine::check(const Options& options, const CatalogShape& shape) {
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("{} sessions, and the catalog holds {}", options.sessions_max, shape.sessions_max));
   return {};
-}
-
-Result<std::unique_ptr<Engine>> Engine::create(Options options, CatalogMemory& catalog) {
-  if (const auto good = check(options, catalog.shape()); !good) return std::unexpected(good.error());
-  auto engine = std::make_unique<EngineImpl>(std::move(options), catalog);
-  engine->begin_catalog();
-  return engine;
-}
-
-EngineImpl::EngineImpl(Options options, CatalogMemory& catalog)
-    : options_(std::move(options)),
-      catalog_(&catalog),
-      scheduler_(
-          [this] {
-            for (const TierOptions& tier : options_.tiers) {
-              Tier made{.options = tier};
-              made.level = static_cast<Level>(tier.kind);
-              if (made.level == Level::kDevice) {
-                made.unit = static_cast<std::uint8_t>(tiers_.size());
-                made.place = shm::kPlaceDevice0 + made.unit;
-                made.leases.name = fmt::format("device:{}", made.unit);
-              } else if (made.level == Level::kMemory) {
-                memory_tier_ = tiers_.size();
-                made.place = shm::kPlaceHost;
-                made.leases.name = "host";
-              } else {
-                block_tier_ = tiers_.size();
-                made.place = shm::kPlaceBlock;
-                made.leases.name = "block";
-              }
-              made.leases.place = made.place;
-              made.high_mark_bytes =
-                  static_cast<std::uint64_t>(static_cast<double>(tier.capacity_bytes) * tier.high_mark);
-              tiers_.push_back(std::move(made));
-            }
-            return links();
-          }(),
-          options_.transfers_in_flight_max, options_.weights),
-      write_budget_(options_.tiers.back().write_budget_bytes_per_day) {
-  home_level_ = tiers_.back().level;
-  const bool has_where_to = memory_tier_ != SIZE_MAX || write_budget_.is_set();
-  writes_back_early_ = has_where_to && std::ranges::any_of(options_.tiers, &TierOptions::write_back_early);
-  const Level above_home = home_level_ == Level::kBlock && memory_tier_ != SIZE_MAX ? Level::kMemory : Level::kDevice;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    if (above_home != home_level_ && tiers_[tier].level == above_home &&
-        !(writes_back_early_ && tiers_[tier].options.write_back_early))
-      kept_clean_.push_back(tier);
-  former_at_work_ = options_.former_at_work && home_level_ == Level::kBlock;
-  if (home_level_ == Level::kBlock) {
-    const std::uint64_t capacity = tiers_.back().options.capacity_bytes;
-    block_space_.extend(capacity);
-    checksum_space_.extend(tier::checksum_entries(capacity));
-    spare_bytes_ =
-        align_down(static_cast<std::uint64_t>(static_cast<double>(capacity) * options_.spare_share), kPageBytes);
-  }
-  for (const mover::Link& link : links()) link_status_[link].link = link;
-  if (former_at_work_) hold_block(true);
-  text_space_.extend(catalog_->texts_bytes());
-}
-
-void EngineImpl::begin_catalog() {
-  for (std::size_t record = 0; record < catalog_->shape().sessions_max; ++record) free_records_.insert(record);
-  std::vector<TierRecord> records;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) records.push_back(tier_record(tiers_[tier].options));
-  catalog_->put(records);
-  commit();
 }
 
 std::optional<std::uint32_t> tenant_socket(const Options& options, const SessionRecord& record) {

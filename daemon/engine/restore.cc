@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // An engine from the catalog of one that died: sessions with their segments and tensors are there again, what was under
 // way is not, and what took effect without an answer is undone, since whoever asked will ask again.
+#include "engine/restorer.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "engine/catalog/damage.h"
-#include "engine/catalog/facts.h"
-#include "engine/engine_impl.h"
+#include "engine/values/planted.h"
 
 namespace terrace::engine {
 namespace {
@@ -60,64 +60,58 @@ Result<void> Engine::check_succession(const Options& options, const CatalogShape
   return check_tiers(options, view->tiers);
 }
 
-Result<std::unique_ptr<Engine>> Engine::restore(Options options, CatalogMemory& catalog,
-                                                std::span<const Survivor> survivors,
-                                                std::span<const LostSegment> lost) {
-  if (auto good = check(options, catalog.shape()); !good) return std::unexpected(good.error());
-  auto engine = std::make_unique<EngineImpl>(std::move(options), catalog);
-  if (auto restored = engine->restore_from(survivors, lost); !restored) return std::unexpected(restored.error());
-  return engine;
-}
-
-Result<void> EngineImpl::restore_from(std::span<const Survivor> survivors, std::span<const LostSegment> lost) {
-  CatalogMemory& catalog = *catalog_;
+Result<void> Restorer::restore_from(std::span<const Survivor> survivors, std::span<const LostSegment> lost) {
+  CatalogMemory& catalog = catalog_;
   if (auto same = check_tiers(options_, catalog.tiers()); !same) return same;
-  next_session_ = catalog.node().next_session;
-  next_number_ = catalog.node().next_number;
-  steps_ = catalog.node().steps;
-  next_seam_ = catalog.node().next_seam;
-  if (next_seam_ < tier::kSeamsBegin || next_seam_ > UINT64_MAX / 2 || next_seam_ % kPageBytes != 0)
-    return damaged(fmt::format("its next seam is {}", next_seam_));
+  ledger_.next_session = catalog.node().next_session;
+  ledger_.next_number = catalog.node().next_number;
+  ledger_.steps = catalog.node().steps;
+  ledger_.next_seam = catalog.node().next_seam;
+  if (ledger_.next_seam < tier::kSeamsBegin || ledger_.next_seam > UINT64_MAX / 2 ||
+      ledger_.next_seam % kPageBytes != 0)
+    return damaged(fmt::format("its next seam is {}", ledger_.next_seam));
   // A daemon that counted every nanosecond would not have come to the middle of them.
-  if (next_session_ == 0 || next_session_ > UINT32_MAX / 2 || next_number_ == 0 || next_number_ > UINT64_MAX / 2)
-    return damaged(fmt::format("its next session is {} and its next tensor {}", next_session_, next_number_));
+  if (ledger_.next_session == 0 || ledger_.next_session > UINT32_MAX / 2 || ledger_.next_number == 0 ||
+      ledger_.next_number > UINT64_MAX / 2)
+    return damaged(
+        fmt::format("its next session is {} and its next tensor {}", ledger_.next_session, ledger_.next_number));
   for (const tier::Extent& extent : catalog.retired().first(catalog.node().retired_count)) {
-    if (!block_space_.is_free(extent)) return damaged("a retired region lies outside the block tier");
-    block_space_.retire(extent);
-    retired_.push_back(extent);
+    if (!block_.space.is_free(extent)) return damaged("a retired region lies outside the block tier");
+    block_.space.retire(extent);
+    ledger_.retired.push_back(extent);
   }
   if (auto members = restore_members(catalog, survivors); !members) return members;
-  for (auto& [id, session] : sessions_)
-    if (auto restored = restore_session(catalog, *session); !restored) return restored;
+  for (auto& [id, session] : registry_.all)
+    if (auto restored = restore_session(catalog, session_of(*session)); !restored) return restored;
   if (auto agree = check_restored(); !agree) return agree;
   for (const LostSegment& segment : lost) mark_gone(segment);
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) record_loss(tier, false);  // until tier_failed() says so
+  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+    records_.record_loss(tier, false);  // until tier_failed() says so
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
     if (!is_in_use(record)) {
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});
-      free_records_.insert(record);
+      ledger_.free_records.insert(record);
     }
   const auto unanswered = undo_unanswered(survivors);
-  for (auto& [id, session] : sessions_) {
-    for (std::uint32_t at = 0; at < session->tensors.size(); ++at) touch(*session, Slot{at});
-    touch(*session);
+  for (auto& [id, session] : registry_.all) {
+    for (std::uint32_t at = 0; at < session->tensors.size(); ++at) records_.touch(*session, Slot{at});
+    records_.touch(*session);
     for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-      if (session->places[tier] != nullptr) unstitch_idle(*session, tier);
+      if (session->places[tier] != nullptr) copies_.unstitch_idle(*session, tier);
     const auto found = unanswered.find(id);
-    settle(*session, found == unanswered.end() ? Unanswered{} : found->second);
-    commit();
+    settle(session_of(*session), found == unanswered.end() ? Unanswered{} : found->second);
+    records_.commit();
   }
   catalog.forget_notes();
-  run();
   return {};
 }
 
 // What no record says by itself: of things that there can be only one of, there is one, and all have room together.
-Result<void> EngineImpl::check_restored() const {
+Result<void> Restorer::check_restored() const {
   std::set<std::array<std::uint8_t, 16>> tokens;
   std::vector<std::uint64_t> numbers;
   std::set<std::pair<Tenant, std::string_view>> shares;
-  for (const auto& [id, session] : sessions_) {
+  for (const auto& [id, session] : registry_.all) {
     if (session->is_share() && !shares.emplace(session->tenant, session->share).second)
       return damaged("two shares have one name");
     for (const Member& member : session->members) {
@@ -129,25 +123,26 @@ Result<void> EngineImpl::check_restored() const {
   }
   std::ranges::sort(numbers);
   if (std::ranges::adjacent_find(numbers) != numbers.end()) return damaged("two tensors have one number");
-  if (!numbers.empty() && numbers.back() >= next_number_) return damaged("a tensor has a number to come");
-  if ((!sessions_.empty() && static_cast<std::uint32_t>(sessions_.rbegin()->first) >= next_session_) ||
-      (!part_of_.empty() && static_cast<std::uint32_t>(part_of_.rbegin()->first) >= next_session_))
+  if (!numbers.empty() && numbers.back() >= ledger_.next_number) return damaged("a tensor has a number to come");
+  if ((!registry_.all.empty() && static_cast<std::uint32_t>(registry_.all.rbegin()->first) >= ledger_.next_session) ||
+      (!registry_.part_of.empty() &&
+       static_cast<std::uint32_t>(registry_.part_of.rbegin()->first) >= ledger_.next_session))
     return damaged("a session has a number to come");
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    if (tiers_[tier].mapped() && claimed_bytes(tier) > tiers_[tier].options.capacity_bytes)
+    if (tiers_[tier].mapped() && budget_.claimed_bytes(tier) > tiers_[tier].options.capacity_bytes)
       return damaged(fmt::format("its sessions have more of '{}' than there is", tiers_[tier].options.name));
   return {};
 }
 
-bool EngineImpl::is_in_use(std::size_t record) const {
-  return std::ranges::any_of(sessions_, [&](const auto& entry) {
+bool Restorer::is_in_use(std::size_t record) const {
+  return std::ranges::any_of(registry_.all, [&](const auto& entry) {
     return entry.second->record == record ||
            std::ranges::find(entry.second->members, record, &Member::record) != entry.second->members.end();
   });
 }
 
 // Everybody who is still there, and for whom there is a session: their own, or the share that they have a part in.
-Result<void> EngineImpl::restore_members(const CatalogMemory& catalog, std::span<const Survivor> survivors) {
+Result<void> Restorer::restore_members(const CatalogMemory& catalog, std::span<const Survivor> survivors) {
   std::map<SessionId, std::size_t> shares;
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record) {
     const SessionRecord& was = catalog.session(record);
@@ -165,7 +160,7 @@ Result<void> EngineImpl::restore_members(const CatalogMemory& catalog, std::span
     if (was.share != 0 && share == shares.end())
       return damaged(fmt::format("session {} has a part in share {}, which is not there", was.id, was.share));
     const SessionId id{was.share != 0 ? was.share : was.id};
-    auto& session = sessions_.try_emplace(id, nullptr).first->second;
+    auto& session = registry_.all.try_emplace(id, nullptr).first->second;
     if (session != nullptr && was.share == 0) return damaged(fmt::format("session {} is there twice", was.id));
     if (session == nullptr) {
       session = std::make_unique<Session>();
@@ -173,7 +168,7 @@ Result<void> EngineImpl::restore_members(const CatalogMemory& catalog, std::span
       session->record = was.share != 0 ? share->second : record;
       session->tenant = {*socket, was.uid};
     }
-    if (was.share != 0 && !part_of_.emplace(SessionId{was.id}, id).second)
+    if (was.share != 0 && !registry_.part_of.emplace(SessionId{was.id}, id).second)
       return damaged(fmt::format("session {} is there twice", was.id));
     if (session->tenant != Tenant{*socket, was.uid})
       return damaged(fmt::format("session {} has a part in another tenant's share", was.id));
@@ -186,15 +181,15 @@ Result<void> EngineImpl::restore_members(const CatalogMemory& catalog, std::span
     member.token = was.token;
     member.maps_segments = was.maps_segments != 0;
     member.writes = was.share == 0 || was.writes != 0;
-    ++restored_.sessions;
-    restored_.unanswered_requests += survivor->unanswered;
+    ++counts_.restored.sessions;
+    counts_.restored.unanswered_requests += survivor->unanswered;
   }
-  for (const auto& [member, share] : part_of_)
-    if (sessions_.contains(member)) return damaged("a part in a share has the number of another session");
+  for (const auto& [member, share] : registry_.part_of)
+    if (registry_.all.contains(member)) return damaged("a part in a share has the number of another session");
   return {};
 }
 
-Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& session) {
+Result<void> Restorer::restore_session(const CatalogMemory& catalog, Session& session) {
   const SessionRecord& was = catalog.session(session.record);
   const auto socket = tenant_socket(options_, was);
   if (!socket || session.tenant != Tenant{*socket, was.uid})
@@ -212,11 +207,11 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& 
     for (const std::uint64_t bytes : {was.mapped_bytes[tier], was.floor_bytes[tier]})
       if (bytes > options.capacity_bytes || bytes % options.segment_bytes != 0)
         return damaged(fmt::format("session {} has {} bytes of '{}'", was.id, bytes, options.name));
-    session.places[tier] = std::make_unique<Place>(policy_for(tier));
+    session.places[tier] = std::make_unique<Place>(opening_.policy_for(tier));
     session.places[tier]->floor_bytes = was.floor_bytes[tier];
     session.places[tier]->space.extend(was.mapped_bytes[tier]);
   }
-  if (auto seams = restore_seams(catalog, session); !seams) return seams;
+  if (auto seams = copies_.restore_seams(catalog, session); !seams) return seams;
   for (std::uint32_t at = 0; at < was.slots_used; ++at) {
     session.at(session.tensors.add()).incarnation = 1;
     const TensorRecord tensor = catalog.tensor(session.record, at);
@@ -228,7 +223,7 @@ Result<void> EngineImpl::restore_session(const CatalogMemory& catalog, Session& 
   return {};
 }
 
-Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const TensorRecord& record) {
+Result<void> Restorer::restore_tensor(Session& session, Slot slot, const TensorRecord& record) {
   const TensorState& was = record.state;
   const TensorRarities& rare = record.rarities;
   Tensor& tensor = session.at(slot);
@@ -239,13 +234,13 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
   if (was.incarnation > shm::kIncarnationMask) return bad(fmt::format("its incarnation is {}", was.incarnation));
   tensor.incarnation = was.incarnation;
   if (was.number == 0) return {};
-  ++restored_.tensors;
-  if ((was.flags & kUnderWay) != 0) ++restored_.transfers;
-  const HomeTier home{home_level_, tiers_.back().options.capacity_bytes};
+  ++counts_.restored.tensors;
+  if ((was.flags & kUnderWay) != 0) ++counts_.restored.transfers;
+  const HomeTier home{tiers_.home_level, tiers_.home().options.capacity_bytes};
   if (const std::string damage = damage_of(record, home); !damage.empty()) return bad(damage);
   const tier::Extent text{record.facts.text, record.facts.text_bytes()};
-  if (!text_space_.is_free(text)) return bad("its name overlaps another's");
-  text_space_.take(text);
+  if (!ledger_.texts.is_free(text)) return bad("its name overlaps another's");
+  ledger_.texts.take(text);
   tensor.bytes = record.facts.bytes;
   tensor.number = was.number;
   tensor.version = was.version;
@@ -272,15 +267,15 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
   tensor.home_bad = (was.flags & kHomeBad) != 0;
   for (const Level level : {Level::kDevice, Level::kMemory}) {
     if ((was.extents & bit(level)) == 0) continue;
-    const std::size_t tier = tier_index(tensor, level);
+    const std::size_t tier = tiers_.tier_index(tensor, level);
     if (tier >= tiers_.size() || tiers_[tier].level != level) return bad("it has a copy in a tier that is not there");
     Place& place = *session.places[tier];
     const tier::Extent extent = tensor.extent(level);
     const bool in_seam = extent.offset >= tier::kSeamsBegin;
-    if (in_seam ? !restore_in_seam(place, extent) : !place.space.is_free(extent))
+    if (in_seam ? !copies_.restore_in_seam(place, extent) : !place.space.is_free(extent))
       return bad("its extent overlaps another, or lies outside its tier");
     if (!in_seam) place.space.take(extent);
-    place.policy->arrived(slot, now_);
+    place.policy->arrived(slot, turn_.now);
     tiers_[tier].used_bytes += tensor.extent_bytes();
     tensor.extents |= bit(level);
     if (rare.sliding != static_cast<std::uint8_t>(level)) continue;
@@ -294,34 +289,56 @@ Result<void> EngineImpl::restore_tensor(Session& session, Slot slot, const Tenso
     if (auto restored = restore_home(tensor, record); !restored) return bad(restored.error().message);
   if (may_still_land(tensor, was)) tensor.activity = Activity::kLanding;
   if (!tensor.deleted) {
-    if (!session.names.insert(slot, names_of(session))) return bad("another has its name");
+    if (!session.names.insert(slot, records_.names_of(session))) return bad("another has its name");
     ++session.tensor_count;
     session.tensor_bytes += tensor.bytes;
   }
   return {};
 }
 
-Result<void> EngineImpl::restore_home(Tensor& tensor, const TensorRecord& record) {
+Result<void> Restorer::restore_home(Tensor& tensor, const TensorRecord& record) {
   const TensorRarities& rare = record.rarities;
   const auto bad = [](const char* what) { return fail(ErrorCode::kFailedPrecondition, what); };
-  if (block_tier_ == SIZE_MAX) return bad("its home is on a block tier, and there is none");
+  if (tiers_.block == SIZE_MAX) return bad("its home is on a block tier, and there is none");
   const tier::Extent whole = tensor.extent(Level::kBlock);
   const auto recorded = rare.piece_count == 0 ? std::span(&whole, 1) : std::span(rare.pieces).first(rare.piece_count);
   tier::Pieces pieces;
   for (const tier::Extent& piece : recorded) {
-    if (!block_space_.is_free(piece)) return bad("its home overlaps another, or lies outside the block tier");
-    block_space_.take(piece);
+    if (!block_.space.is_free(piece)) return bad("its home overlaps another, or lies outside the block tier");
+    block_.space.take(piece);
     pieces.push(piece);
   }
   const tier::Extent sums{record.state.first_checksum, tier::chunk_count(tensor.bytes)};
   if (pieces.bytes() != tensor.extent_bytes()) return bad("its home is not as large as it");
   if (pieces[0].offset != tensor.offset[index(Level::kBlock)]) return bad("its home is in two places");
-  if (!checksum_space_.is_free(sums)) return bad("its checksums are another's, or lie outside their table");
-  checksum_space_.take(sums);
+  if (!block_.checksums.is_free(sums)) return bad("its checksums are another's, or lie outside their table");
+  block_.checksums.take(sums);
   tensor.set_pieces(pieces);
   tensor.extents |= bit(Level::kBlock);
-  tiers_[block_tier_].used_bytes += tensor.extent_bytes();
+  tiers_[tiers_.block].used_bytes += tensor.extent_bytes();
   return {};
+}
+
+// By its record: the former daemon may have begun to read the tensor from the block tier, which is the only place that
+// has its bytes. Its other extents are what it is read into. (It was recorded before any read began, and until all had
+// ended; what a successor that was killed too found in this state it recorded in the same way.)
+bool Restorer::may_still_land(const Tensor& tensor, const TensorState& was) const {
+  constexpr std::uint8_t kMapped = bit(Level::kDevice) | bit(Level::kMemory);
+  if (!links_.former_at_work || planted(Plant::kFormerTargetReused)) return false;
+  return (was.flags & kUnderWay) != 0 && tensor.written && tensor.sliding == Level::kNone &&
+         tensor.valid == bit(Level::kBlock) && (tensor.extents & kMapped) != 0;
+}
+
+// Before anything is given out there.
+void Restorer::mark_gone(const LostSegment& lost) {
+  Holdings* const session = registry_.find(lost.space);
+  if (session == nullptr) return;
+  const std::size_t tier = terrace::index(lost.tier);
+  TERRACE_CHECK(tiers_[tier].level == Level::kDevice);
+  Place& place = *session->places[tier];
+  place.gone.push_back(lost.extent);
+  for (const tier::Extent& free : place.space.free_within(lost.extent)) place.space.retire(free);
+  tiers_[tier].loss = lost.why;
 }
 
 }  // namespace terrace::engine

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // After a restore: what nobody was told of is undone, and words and records are brought together again.
+#include "engine/restorer.h"
+
 #include <algorithm>
 
-#include "engine/engine_impl.h"
 #include "engine/values/planted.h"
 
 namespace terrace::engine {
 
 // Leases that their trainer was not told of end; tensors that it was not told of go.
-std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::span<const Survivor> survivors) {
+std::map<SessionId, Unanswered> Restorer::undo_unanswered(std::span<const Survivor> survivors) {
   std::map<SessionId, Unanswered> unanswered;
-  catalog_->each_note([&](const GrantRecord& grant, std::span<const GrantedSlot> slots) {
+  catalog_.each_note([&](const GrantRecord& grant, std::span<const GrantedSlot> slots) {
     const auto survivor = std::ranges::find(survivors, SessionId{grant.session}, &Survivor::session);
-    Session* session = find_session(SessionId{grant.session});
+    Session* session = sessions_.find_session(SessionId{grant.session});
     if (session == nullptr || survivor == survivors.end()) return;
     Member* member = session->find_member(SessionId{grant.session});
     if (member == nullptr) return;
@@ -21,7 +22,7 @@ std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::spa
     if (grant.kind == GrantRecord::Kind::kStep && session->step != 0 &&
         static_cast<std::uint32_t>(session->step) == grant.value) {
       --session->step;
-      --steps_;
+      --ledger_.steps;
     }
     for (const GrantedSlot& granted : slots) {
       if (granted.slot >= session->tensors.size()) continue;
@@ -47,38 +48,39 @@ std::map<SessionId, EngineImpl::Unanswered> EngineImpl::undo_unanswered(std::spa
 // The words and the records of one session are brought together again; then nothing of it is under way, but what a
 // former daemon's reads may land in.
 // (Slots from there on were never used: whoever gets one sets its word.)
-void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
+void Restorer::settle(Session& session, const Unanswered& unanswered) {
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
     if (tensor.live())
       settle_word(session, Slot{at});
     else
-      show_free(session, Slot{at}, tensor.incarnation);
+      words_.show_free(session, Slot{at}, tensor.incarnation);
   }
-  for (const Slot slot : unanswered.torn) tear(session, slot);
+  for (const Slot slot : unanswered.torn) tensors_.tear(session, slot);
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
     if (!tensor.live() || !tensor.idle()) continue;
-    if (tensor.sliding == Level::kDevice && is_gone(session, tensor)) {
-      lose_if_gone(session, Slot{at});
-      slid(session, Slot{at}, {});  // only the books change
-    } else if (tensor.sliding == Level::kDevice && is_gone_at(session, tensor, tensor.slide().offset)) {
-      slid(session, Slot{at}, fail(ErrorCode::kUnavailable, tiers_[tensor.device].loss));  // it stays where it is
+    if (tensor.sliding == Level::kDevice && tiers_.is_gone(session, tensor)) {
+      copies_.lose_if_gone(session, Slot{at});
+      transfers_.slid(session, Slot{at}, {});  // only the books change
+    } else if (tensor.sliding == Level::kDevice && tiers_.is_gone_at(session, tensor, tensor.slide().offset)) {
+      transfers_.slid(session, Slot{at},
+                      fail(ErrorCode::kUnavailable, tiers_[tensor.device].loss));  // it stays where it is
     } else if (tensor.sliding != Level::kNone) {
-      slide_on(session, Slot{at});
-      give_up_gone(session, Slot{at});  // its copy in a device, while that in memory slides
+      transfers_.slide_on(session, Slot{at});
+      transfers_.give_up_gone(session, Slot{at});  // its copy in a device, while that in memory slides
     } else if (!tensor.deleted) {
-      rest(session, Slot{at});
+      transfers_.rest(session, Slot{at});
     }
   }
   for (const Slot slot : unanswered.created)
-    if (session.at(slot).live() && !session.at(slot).deleted) delete_tensor(session, slot);
+    if (session.at(slot).live() && !session.at(slot).deleted) tensors_.delete_tensor(session, slot);
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
     if (!tensor.live() || !tensor.deleted || std::ranges::find(session.leaving, Slot{at}) != session.leaving.end())
       continue;
-    if (!try_finish_delete(session, Slot{at})) {
-      want(session, Slot{at});
+    if (!tensors_.try_finish_delete(session, Slot{at})) {
+      words_.want(session, Slot{at});
       session.leaving.push_back(Slot{at});
     }
   }
@@ -86,7 +88,7 @@ void EngineImpl::settle(Session& session, const Unanswered& unanswered) {
 
 // Lease counts and dirty are true in the word, everything else in the record. A word that is neither is a scribble of
 // its own session's: the copy that was published stands, with nobody's lease.
-void EngineImpl::settle_word(Session& session, Slot slot) {
+void Restorer::settle_word(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
   if (tensor.holder != SessionId{} && session.find_member(tensor.holder) == nullptr) {  // it did not survive
     tensor.valid = bit(tensor.published);
@@ -102,9 +104,9 @@ void EngineImpl::settle_word(Session& session, Slot slot) {
   Member& member = tensor.holder == SessionId{} ? session.members.front() : *session.find_member(tensor.holder);
   const shm::Word word = member.table.load(slot);
   if (word.incarnation == tensor.incarnation && word.torn) tensor.torn = true;
-  if (tensor.published == Level::kNone) return unpublish(session, slot);
+  if (tensor.published == Level::kNone) return words_.unpublish(session, slot);
   for (Member& other : session.members)
-    if (!Session::shows(other, tensor)) show_nothing(other, slot, tensor);
+    if (!Session::shows(other, tensor)) words_.show_nothing(other, slot, tensor);
   const Level level = tensor.published;
   const bool known = word.incarnation == tensor.incarnation &&
                      (word.state == shm::State::kResident || word.state == shm::State::kClaimed);
@@ -113,7 +115,7 @@ void EngineImpl::settle_word(Session& session, Slot slot) {
   if (leased) {
     if (tensor.torn) shm::tear(member.table.word(slot), tensor.incarnation);
     shm::want(member.table.word(slot), false);
-    shm::lend(member.table.word(slot), is_shown_where_gone(session, tensor));
+    shm::lend(member.table.word(slot), tiers_.is_shown_where_gone(session, tensor));
     return;
   }
   // Of a session over gRPC, a lease ended with the call that held it.
@@ -131,26 +133,26 @@ void EngineImpl::settle_word(Session& session, Slot slot) {
 }
 
 // The former daemon made it everybody's to read, and did not come to record that.
-bool EngineImpl::was_shared(const Member& holder, Slot slot, const Tensor& tensor) {
+bool Restorer::was_shared(const Member& holder, Slot slot, const Tensor& tensor) {
   const shm::Word word = holder.table.load(slot);
   return word.incarnation == tensor.incarnation && word.state == shm::State::kShared;
 }
 
 // What everybody may read is as it was recorded; words that the former daemon did not come to, or had taken, are
 // brought in line.
-void EngineImpl::settle_shared(Session& session, Slot slot) {
+void Restorer::settle_shared(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
-  if (tensor.published == Level::kNone) return unpublish(session, slot);
-  const Placement at = placement(tensor, tensor.published);
+  if (tensor.published == Level::kNone) return words_.unpublish(session, slot);
+  const Placement at = tiers_.placement(tensor, tensor.published);
   for (Member& member : session.members) {
     const shm::Word was = member.table.load(slot);
     const bool known = was.incarnation == tensor.incarnation && was.state == shm::State::kShared;
     if (known && member.maps_segments) {  // in use meanwhile
       shm::want(member.table.word(slot), false);
-      shm::lend(member.table.word(slot), is_shown_where_gone(session, tensor));
+      shm::lend(member.table.word(slot), tiers_.is_shown_where_gone(session, tensor));
       continue;
     }
-    member.table.publish(slot, shown_word(session, tensor, was.turn), at.place, at.offset, tensor.bytes);
+    member.table.publish(slot, words_.shown_word(session, tensor, was.turn), at.place, at.offset, tensor.bytes);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/tensor.h"
+#include "engine/residency/tensor.h"
 
 namespace terrace::engine {
 namespace {
@@ -46,7 +46,7 @@ bool touches(const TensorRecord& tensor, SessionId space, std::span<const LostSe
   });
 }
 
-// Whether other copies are not the content, or may soon not be: as EngineImpl::settle_word() sees it.
+// Whether other copies are not the content, or may soon not be: as Restorer::settle_word() sees it.
 bool is_there_alone(const TensorRecord& tensor, const SessionRecord& member, const shm::Word& word) {
   const TensorState& was = tensor.state;
   if ((was.flags & kTorn) != 0 || word.torn) return false;  // it is no content

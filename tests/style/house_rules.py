@@ -22,6 +22,8 @@ UNFINISHED = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|X" r"XX|not impl" r"emented|un
 # What the upper folders of the front see of the rest of the daemon.
 FRONT_SEES = {"base", "service", "tier", "mover", "foresight", "engine", "config", "topology"}
 # What each layer of the daemon may include, itself aside; a layer's name stands for its rooms, too. `tier` and all others see base, shm and the client's error.h.
+RESIDENCY_SEES = {"base", "tier", "mover", "foresight", "engine/policy", "engine/values", "engine/catalog", "engine/links"}
+ADMISSION_SEES = RESIDENCY_SEES | {"engine/requests", "engine/residency", "engine/budget", "engine/steps", "engine/space"}
 BELOW = {
     "base": set(),
     "service": {"base"},
@@ -29,11 +31,17 @@ BELOW = {
     "tier": {"base"},
     "mover": {"base", "tier"},
     "foresight": {"base"},
-    "engine/values": {"base", "tier", "mover", "foresight"},
     "engine/policy": {"base"},
-    "engine/links": {"base", "mover"},
+    "engine/values": {"base", "tier", "mover", "foresight", "engine/policy"},
     "engine/catalog": {"base", "tier", "engine/values"},
-    "engine": {"base", "tier", "mover", "foresight", "engine/values", "engine/policy", "engine/links", "engine/catalog"},
+    "engine/links": {"base", "mover", "engine/values"},
+    "engine/requests": {"base", "engine/values"},
+    "engine/residency": RESIDENCY_SEES,
+    "engine/budget": RESIDENCY_SEES | {"engine/residency"},
+    "engine/steps": RESIDENCY_SEES | {"engine/residency"},
+    "engine/space": RESIDENCY_SEES | {"engine/residency", "engine/budget", "engine/steps"},
+    "engine/admission": ADMISSION_SEES,
+    "engine": ADMISSION_SEES | {"engine/admission"},
     "config": {"base", "tier", "topology"},
     "topology": {"base"},
     "workload": {"base", "config", "topology"},

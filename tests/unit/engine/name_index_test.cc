@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows that an index of names finds what is in it and nothing else, through growth, collisions and erasures.
-#include "engine/name_index.h"
+#include "engine/residency/name_index.h"
 
 #include <gtest/gtest.h>
 

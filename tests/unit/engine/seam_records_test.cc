@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows which records of seams are given out: each to one at a time, the lowest first, and as many as there are.
-#include "engine/seam_records.h"
+#include "engine/residency/seam_records.h"
 
 #include <gtest/gtest.h>
 

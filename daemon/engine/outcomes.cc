@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/outcomes.h"
+
+#include <fmt/format.h>
+
+namespace terrace::engine {
+void Outcomes::completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed) {
+  Tensor& tensor = session.at(flight.slot);
+  records_.touch(session, flight.slot);
+  tensor.activity = Activity::kIdle;
+  tensor.transfer = 0;
+  tensor.leaving = Level::kNone;
+  if (flight.activity == Activity::kCleaning) --session.cleanings;
+  if (flight.activity == Activity::kEvicting)
+    tiers_.place_of(session, tensor, flight.from).leaving_bytes -= tensor.extent_bytes();
+  if (session.life != Session::Life::kOpen) return;
+  if (!result && terrace::index(failed) == tiers_.block) transfers_.block_failed(tensor, flight, result.error());
+  switch (flight.activity) {
+    case Activity::kFetching:
+      return fetched(session, flight, result);
+    case Activity::kEvicting:
+      return evicted(session, flight, result);
+    case Activity::kSliding:
+      tensor.slide().bytes += result ? flight.step_bytes : 0;
+      if (result && tensor.slide().bytes < tensor.extent_bytes()) return transfers_.slide_on(session, flight.slot);
+      return transfers_.slid(session, flight.slot, result);
+    case Activity::kCleaning:
+      if (!result && flight.to == tiers_.home_level)
+        tensor.home_bad = true;  // no more early ones until a write-back succeeds
+      if (result && tensor.published == flight.from && words_.finish_clean(session, flight.slot))
+        tensor.valid |= bit(flight.to);
+      if (result && flight.from == Level::kDevice) steps_.pass_below(session, flight.slot);
+      if (result && flight.to == tiers_.home_level) tensor.home_bad = false;
+      if (tensor.admission == 0) transfers_.rest(session, flight.slot);
+      if (flight.from == Level::kDevice) cleaning_.written_back(session, result.has_value());
+      return;
+    case Activity::kProving:  // if it failed, the region is retired by now
+      if (tensor.admission == 0) transfers_.rest(session, flight.slot);
+      return;
+    case Activity::kIdle:
+    case Activity::kLanding:
+      break;
+  }
+  TERRACE_CHECK(false);
+}
+
+void Outcomes::fetched(Session& session, const Flight& flight, const Result<void>& result) {
+  Tensor& tensor = session.at(flight.slot);
+  if (result) {
+    tensor.valid |= bit(flight.to);
+    const Admission* wanted = tensor.admission == 0 ? nullptr : queues_.find_admission(session, tensor.admission);
+    if (wanted != nullptr && flight.from != Level::kNone && flight.to == tiers_[wanted->tier].level) {
+      (wanted->planned ? counts_.foresight.planned_bytes : counts_.foresight.demanded_bytes) += flight.bytes;
+      (wanted->planned ? session.foreseen.planned_bytes : session.foreseen.demanded_bytes) += flight.bytes;
+    }
+    return grants_.arrived(session, flight.slot);
+  }
+  if (result.error().code == ErrorCode::kDataLoss && flight.from != Level::kNone)
+    copies_.lose_copy(tensor, flight.from);
+  Error error = result.error();
+  error.message = fmt::format("tensor '{}': {}", records_.name(session, flight.slot), error.message);
+  if (tensor.admission == 0) {
+    transfers_.rest(session, flight.slot);
+  } else {
+    Admission* admission = queues_.find_admission(session, tensor.admission);
+    TERRACE_CHECK(admission != nullptr);
+    grants_.fail_admission(session, *admission, std::move(error));
+  }
+  const bool mismatched = result.error().code == ErrorCode::kDataLoss && !is_of_the_device(result.error());
+  if (mismatched && flight.from == Level::kBlock) transfers_.prove_home(session, flight.slot);
+}
+
+void Outcomes::evicted(Session& session, const Flight& flight, const Result<void>& result) {
+  Tensor& tensor = session.at(flight.slot);
+  if (result) {
+    tensor.valid |= bit(flight.to);
+    if (flight.to == Level::kBlock) tensor.home_bad = false;
+    copies_.count_eviction(tensor, flight.from, flight.reason);
+    if (flight.from == Level::kDevice) steps_.pass_below(session, flight.slot);
+    copies_.drop_copy(session, flight.slot, flight.from);
+  } else {
+    Error error = result.error();
+    error.message = fmt::format("writing back tensor '{}' failed, its bytes stay where they are: {}",
+                                records_.name(session, flight.slot), error.message);
+    tiers_.place_of(session, tensor, flight.from).write_back_error = std::move(error);
+    session.write_back_failed = true;
+  }
+  transfers_.rest(session, flight.slot);
+}
+
+}  // namespace terrace::engine
