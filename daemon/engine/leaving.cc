@@ -20,7 +20,7 @@ void Opening::leave(Session& session, SessionId id, const Error& why) {
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
     const Tensor& tensor = session.tensors[at];
     if (tensor.live() && tensor.holder == id) bereave(session, Slot{at});
-    if (tensor.live() && tensor.pinner == id) transfers_.unpin(session, Slot{at});
+    if (tensor.live() && tensor.pinner == id) lives_.unpin(session, Slot{at});
   }
   const auto member = std::ranges::find(session.members, id, &Member::id);
   ledger_.freed_records.push_back(member->record);
@@ -32,20 +32,12 @@ void Opening::leave(Session& session, SessionId id, const Error& why) {
   wakes_.opens = true;
 }
 
-// Its writer is gone. What it was about to write is neither the old content nor the new.
+// Its writer is gone.
 void Opening::bereave(Session& session, Slot slot) {
-  Tensor& tensor = session.at(slot);
-  Member& writer = *session.find_member(tensor.holder);
-  const shm::Word word = writer.table.load(slot);
-  const bool scribbled = word.incarnation != tensor.incarnation || word.state != shm::State::kResident;
-  if (scribbled || word.dirty) tensor.valid = bit(tensor.published);
-  if ((scribbled || word.torn || word.writers != 0) && !planted(Plant::kBereavedWhole)) tensor.torn = true;
-  tensor.published = Level::kNone;
-  tensor.holder = SessionId{};
-  tensor.claimed = true;
-  records_.touch(session, slot);
+  words_.bereave(session, slot);
+  const Tensor& tensor = session.at(slot);
   if (tensor.torn)
-    transfers_.forget(session, slot);
+    lives_.forget(session, slot);
   else if (tensor.idle() && tensor.admission == 0 && !tensor.deleted)
     transfers_.rest(session, slot);
 }

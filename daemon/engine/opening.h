@@ -13,6 +13,7 @@
 #include "engine/requests/requests.h"
 #include "engine/residency/copies.h"
 #include "engine/residency/ledger.h"
+#include "engine/residency/lives.h"
 #include "engine/residency/records.h"
 #include "engine/residency/registry.h"
 #include "engine/residency/tiers.h"
@@ -28,7 +29,7 @@ class Opening {
  public:
   Opening(const Options& options, Turn& turn, Links& links, Ledger& ledger, Registry& registry, Requests& requests,
           Tiers& tiers, Wakes& wakes, Records& records, Copies& copies, Words& words, Transfers& transfers,
-          Budget& budget, Grants& grants)
+          Lives& lives, Budget& budget, Grants& grants)
       : options_(options),
         turn_(turn),
         links_(links),
@@ -41,6 +42,7 @@ class Opening {
         copies_(copies),
         words_(words),
         transfers_(transfers),
+        lives_(lives),
         budget_(budget),
         grants_(grants) {}
 
@@ -75,6 +77,7 @@ class Opening {
   Copies& copies_;
   Words& words_;
   Transfers& transfers_;
+  Lives& lives_;
   Budget& budget_;
   Grants& grants_;
 };

@@ -6,13 +6,7 @@
 namespace terrace::engine {
 void Outcomes::completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed) {
   Tensor& tensor = session.at(flight.slot);
-  records_.touch(session, flight.slot);
-  tensor.activity = Activity::kIdle;
-  tensor.transfer = 0;
-  tensor.leaving = Level::kNone;
-  if (flight.activity == Activity::kCleaning) --session.cleanings;
-  if (flight.activity == Activity::kEvicting)
-    tiers_.place_of(session, tensor, flight.from).leaving_bytes -= tensor.extent_bytes();
+  transfers_.ended(session, flight);
   if (session.life != Session::Life::kOpen) return;
   if (!result && terrace::index(failed) == tiers_.block) transfers_.block_failed(tensor, flight, result.error());
   switch (flight.activity) {
@@ -25,12 +19,10 @@ void Outcomes::completed(Session& session, const Flight& flight, const Result<vo
       if (result && tensor.slide().bytes < tensor.extent_bytes()) return transfers_.slide_on(session, flight.slot);
       return transfers_.slid(session, flight.slot, result);
     case Activity::kCleaning:
-      if (!result && flight.to == tiers_.home_level)
-        tensor.home_bad = true;  // no more early ones until a write-back succeeds
       if (result && tensor.published == flight.from && words_.finish_clean(session, flight.slot))
-        tensor.valid |= bit(flight.to);
+        copies_.make_valid(session, flight.slot, flight.to);
       if (result && flight.from == Level::kDevice) steps_.pass_below(session, flight.slot);
-      if (result && flight.to == tiers_.home_level) tensor.home_bad = false;
+      if (flight.to == tiers_.home_level) copies_.mark_home(tensor, result.has_value());
       if (tensor.admission == 0) transfers_.rest(session, flight.slot);
       if (flight.from == Level::kDevice) cleaning_.written_back(session, result.has_value());
       return;
@@ -47,7 +39,7 @@ void Outcomes::completed(Session& session, const Flight& flight, const Result<vo
 void Outcomes::fetched(Session& session, const Flight& flight, const Result<void>& result) {
   Tensor& tensor = session.at(flight.slot);
   if (result) {
-    tensor.valid |= bit(flight.to);
+    copies_.make_valid(session, flight.slot, flight.to);
     const Admission* wanted = tensor.admission == 0 ? nullptr : queues_.find_admission(session, tensor.admission);
     if (wanted != nullptr && flight.from != Level::kNone && flight.to == tiers_[wanted->tier].level) {
       (wanted->planned ? counts_.foresight.planned_bytes : counts_.foresight.demanded_bytes) += flight.bytes;
@@ -73,8 +65,8 @@ void Outcomes::fetched(Session& session, const Flight& flight, const Result<void
 void Outcomes::evicted(Session& session, const Flight& flight, const Result<void>& result) {
   Tensor& tensor = session.at(flight.slot);
   if (result) {
-    tensor.valid |= bit(flight.to);
-    if (flight.to == Level::kBlock) tensor.home_bad = false;
+    copies_.make_valid(session, flight.slot, flight.to);
+    if (flight.to == Level::kBlock) copies_.mark_home(tensor, true);
     copies_.count_eviction(tensor, flight.from, flight.reason);
     if (flight.from == Level::kDevice) steps_.pass_below(session, flight.slot);
     copies_.drop_copy(session, flight.slot, flight.from);

@@ -16,6 +16,7 @@
 #include "engine/residency/block_space.h"
 #include "engine/residency/copies.h"
 #include "engine/residency/ledger.h"
+#include "engine/residency/lives.h"
 #include "engine/residency/records.h"
 #include "engine/residency/registry.h"
 #include "engine/residency/tiers.h"
@@ -38,7 +39,7 @@ class Restorer {
  public:
   Restorer(const Options& options, CatalogMemory& catalog, Turn& turn, Counts& counts, Links& links, Ledger& ledger,
            BlockSpace& block, Registry& registry, Tiers& tiers, Records& records, Copies& copies, Words& words,
-           Transfers& transfers, Budget& budget, Sessions& sessions, Tensors& tensors, Opening& opening)
+           Transfers& transfers, Lives& lives, Budget& budget, Sessions& sessions, Tensors& tensors, Opening& opening)
       : options_(options),
         catalog_(catalog),
         turn_(turn),
@@ -52,6 +53,7 @@ class Restorer {
         copies_(copies),
         words_(words),
         transfers_(transfers),
+        lives_(lives),
         budget_(budget),
         sessions_(sessions),
         tensors_(tensors),
@@ -71,9 +73,6 @@ class Restorer {
   bool may_still_land(const Tensor& tensor, const TensorState& was) const;
   std::map<SessionId, Unanswered> undo_unanswered(std::span<const Survivor> survivors);
   void settle(Session& session, const Unanswered& unanswered);
-  void settle_word(Session& session, Slot slot);
-  static bool was_shared(const Member& holder, Slot slot, const Tensor& tensor);
-  void settle_shared(Session& session, Slot slot);
 
   const Options& options_;
   CatalogMemory& catalog_;
@@ -88,6 +87,7 @@ class Restorer {
   Copies& copies_;
   Words& words_;
   Transfers& transfers_;
+  Lives& lives_;
   Budget& budget_;
   Sessions& sessions_;
   Tensors& tensors_;

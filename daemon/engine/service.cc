@@ -110,10 +110,9 @@ void Service::on(const Request& request, const DontNeed& body) {
   }
   for (const Slot slot : *slots) {
     steps_.observe_forgotten(**session, slot);
-    transfers_.forget(**session, slot);
-    Tensor& tensor = (*session)->at(slot);
-    tensor.torn = false;
-    records_.touch(**session, slot);
+    lives_.forget(**session, slot);
+    lives_.mend(**session, slot);
+    const Tensor& tensor = (*session)->at(slot);
     if (tensor.published != Level::kNone || tensor.claimed) continue;
     records_.commit();  // before the word says so too
     words_.unpublish(**session, slot);
@@ -214,12 +213,12 @@ void Service::on(const Request& request, const Unpin& body) {
   const auto slots = lookup_.find_all(**session, body.tensors);
   if (!slots) return requests_.answer(request.id, std::unexpected(slots.error()));
   for (const Slot slot : *slots)
-    if (!transfers_.pinned_by(**session, slot, request.session) && !body.again)
+    if (!lives_.pinned_by(**session, slot, request.session) && !body.again)
       return requests_.answer(
           request.id, fail(ErrorCode::kFailedPrecondition,
                            fmt::format("tensor '{}' is not pinned by this session", records_.name(**session, slot))));
   for (const Slot slot : *slots)
-    if (transfers_.pinned_by(**session, slot, request.session)) transfers_.unpin(**session, slot);
+    if (lives_.pinned_by(**session, slot, request.session)) lives_.unpin(**session, slot);
   wakes_.changed(**session);
   wakes_.opens = true;
   requests_.answer(request.id, ReplyBody{Done{}});

@@ -14,10 +14,10 @@
 #include "engine/reports.h"
 #include "engine/requests/requests.h"
 #include "engine/residency/ledger.h"
+#include "engine/residency/lives.h"
 #include "engine/residency/lookup.h"
 #include "engine/residency/records.h"
 #include "engine/residency/tiers.h"
-#include "engine/residency/transfers.h"
 #include "engine/residency/wakes.h"
 #include "engine/residency/words.h"
 #include "engine/space/departures.h"
@@ -31,10 +31,9 @@ namespace terrace::engine {
 class Service {
  public:
   Service(const Options& options, CatalogMemory& catalog, Counts& counts, Ledger& ledger, Registry& registry,
-          Requests& requests, Tiers& tiers, Wakes& wakes, Records& records, Lookup& lookup, Words& words,
-          Transfers& transfers, Budget& budget, Steps& steps, Departures& departures, Sessions& sessions,
-          Queues& queues, Creation& creation, Admissions& admissions, Ahead& ahead, Tensors& tensors, Opening& opening,
-          Reports& reports)
+          Requests& requests, Tiers& tiers, Wakes& wakes, Records& records, Lookup& lookup, Words& words, Lives& lives,
+          Budget& budget, Steps& steps, Departures& departures, Sessions& sessions, Queues& queues, Creation& creation,
+          Admissions& admissions, Ahead& ahead, Tensors& tensors, Opening& opening, Reports& reports)
       : options_(options),
         catalog_(catalog),
         counts_(counts),
@@ -46,7 +45,7 @@ class Service {
         records_(records),
         lookup_(lookup),
         words_(words),
-        transfers_(transfers),
+        lives_(lives),
         budget_(budget),
         steps_(steps),
         departures_(departures),
@@ -92,7 +91,7 @@ class Service {
   Records& records_;
   Lookup& lookup_;
   Words& words_;
-  Transfers& transfers_;
+  Lives& lives_;
   Budget& budget_;
   Steps& steps_;
   Departures& departures_;

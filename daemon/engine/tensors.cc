@@ -7,66 +7,16 @@
 
 namespace terrace::engine {
 
-// The name is free at once, the bytes when nothing uses them any more.
 void Tensors::delete_tensor(Session& session, Slot slot) {
-  Tensor& tensor = session.at(slot);
-  session.names.erase(slot, records_.names_of(session));
-  --session.tensor_count;
-  session.tensor_bytes -= tensor.bytes;
-  tensor.deleted = true;
-  ++session.lives;
-  tensor.pinned = Level::kNone;
-  tensor.pinner = SessionId{};
   steps_.observe_forgotten(session, slot);
-  for (const auto& place : session.places)
-    if (place != nullptr) place->policy->expect(slot, {});  // the slot's next tensor is another one
-  records_.touch(session, slot);
-  if (!try_finish_delete(session, slot)) {
-    words_.want(session, slot);
-    session.leaving.push_back(slot);
-  }
+  lives_.remove(session, slot);
 }
 
-void Tensors::finish_leaving(Session& session) {
-  if (session.leaving.empty()) return;
-  std::erase_if(session.leaving, [&](Slot slot) { return try_finish_delete(session, slot); });
-}
-
-bool Tensors::try_finish_delete(Session& session, Slot slot) {
-  Tensor& tensor = session.at(slot);
-  transfers_.give_up_clean(session, slot);
-  if (!tensor.idle() || tensor.admission != 0) return false;
-  if (tensor.published != Level::kNone && !words_.claim(session, slot)) return false;
-  if (tensor.prefetched) ++counts_.prefetches.wasted;
-  for (const Level level : {Level::kDevice, Level::kMemory})
-    if (tensor.has(level)) copies_.drop_copy(session, slot, level);
-  if (tensor.has(Level::kBlock)) copies_.free_home(tensor);
-  records_.free_text(session, slot);
-  const std::uint32_t incarnation = (tensor.incarnation + 1) & shm::kIncarnationMask;
-  records_.touch(session, slot);
-  words_.show_free(session, slot, incarnation);
-  const bool touched = tensor.touched;
-  tensor = Tensor{};
-  tensor.incarnation = incarnation;
-  tensor.touched = touched;
-  session.free_slots.push_back(slot);
-  ++session.events;
-  return true;
-}
-
-// An overwrite was given up: what is there is neither the old content nor the new, whoever else still leases it.
+// What is torn is nothing that anybody who waits for it could read.
 void Tensors::tear(Session& session, Slot slot) {
   Tensor& tensor = session.at(slot);
-  if (tensor.deleted) return;
-  if (tensor.published != Level::kNone && session.is_shared(tensor)) return;  // nobody overwrites it
   Admission* bringing = tensor.admission == 0 ? nullptr : queues_.find_admission(session, tensor.admission);
-  tensor.torn = true;
-  records_.touch(session, slot);
-  if (tensor.published != Level::kNone)
-    for (Member& member : session.members)
-      if (Session::shows(member, tensor)) shm::tear(member.table.word(slot), tensor.incarnation);
-  transfers_.forget(session, slot);
-  if (bringing == nullptr) return;
+  if (!lives_.tear(session, slot) || bringing == nullptr) return;
   const auto at = std::ranges::find(bringing->slots, slot) - bringing->slots.begin();
   const shm::Mode mode = bringing->modes[static_cast<std::size_t>(at)];
   if (checks_.reads_content(*bringing, mode))

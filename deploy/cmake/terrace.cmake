@@ -36,17 +36,25 @@ if(TERRACE_FUZZ)
   add_compile_options(-fsanitize=fuzzer-no-link)  # every layer says where it went; libFuzzer is linked to its targets alone
 endif()
 
-# terrace_layer(NAME SOURCES a.cc ... LINKS lower_layer ... [PRIVATE_LINKS ...])
-# A static library of one folder. Headers are included from the repository's root of that tree ("engine/engine.h").
+# terrace_layer(NAME [ROOM folder] SOURCES a.cc ... LINKS lower_layer ... [PRIVATE_LINKS ...])
+# A static library of one folder, or of the folder ROOM in it. Headers are included by their path below daemon/
+# ("engine/engine.h"), from an include folder that holds this layer's alone: whoever does not link a layer, directly or
+# through one that it links, cannot include it.
 function(terrace_layer name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
+  cmake_parse_arguments(ARG "" "ROOM" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
+  cmake_path(APPEND CMAKE_CURRENT_SOURCE_DIR ${ARG_ROOM} OUTPUT_VARIABLE folder)
+  file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR}/daemon ${folder})
+  set(include ${CMAKE_BINARY_DIR}/include/${name})
+  cmake_path(GET path PARENT_PATH above)
+  file(MAKE_DIRECTORY ${include}/${above})
+  file(CREATE_LINK ${folder} ${include}/${path} SYMBOLIC)
   if(ARG_SOURCES)
     add_library(${name} STATIC ${ARG_SOURCES})
-    target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/daemon)
+    target_include_directories(${name} PUBLIC ${include})
     target_link_libraries(${name} PUBLIC ${ARG_LINKS} PRIVATE terrace_options ${ARG_PRIVATE_LINKS})
   else()
     add_library(${name} INTERFACE)
-    target_include_directories(${name} INTERFACE ${PROJECT_SOURCE_DIR}/daemon)
+    target_include_directories(${name} INTERFACE ${include})
     target_link_libraries(${name} INTERFACE ${ARG_LINKS})
   endif()
 endfunction()

@@ -60,7 +60,7 @@ def public(lines):
 SAID = (
     ("daemon/metrics/", ".cc", "docs/reference/metrics.md", metrics),
     ("deploy/terraced.toml", "", "docs/reference/configuration.md", keys),
-    ("client/include/terrace/error.h", "", "docs/reference/errors.md", errors),
+    ("proto/include/terrace/error.h", "", "docs/reference/errors.md", errors),
     ("client/include/terrace/client.h", "", "docs/reference/cpp.md", calls),
     ("client/include/terrace/lease.h", "", "docs/reference/cpp.md", calls),
     ("client/python/src/terrace/_client.py", "", "docs/reference/python.md", public),

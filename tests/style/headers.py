@@ -13,7 +13,7 @@ build = pathlib.Path(sys.argv[1])
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon-virtual-dtor", "-Werror"]
 COMPILER = re.compile(r"\+\+(-\d+)?$")
 # The roots that our own includes start from; a header is included by its path below the one that holds it.
-ROOTS = ["daemon", "client/include", "client/src", "client/ctl", "client/python/native", "proto", "tests"]
+ROOTS = ["daemon", "client/include", "client/src", "client/ctl", "client/python/native", "proto/include", "proto", "tests"]
 
 
 def compiler_and_arguments() -> tuple[str, list[str]]:

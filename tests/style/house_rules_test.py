@@ -74,7 +74,7 @@ class HouseRules(unittest.TestCase):
 
     def test_what_else_the_rules_for_pages_find(self):
         for rule, name, text, count in (("complete", "deploy/terraced.toml", "[limits]\nnew_max = 1\n# other = 2\n", 2),
-                                        ("complete", "client/include/terrace/error.h", "  kNew = 99,\n", 1),
+                                        ("complete", "proto/include/terrace/error.h", "  kNew = 99,\n", 1),
                                         ("complete", "client/include/terrace/client.h",
                                          "  Result<void> again(int a);\n  Pending<void> again_async(int a);\n", 2),
                                         ("complete", "client/python/src/terrace/_client.py",

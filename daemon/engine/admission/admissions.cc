@@ -68,10 +68,10 @@ void Admissions::try_start(Session& session, Admission& admission) {
     const auto is_in_vain = [&](Slot slot) {
       const Tensor& tensor = session.at(slot);
       return tensor.pinned == Level::kDevice && tiers_.is_gone(session, tensor) &&
-             transfers_.pinned_by(session, slot, admission.member);
+             lives_.pinned_by(session, slot, admission.member);
     };
     for (const Slot slot : slots)
-      if (admission.is(Admission::Kind::kPin) && is_in_vain(slot)) transfers_.unpin(session, slot);
+      if (admission.is(Admission::Kind::kPin) && is_in_vain(slot)) lives_.unpin(session, slot);
     return grants_.fail_admission(session, admission, ready.error());
   }
   if (!*ready && session.is_share()) rooms_.drop_wants(session, admission);

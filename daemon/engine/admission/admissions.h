@@ -15,6 +15,7 @@
 #include "engine/requests/requests.h"
 #include "engine/residency/copies.h"
 #include "engine/residency/holders.h"
+#include "engine/residency/lives.h"
 #include "engine/residency/marks.h"
 #include "engine/residency/records.h"
 #include "engine/residency/tiers.h"
@@ -28,8 +29,8 @@ namespace terrace::engine {
 class Admissions {
  public:
   Admissions(Links& links, Marks& marks, Requests& requests, Tiers& tiers, Records& records, Copies& copies,
-             Words& words, Holders& holders, Transfers& transfers, Budget& budget, Evictions& evictions, Rooms& rooms,
-             Sessions& sessions, Queues& queues, Checks& checks, Grants& grants, Creation& creation)
+             Words& words, Holders& holders, Transfers& transfers, Lives& lives, Budget& budget, Evictions& evictions,
+             Rooms& rooms, Sessions& sessions, Queues& queues, Checks& checks, Grants& grants, Creation& creation)
       : links_(links),
         marks_(marks),
         requests_(requests),
@@ -39,6 +40,7 @@ class Admissions {
         words_(words),
         holders_(holders),
         transfers_(transfers),
+        lives_(lives),
         budget_(budget),
         evictions_(evictions),
         rooms_(rooms),
@@ -70,6 +72,7 @@ class Admissions {
   Words& words_;
   Holders& holders_;
   Transfers& transfers_;
+  Lives& lives_;
   Budget& budget_;
   Evictions& evictions_;
   Rooms& rooms_;

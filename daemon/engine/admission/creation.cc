@@ -154,16 +154,12 @@ void Creation::try_create(Session& session, Admission& admission) {
   Handles handles;
   std::vector<GrantedSlot> granted;
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    const Slot slot = add_tensor(session, specs[i], (*texts)[i]);
-    Tensor& tensor = session.at(slot);
-    if (tiers_.home_level == Level::kBlock) {
-      tensor.extents = bit(Level::kBlock);
-      tensor.offset[index(Level::kBlock)] = homes.pieces[i][0].offset;
-      tensor.set_pieces(homes.pieces[i]);
-      tensor.first_checksum = homes.checksums[i];
-    } else {
+    const Slot slot = lives_.add(session, specs[i], (*texts)[i]);
+    const Tensor& tensor = session.at(slot);
+    if (tiers_.home_level == Level::kBlock)
+      lives_.give_home(session, slot, homes.pieces[i], homes.checksums[i]);
+    else
       copies_.add_copy(session, slot, admission.tier, homes.offsets[i]);
-    }
     handles.tensors.push_back({slot, tensor.incarnation});
     granted.push_back({static_cast<std::uint32_t>(slot), tensor.incarnation});
   }
@@ -176,30 +172,6 @@ void Creation::try_create(Session& session, Admission& admission) {
                 granted);
   grants_.end_admission(session, admission);
   requests_.answer(request, ReplyBody{std::move(handles)});
-}
-
-Slot Creation::add_tensor(Session& session, const TensorSpec& spec, std::uint64_t text) {
-  Slot slot{};
-  if (session.free_slots.empty()) {
-    slot = session.tensors.add();
-    session.at(slot).incarnation = 1;
-  } else {
-    slot = session.free_slots.back();
-    session.free_slots.pop_back();
-  }
-  Tensor& tensor = session.at(slot);
-  tensor.number = ledger_.next_number++;
-  tensor.bytes = spec.bytes;
-  TensorFacts facts = facts_of(spec);
-  facts.text = text;
-  catalog_.put(session.record, index(slot), facts, text_of(spec));
-  TERRACE_CHECK(session.names.insert(slot, records_.names_of(session)));
-  ++session.tensor_count;
-  session.tensor_bytes += spec.bytes;
-  records_.touch(session, slot);
-  records_.touch(session);
-  words_.unpublish(session, slot);
-  return slot;
 }
 
 }  // namespace terrace::engine

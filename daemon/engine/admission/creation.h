@@ -7,15 +7,13 @@
 
 #include "engine/admission/grants.h"
 #include "engine/admission/session.h"
-#include "engine/catalog/memory.h"
 #include "engine/requests/requests.h"
 #include "engine/residency/block_space.h"
 #include "engine/residency/copies.h"
-#include "engine/residency/ledger.h"
+#include "engine/residency/lives.h"
 #include "engine/residency/records.h"
 #include "engine/residency/registry.h"
 #include "engine/residency/tiers.h"
-#include "engine/residency/words.h"
 #include "engine/space/rooms.h"
 #include "engine/values/options.h"
 
@@ -30,19 +28,16 @@ struct Homes {
 
 class Creation {
  public:
-  Creation(const Options& options, CatalogMemory& catalog, Ledger& ledger, BlockSpace& block, Registry& registry,
-           Requests& requests, Tiers& tiers, Records& records, Copies& copies, Words& words, Rooms& rooms,
-           Grants& grants)
+  Creation(const Options& options, BlockSpace& block, Registry& registry, Requests& requests, Tiers& tiers,
+           Records& records, Copies& copies, Lives& lives, Rooms& rooms, Grants& grants)
       : options_(options),
-        catalog_(catalog),
-        ledger_(ledger),
         block_(block),
         registry_(registry),
         requests_(requests),
         tiers_(tiers),
         records_(records),
         copies_(copies),
-        words_(words),
+        lives_(lives),
         rooms_(rooms),
         grants_(grants) {}
 
@@ -55,18 +50,15 @@ class Creation {
   Result<void> reserve_on_block(const std::vector<TensorSpec>& specs, std::vector<tier::Pieces>& pieces,
                                 std::vector<std::uint64_t>& checksums);
   Result<bool> reserve_homes(Session& session, Admission& admission, Homes& homes);
-  Slot add_tensor(Session& session, const TensorSpec& spec, std::uint64_t text);
 
   const Options& options_;
-  CatalogMemory& catalog_;
-  Ledger& ledger_;
   BlockSpace& block_;
   Registry& registry_;
   Requests& requests_;
   Tiers& tiers_;
   Records& records_;
   Copies& copies_;
-  Words& words_;
+  Lives& lives_;
   Rooms& rooms_;
   Grants& grants_;
 };

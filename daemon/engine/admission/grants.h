@@ -11,6 +11,7 @@
 #include "engine/requests/requests.h"
 #include "engine/residency/copies.h"
 #include "engine/residency/holders.h"
+#include "engine/residency/lives.h"
 #include "engine/residency/records.h"
 #include "engine/residency/tiers.h"
 #include "engine/residency/transfers.h"
@@ -27,8 +28,8 @@ namespace terrace::engine {
 class Grants {
  public:
   Grants(Turn& turn, Counts& counts, Links& links, Requests& requests, Tiers& tiers, Wakes& wakes, Records& records,
-         Copies& copies, Words& words, Holders& holders, Transfers& transfers, Steps& steps, Departures& departures,
-         Rooms& rooms, Queues& queues, Checks& checks)
+         Copies& copies, Words& words, Holders& holders, Transfers& transfers, Lives& lives, Steps& steps,
+         Departures& departures, Rooms& rooms, Queues& queues, Checks& checks)
       : turn_(turn),
         counts_(counts),
         links_(links),
@@ -40,6 +41,7 @@ class Grants {
         words_(words),
         holders_(holders),
         transfers_(transfers),
+        lives_(lives),
         steps_(steps),
         departures_(departures),
         rooms_(rooms),
@@ -72,6 +74,7 @@ class Grants {
   Words& words_;
   Holders& holders_;
   Transfers& transfers_;
+  Lives& lives_;
   Steps& steps_;
   Departures& departures_;
   Rooms& rooms_;

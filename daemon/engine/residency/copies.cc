@@ -21,6 +21,11 @@ void Copies::add_copy(Holdings& session, Slot slot, std::size_t tier, std::uint6
   records_.touch(session, slot);
 }
 
+void Copies::make_valid(Holdings& session, Slot slot, Level level) {
+  session.at(slot).valid |= bit(level);
+  records_.touch(session, slot);
+}
+
 // The copy must not be published, nor the last valid one (law 2) unless the tensor goes as a whole.
 void Copies::drop_copy(Holdings& session, Slot slot, Level level) {
   Tensor& tensor = session.at(slot);

@@ -29,6 +29,10 @@ class Copies {
         records_(records) {}
 
   void add_copy(Holdings& session, Slot slot, std::size_t tier, std::uint64_t offset);
+  // The copy has the content.
+  void make_valid(Holdings& session, Slot slot, Level level);
+  // Whether the home could be written the last time: nothing is written there early until it can.
+  static void mark_home(Tensor& tensor, bool good) { tensor.home_bad = !good; }
   void drop_copy(Holdings& session, Slot slot, Level level);
   void free_extent(Holdings& session, std::size_t tier, tier::Extent extent);
   void free_home(Tensor& tensor);

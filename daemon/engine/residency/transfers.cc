@@ -34,6 +34,10 @@ void Transfers::start(Holdings& session, Slot slot, Flight flight, Urgency urgen
   if (flight.to == Level::kBlock) tensor.valid &= static_cast<std::uint8_t>(~bit(Level::kBlock));
   if (planted(Plant::kCleanBeforeCompletion) && flight.to == Level::kBlock) tensor.valid |= bit(flight.to);
   if (planted(Plant::kZeroFillSkipped)) transfer.zero_fill = false;
+  if (flight.activity == Activity::kEvicting) {
+    tensor.leaving = flight.from;
+    tiers_.place_of(session, tensor, flight.from).leaving_bytes += tensor.extent_bytes();
+  }
   records_.touch(session, slot);
   tensor.activity = flight.activity;
   tensor.transfer = static_cast<std::uint64_t>(transfer.id);
@@ -145,6 +149,25 @@ void Transfers::prove_home(Holdings& session, Slot slot) {
 void Transfers::hold_block(bool hold) {
   for (const mover::LinkKind kind : {mover::LinkKind::kBlockRead, mover::LinkKind::kBlockWrite})
     links_.scheduler.hold({kind, 0}, hold);
+}
+
+void Transfers::ended(Holdings& session, const Flight& flight) {
+  Tensor& tensor = session.at(flight.slot);
+  records_.touch(session, flight.slot);
+  tensor.activity = Activity::kIdle;
+  tensor.transfer = 0;
+  tensor.leaving = Level::kNone;
+  if (flight.activity == Activity::kCleaning) --session.cleanings;
+  if (flight.activity == Activity::kEvicting)
+    tiers_.place_of(session, tensor, flight.from).leaving_bytes -= tensor.extent_bytes();
+}
+
+void Transfers::landed(Holdings& session, Slot slot) {
+  Tensor& tensor = session.at(slot);
+  if (tensor.activity != Activity::kLanding) return;
+  tensor.activity = Activity::kIdle;
+  records_.touch(session, slot);
+  rest(session, slot);
 }
 
 }  // namespace terrace::engine

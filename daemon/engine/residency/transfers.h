@@ -27,6 +27,10 @@ class Transfers {
       : turn_(turn), links_(links), tiers_(tiers), wakes_(wakes), records_(records), copies_(copies), words_(words) {}
 
   void start(Holdings& session, Slot slot, Flight flight, Urgency urgency);
+  // A transfer is complete, well or not: the tensor is idle.
+  void ended(Holdings& session, const Flight& flight);
+  // A former daemon's reads have landed.
+  void landed(Holdings& session, Slot slot);
   std::optional<Flight> withdraw(Holdings& session, Slot slot, Activity activity);
   bool withdraw_clean(Holdings& session, Slot slot);
   void give_up_clean(Holdings& session, Slot slot);
@@ -43,9 +47,6 @@ class Transfers {
   void slid(Holdings& session, Slot slot, const Result<void>& result);
   void give_up_gone(Holdings& session, Slot slot);
   void give_up_ended(Holdings& session);
-  void forget(Holdings& session, Slot slot);
-  static bool pinned_by(const Holdings& session, Slot slot, SessionId member);
-  void unpin(Holdings& session, Slot slot);
 
  private:
   void await_gone(Holdings& session, Slot slot);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's side of the lease words: the only place that touches them, beside settle.cc. What a client scribbled
-// into its own table is repaired by overwriting it: it harms that session's bytes alone. In a share every member's word
-// shows the same copy for reading, or one member's shows it and may be written through.
+// The engine's side of the lease words: the only place that touches them, settling.cc is a part of it. What a client
+// scribbled into its own table is repaired by overwriting it: it harms that session's bytes alone. In a share every
+// member's word shows the same copy for reading, or one member's shows it and may be written through.
 #include "engine/residency/words.h"
 
 #include <algorithm>
@@ -172,6 +172,13 @@ bool Words::share(Holdings& session, Slot slot) {
       member.table.publish(slot, shown_word(session, tensor, member.table.load(slot).turn), at.place, at.offset,
                            tensor.bytes);
   return true;
+}
+
+void Words::show_torn(Holdings& session, Slot slot) {
+  const Tensor& tensor = session.at(slot);
+  if (tensor.published == Level::kNone) return;
+  for (Member& member : session.members)
+    if (Holdings::shows(member, tensor)) shm::tear(member.table.word(slot), tensor.incarnation);
 }
 
 // A trainer says in the word that it gave an overwrite up.

@@ -40,12 +40,20 @@ class Words {
     if ((tensor.valid & ~bit(level)) == 0 && !planted(Plant::kLastCopyDropped)) return true;
     return tensor.published == level && session.word(slot).dirty;
   }
+  void show_torn(Holdings& session, Slot slot);
+  // After a restore: lease counts and dirty are true in the word, everything else in the record.
+  void settle(Holdings& session, Slot slot);
+  // Of a tensor that one member of a share holds: that member is gone.
+  void bereave(Holdings& session, Slot slot);
   // Whether the copy can go without a transfer.
   bool droppable(const Holdings& session, Slot slot, Level level) const;
   // Whether the copy keeps its place as long as its trainer likes.
   bool stays(const Holdings& session, Slot slot, Level level) const;
 
  private:
+  static bool was_shared(const Member& holder, Slot slot, const Tensor& tensor);
+  void settle_shared(Holdings& session, Slot slot);
+
   Tiers& tiers_;
   Records& records_;
   Copies& copies_;

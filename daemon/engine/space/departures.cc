@@ -35,8 +35,6 @@ Eviction Departures::go(Course& session, Slot slot, Level level, Level target, E
     words_.publish_best(session, slot);
     return Eviction::kDropped;
   }
-  tiers_.place_of(session, tensor, level).leaving_bytes += tensor.extent_bytes();
-  tensor.leaving = level;
   transfers_.start(session, slot,
                    {.session = session.id,
                     .slot = slot,

@@ -7,7 +7,7 @@ import numpy
 
 from ._errors import InvalidArgument
 
-# The numbers of terrace::DType (client/include/terrace/dtype.h). They travel in shared memory and never change.
+# The numbers of terrace::DType (proto/include/terrace/dtype.h). They travel in shared memory and never change.
 _NUMBERS = {
     "uint8": 1,
     "int8": 2,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/loop.h"
+#include "engine/machine.h"
 
 #include <algorithm>
 #include <utility>
@@ -10,7 +10,7 @@ namespace terrace::engine {
 
 Result<std::unique_ptr<Engine>> Engine::create(Options options, CatalogMemory& catalog) {
   if (const auto good = check(options, catalog.shape()); !good) return std::unexpected(good.error());
-  auto engine = std::make_unique<EngineLoop>(std::move(options), catalog);
+  auto engine = std::make_unique<StateMachine>(std::move(options), catalog);
   engine->begin_catalog();
   return engine;
 }
@@ -19,12 +19,12 @@ Result<std::unique_ptr<Engine>> Engine::restore(Options options, CatalogMemory& 
                                                 std::span<const Survivor> survivors,
                                                 std::span<const LostSegment> lost) {
   if (auto good = check(options, catalog.shape()); !good) return std::unexpected(good.error());
-  auto engine = std::make_unique<EngineLoop>(std::move(options), catalog);
+  auto engine = std::make_unique<StateMachine>(std::move(options), catalog);
   if (auto restored = engine->restore_from(survivors, lost); !restored) return std::unexpected(restored.error());
   return engine;
 }
 
-EngineLoop::EngineLoop(Options options, CatalogMemory& catalog) : options_(std::move(options)), catalog_(catalog) {
+StateMachine::StateMachine(Options options, CatalogMemory& catalog) : options_(std::move(options)), catalog_(catalog) {
   links_.former_at_work = options_.former_at_work && tiers_.home_level == Level::kBlock;
   if (tiers_.home_level == Level::kBlock) {
     const std::uint64_t capacity = tiers_.home().options.capacity_bytes;
@@ -38,7 +38,7 @@ EngineLoop::EngineLoop(Options options, CatalogMemory& catalog) : options_(std::
   ledger_.texts.extend(catalog_.texts_bytes());
 }
 
-void EngineLoop::begin_catalog() {
+void StateMachine::begin_catalog() {
   for (std::size_t record = 0; record < catalog_.shape().sessions_max; ++record) ledger_.free_records.insert(record);
   std::vector<TierRecord> records;
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) records.push_back(tier_record(tiers_[tier].options));
@@ -46,20 +46,20 @@ void EngineLoop::begin_catalog() {
   records_.commit();
 }
 
-Result<void> EngineLoop::restore_from(std::span<const Survivor> survivors, std::span<const LostSegment> lost) {
+Result<void> StateMachine::restore_from(std::span<const Survivor> survivors, std::span<const LostSegment> lost) {
   if (auto restored = restorer_.restore_from(survivors, lost); !restored) return restored;
   run();
   return {};
 }
 
-void EngineLoop::submit(Time now, Request request) {
+void StateMachine::submit(Time now, Request request) {
   turn_.now = now;
   TERRACE_CHECK(requests_.find(request.id) == nullptr);
   std::visit([&]<typename B>(B&& body) { service_.on(request, std::forward<B>(body)); }, std::move(request.body));
   run();
 }
 
-void EngineLoop::cancel(Time now, RequestId request) {
+void StateMachine::cancel(Time now, RequestId request) {
   turn_.now = now;
   const Waiting* const found = requests_.find(request);
   if (found == nullptr) return;
@@ -78,7 +78,7 @@ void EngineLoop::cancel(Time now, RequestId request) {
   run();
 }
 
-void EngineLoop::lease_ended(Time now, SessionId id) {
+void StateMachine::lease_ended(Time now, SessionId id) {
   turn_.now = now;
   Session* session = sessions_.find_session(id);
   if (session != nullptr && !planted(Plant::kWaiterForgotten)) {
@@ -88,7 +88,7 @@ void EngineLoop::lease_ended(Time now, SessionId id) {
   run();
 }
 
-void EngineLoop::accessed(Time now, SessionId id, std::span<const Access> accesses, std::uint64_t fast_leases) {
+void StateMachine::accessed(Time now, SessionId id, std::span<const Access> accesses, std::uint64_t fast_leases) {
   turn_.now = now;
   Session* session = sessions_.find_session(id);
   if (session == nullptr || session->life != Session::Life::kOpen) return;
@@ -113,7 +113,7 @@ void EngineLoop::accessed(Time now, SessionId id, std::span<const Access> access
   run();
 }
 
-void EngineLoop::session_died(Time now, SessionId id) {
+void StateMachine::session_died(Time now, SessionId id) {
   turn_.now = now;
   if (Session* session = sessions_.find_session(id)) {
     if (session->life == Session::Life::kOpen)
@@ -122,19 +122,19 @@ void EngineLoop::session_died(Time now, SessionId id) {
   run();
 }
 
-void EngineLoop::tick(Time now) {
+void StateMachine::tick(Time now) {
   turn_.now = now;
   cleaning_.look_for_write_backs();
   run();
 }
 
-Time EngineLoop::next_deadline() const {
+Time StateMachine::next_deadline() const {
   const auto first = requests_.first_deadline();
   const Time deadline = first ? first->first : kNever;
   return cleaning_.awaits_write_backs() ? std::min(deadline, cleaning_.next_look()) : deadline;
 }
 
-void EngineLoop::take_output(Output& output) {
+void StateMachine::take_output(Output& output) {
   output.clear();
   const auto take = [](auto& to, auto& from) {
     if (!from.empty()) to.swap(from);  // few of them have something
@@ -148,7 +148,7 @@ void EngineLoop::take_output(Output& output) {
   take(output.losses, turn_.output.losses);
 }
 
-void EngineLoop::run() {
+void StateMachine::run() {
   do {
     for (std::size_t i = 0; i < wakes_.stirred.size(); ++i)
       if (wakes_.stirred[i] != nullptr) pump(session_of(*wakes_.stirred[i]));
@@ -167,9 +167,9 @@ void EngineLoop::run() {
   watch_pressure();
 }
 
-void EngineLoop::pump(Session& session) {
+void StateMachine::pump(Session& session) {
   session.stirred = false;
-  tensors_.finish_leaving(session);
+  lives_.finish_leaving(session);
   if (session.life == Session::Life::kEnding) {
     const bool still = session.transfers == 0 || planted(Plant::kFreedInFlight);
     if (still && std::all_of(session.places.begin(), session.places.end(),
@@ -192,7 +192,7 @@ void EngineLoop::pump(Session& session) {
   cleaning_.clean(session);
 }
 
-void EngineLoop::expire() {
+void StateMachine::expire() {
   while (true) {
     const auto first = requests_.first_deadline();
     if (!first || first->first > turn_.now) return;
@@ -203,7 +203,7 @@ void EngineLoop::expire() {
   }
 }
 
-void EngineLoop::expire_one(RequestId request, const Waiting& waiting) {
+void StateMachine::expire_one(RequestId request, const Waiting& waiting) {
   Session* session = sessions_.find_session(waiting.session);
   if (waiting.close) {
     session->find_member(waiting.session)->close_request.reset();
@@ -223,7 +223,7 @@ void EngineLoop::expire_one(RequestId request, const Waiting& waiting) {
   grants_.fail_admission(*session, admission, grants_.expired(*session, admission));
 }
 
-void EngineLoop::watch_pressure() {
+void StateMachine::watch_pressure() {
   for (Tier& tier : tiers_) {
     const bool above = tier.used_bytes > tier.high_mark_bytes;
     if (above == tier.above) continue;
@@ -233,7 +233,7 @@ void EngineLoop::watch_pressure() {
   }
 }
 
-void EngineLoop::transfer_done(Time now, const mover::TransferDone& done) {
+void StateMachine::transfer_done(Time now, const mover::TransferDone& done) {
   turn_.now = now;
   const auto taken = links_.flights.take(done.id);
   TERRACE_CHECK(taken.has_value());
@@ -256,7 +256,7 @@ void EngineLoop::transfer_done(Time now, const mover::TransferDone& done) {
   run();
 }
 
-void EngineLoop::segment_done(Time now, const mover::SegmentDone& done) {
+void StateMachine::segment_done(Time now, const mover::SegmentDone& done) {
   turn_.now = now;
   Session* session = sessions_.find_session(done.order.session);
   if (session != nullptr) {
@@ -290,7 +290,7 @@ void EngineLoop::segment_done(Time now, const mover::SegmentDone& done) {
   run();
 }
 
-void EngineLoop::plan(Time now, SessionId id, std::shared_ptr<const foresight::Plan> plan) {
+void StateMachine::plan(Time now, SessionId id, std::shared_ptr<const foresight::Plan> plan) {
   turn_.now = now;
   Session* session = sessions_.find_session(id);
   if (session != nullptr && session->life == Session::Life::kOpen && !session->is_share()) {
@@ -299,7 +299,7 @@ void EngineLoop::plan(Time now, SessionId id, std::shared_ptr<const foresight::P
   run();
 }
 
-void EngineLoop::tier_failed(Time now, TierId id, const Error& why) {
+void StateMachine::tier_failed(Time now, TierId id, const Error& why) {
   turn_.now = now;
   Tier& tier = tiers_[terrace::index(id)];
   TERRACE_CHECK(tier.level == Level::kDevice);
@@ -314,19 +314,13 @@ void EngineLoop::tier_failed(Time now, TierId id, const Error& why) {
   run();
 }
 
-void EngineLoop::former_ended(Time now) {
+void StateMachine::former_ended(Time now) {
   turn_.now = now;
   if (!links_.former_at_work) return;
   links_.former_at_work = false;
   transfers_.hold_block(false);
   for (auto& [id, session] : registry_.all)
-    for (std::uint32_t at = 0; at < session->tensors.size(); ++at) {
-      Tensor& tensor = session->tensors[at];
-      if (tensor.activity != Activity::kLanding) continue;
-      tensor.activity = Activity::kIdle;
-      records_.touch(*session, Slot{at});
-      transfers_.rest(*session, Slot{at});
-    }
+    for (std::uint32_t at = 0; at < session->tensors.size(); ++at) transfers_.landed(*session, Slot{at});
   wakes_.all_changed();
   wakes_.opens = true;
   run();

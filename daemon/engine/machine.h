@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's loop: calls come in, each goes down into the rooms that it concerns, and whoever was woken is looked at
-// until nobody is left. The rooms are its members, bottom up: each is given those below that it needs, and no other.
+// The engine as one object: calls come in, each goes down into the rooms that it concerns, and whoever was woken is
+// looked at until nobody is left. The rooms are its members, bottom up: each is given those below that it needs, and no
+// other.
 #pragma once
 
 #include <memory>
@@ -27,6 +28,7 @@
 #include "engine/residency/copies.h"
 #include "engine/residency/holders.h"
 #include "engine/residency/ledger.h"
+#include "engine/residency/lives.h"
 #include "engine/residency/lookup.h"
 #include "engine/residency/marks.h"
 #include "engine/residency/records.h"
@@ -51,9 +53,9 @@
 
 namespace terrace::engine {
 
-class EngineLoop final : public Engine {
+class StateMachine final : public Engine {
  public:
-  EngineLoop(Options options, CatalogMemory& catalog);
+  StateMachine(Options options, CatalogMemory& catalog);
   // One of them, before anything else.
   void begin_catalog();
   Result<void> restore_from(std::span<const Survivor> survivors, std::span<const LostSegment> lost);
@@ -104,6 +106,7 @@ class EngineLoop final : public Engine {
   Words words_{tiers_, records_, copies_};
   Holders holders_{records_};
   Transfers transfers_{turn_, links_, tiers_, wakes_, records_, copies_, words_};
+  Lives lives_{catalog_, counts_, ledger_, records_, copies_, words_, transfers_};
 
   Budget budget_{turn_, registry_, tiers_, wakes_, records_, copies_, words_};
 
@@ -120,25 +123,24 @@ class EngineLoop final : public Engine {
   Sessions sessions_{registry_};
   Queues queues_{turn_, counts_, links_, wakes_};
   Checks checks_{tiers_, wakes_, records_, lookup_, words_, holders_};
-  Grants grants_{turn_,  counts_,  links_,     requests_, tiers_,      wakes_, records_, copies_,
-                 words_, holders_, transfers_, steps_,    departures_, rooms_, queues_,  checks_};
-  Creation creation_{options_, catalog_, ledger_, block_, registry_, requests_,
-                     tiers_,   records_, copies_, words_, rooms_,    grants_};
-  Admissions admissions_{links_,  marks_,     requests_, tiers_,    records_, copies_, words_,  holders_, transfers_,
-                         budget_, evictions_, rooms_,    sessions_, queues_,  checks_, grants_, creation_};
+  Grants grants_{turn_,    counts_,    links_, requests_, tiers_,      wakes_, records_, copies_, words_,
+                 holders_, transfers_, lives_, steps_,    departures_, rooms_, queues_,  checks_};
+  Creation creation_{options_, block_, registry_, requests_, tiers_, records_, copies_, lives_, rooms_, grants_};
+  Admissions admissions_{links_, marks_,  requests_,  tiers_, records_,  copies_, words_,  holders_, transfers_,
+                         lives_, budget_, evictions_, rooms_, sessions_, queues_, checks_, grants_,  creation_};
   Ahead ahead_{turn_,      counts_, links_, marks_,     tiers_,  lookup_, copies_, words_,
                transfers_, budget_, steps_, evictions_, queues_, checks_, grants_};
 
-  Tensors tensors_{counts_, tiers_, records_, copies_, words_, transfers_, steps_, queues_, checks_, grants_};
-  Opening opening_{options_, turn_,    links_,  ledger_, registry_,  requests_, tiers_,
-                   wakes_,   records_, copies_, words_,  transfers_, budget_,   grants_};
+  Tensors tensors_{tiers_, records_, lives_, steps_, queues_, checks_, grants_};
+  Opening opening_{options_, turn_,   links_, ledger_,    registry_, requests_, tiers_, wakes_,
+                   records_, copies_, words_, transfers_, lives_,    budget_,   grants_};
   Outcomes outcomes_{counts_, tiers_, records_, copies_, words_, transfers_, steps_, cleaning_, queues_, grants_};
   Reports reports_{turn_, counts_, links_, ledger_, block_, registry_, requests_, tiers_, holders_, budget_};
-  Service service_{options_, catalog_,  counts_,     ledger_,    registry_, requests_, tiers_,      wakes_,
-                   records_, lookup_,   words_,      transfers_, budget_,   steps_,    departures_, sessions_,
-                   queues_,  creation_, admissions_, ahead_,     tensors_,  opening_,  reports_};
-  Restorer restorer_{options_, catalog_, turn_,  counts_,    links_,  ledger_,   block_,   registry_, tiers_,
-                     records_, copies_,  words_, transfers_, budget_, sessions_, tensors_, opening_};
+  Service service_{options_, catalog_,  counts_,     ledger_, registry_, requests_, tiers_,      wakes_,
+                   records_, lookup_,   words_,      lives_,  budget_,   steps_,    departures_, sessions_,
+                   queues_,  creation_, admissions_, ahead_,  tensors_,  opening_,  reports_};
+  Restorer restorer_{options_, catalog_, turn_,  counts_,    links_, ledger_, block_,    registry_, tiers_,
+                     records_, copies_,  words_, transfers_, lives_, budget_, sessions_, tensors_,  opening_};
   Laws laws_{catalog_, links_,   ledger_, block_,  registry_, requests_, tiers_,
              wakes_,   records_, words_,  budget_, windows_,  rooms_};
 };
