@@ -26,7 +26,7 @@ void Laws::check(std::span<const SessionId> scribbled) const {
   check_block();
   check_catalog();
   check_texts();
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     if (!tiers_[tier].mapped()) continue;
     TERRACE_CHECK(budget_.claimed_bytes(tier) <= tiers_[tier].options.capacity_bytes);  // law 3
     std::uint64_t used = 0;
@@ -108,7 +108,7 @@ void Laws::check_session(const Session& session, bool scribbled) const {
   TERRACE_CHECK(count == session.tensor_count && count == session.names.size() && bytes == session.tensor_bytes);
   check_places(session);
   if (!scribbled && session.life == Session::Life::kOpen)
-    for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+    for (const TierId tier : tiers_.ids())
       if (tiers_[tier].options.stitches && session.places[tier]->gone.empty() && session.places[tier]->stuck_bytes == 0)
         check_guarantee(session, tier);
   // Law 6: whoever waits for room waits for something that is under way, and is looked at when it is done.
@@ -175,7 +175,7 @@ void Laws::check_word(const Session& session, Slot slot) const {
 }
 
 void Laws::check_places(const Session& session) const {
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     if (!tiers_[tier].mapped()) continue;
     const Place& place = *session.places[tier];
     place.space.check_invariants();
@@ -229,7 +229,7 @@ void Laws::check_places(const Session& session) const {
 
 // A session can lease what its guarantee still has, in any of its tensors' sizes: were all to go that can, the largest
 // that fits what is left would lie side by side, or in a seam of no more pieces than there can be.
-void Laws::check_guarantee(const Session& session, std::size_t tier) const {
+void Laws::check_guarantee(const Session& session, TierId tier) const {
   const Place& place = *session.places[tier];
   std::uint64_t held_bytes = 0;
   std::size_t held_pieces = 0;
@@ -256,7 +256,7 @@ void Laws::check_guarantee(const Session& session, std::size_t tier) const {
 }
 
 void Laws::check_block() const {
-  if (tiers_.block == SIZE_MAX) return;
+  if (tiers_.block == kNoTier) return;
   block_.space.check_invariants();
   std::vector<tier::Extent> extents;
   std::vector<tier::Extent> checksums;

@@ -49,7 +49,7 @@ class Laws {
   void check_tensor(const Session& session, Slot slot) const;
   void check_word(const Session& session, Slot slot) const;
   void check_places(const Session& session) const;
-  void check_guarantee(const Session& session, std::size_t tier) const;
+  void check_guarantee(const Session& session, TierId tier) const;
   void check_block() const;
 
   CatalogMemory& catalog_;

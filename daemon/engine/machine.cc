@@ -41,7 +41,7 @@ StateMachine::StateMachine(Options options, CatalogMemory& catalog) : options_(s
 void StateMachine::begin_catalog() {
   for (std::size_t record = 0; record < catalog_.shape().sessions_max; ++record) ledger_.free_records.insert(record);
   std::vector<TierRecord> records;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) records.push_back(tier_record(tiers_[tier].options));
+  for (const TierId tier : tiers_.ids()) records.push_back(tier_record(tiers_[tier].options));
   catalog_.put(records);
   records_.commit();
 }
@@ -92,7 +92,7 @@ void StateMachine::accessed(Time now, SessionId id, std::span<const Access> acce
   turn_.now = now;
   Session* session = sessions_.find_session(id);
   if (session == nullptr || session->life != Session::Life::kOpen) return;
-  std::size_t last_tier = 0;
+  TierId last_tier{};
   for (const Access& access : accesses) {
     if (index(access.slot) >= session->tensors.size()) continue;
     const Tensor& tensor = session->at(access.slot);
@@ -224,11 +224,11 @@ void StateMachine::expire_one(RequestId request, const Waiting& waiting) {
 }
 
 void StateMachine::watch_pressure() {
-  for (Tier& tier : tiers_) {
+  for (const TierId id : tiers_.ids()) {
+    Tier& tier = tiers_[id];
     const bool above = tier.used_bytes > tier.high_mark_bytes;
     if (above == tier.above) continue;
     tier.above = above;
-    const auto id = static_cast<TierId>(&tier - &tiers_[0]);
     turn_.output.pressure.push_back({id, above, tier.used_bytes, tier.options.capacity_bytes});
   }
 }
@@ -260,7 +260,7 @@ void StateMachine::segment_done(Time now, const mover::SegmentDone& done) {
   turn_.now = now;
   Session* session = sessions_.find_session(done.order.session);
   if (session != nullptr) {
-    const std::size_t tier = terrace::index(done.order.tier);
+    const TierId tier = done.order.tier;
     Place& place = *session->places[tier];
     const std::uint64_t bytes = done.order.extent.bytes;
     if (done.order.kind == mover::SegmentOrder::Kind::kStitch) {
@@ -301,12 +301,12 @@ void StateMachine::plan(Time now, SessionId id, std::shared_ptr<const foresight:
 
 void StateMachine::tier_failed(Time now, TierId id, const Error& why) {
   turn_.now = now;
-  Tier& tier = tiers_[terrace::index(id)];
+  Tier& tier = tiers_[id];
   TERRACE_CHECK(tier.level == Level::kDevice);
   if (std::exchange(tier.failed, true)) return;
   tier.loss = why.message;
-  if (why.code == ErrorCode::kDataLoss) records_.record_loss(terrace::index(id), true);
-  opening_.give_up_guarantees(terrace::index(id));
+  if (why.code == ErrorCode::kDataLoss) records_.record_loss(id, true);
+  opening_.give_up_guarantees(id);
   for (auto& [number, session] : registry_.all)
     for (std::uint32_t at = 0; at < session->tensors.size(); ++at) transfers_.give_up_gone(*session, Slot{at});
   wakes_.all_changed();

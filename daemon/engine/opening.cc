@@ -30,7 +30,7 @@ Result<std::vector<std::uint64_t>> Opening::floors_of(const OpenSession& open) c
     const auto tier = tiers_.tier_of_place(guarantee.place, false);
     if (!tier) return std::unexpected(tier.error());
     const Tier& at = tiers_[*tier];
-    if (stated[*tier])
+    if (stated[index(*tier)])
       return fail(ErrorCode::kInvalidArgument, fmt::format("two guarantees for {}: state one", at.leases.name));
     if (guarantee.bytes > at.options.capacity_bytes)
       return fail(ErrorCode::kResourceExhausted,
@@ -40,23 +40,23 @@ Result<std::vector<std::uint64_t>> Opening::floors_of(const OpenSession& open) c
       return fail(ErrorCode::kUnavailable,
                   fmt::format("a guarantee of {} bytes in {} cannot be had, which does not serve ({}): open without it",
                               guarantee.bytes, at.leases.name, at.loss));
-    stated[*tier] = true;
+    stated[index(*tier)] = true;
     const std::uint64_t segment = at.options.segment_bytes;
-    floors[*tier] = (guarantee.bytes + segment - 1) / segment * segment;
+    floors[index(*tier)] = (guarantee.bytes + segment - 1) / segment * segment;
   }
   const std::uint64_t ranks = std::max(open.local_world_size, 1u);
-  for (std::size_t i = 0; i < tiers_.size(); ++i) {
+  for (const TierId i : tiers_.ids()) {
     const TierOptions& tier = tiers_[i].options;
-    if (!tiers_[i].mapped() || tiers_[i].failed || stated[i]) continue;
-    floors[i] =
+    if (!tiers_[i].mapped() || tiers_[i].failed || stated[index(i)]) continue;
+    floors[index(i)] =
         half_of(tier.capacity_bytes, options_.weights, open.tenant) / ranks / tier.segment_bytes * tier.segment_bytes;
-    if (floors[i] == 0 && budget_.floors_bytes(i, nullptr) + tier.segment_bytes <= tier.capacity_bytes)
-      floors[i] = tier.segment_bytes;
+    if (floors[index(i)] == 0 && budget_.floors_bytes(i, nullptr) + tier.segment_bytes <= tier.capacity_bytes)
+      floors[index(i)] = tier.segment_bytes;
   }
   return floors;
 }
 
-std::unique_ptr<Policy> Opening::policy_for(std::size_t tier) const {
+std::unique_ptr<Policy> Opening::policy_for(TierId tier) const {
   return tiers_[tier].level == tiers_.home_level ? make_home_policy() : options_.make_policy();
 }
 
@@ -67,11 +67,11 @@ void Opening::open_now(RequestId request, const OpenSession& open, const std::ve
   auto made = std::make_unique<Session>();
   made->id = id;
   made->tenant = open.tenant;
-  made->places.resize(tiers_.size());
-  for (std::size_t i = 0; i < tiers_.size(); ++i) {
+  made->places = Places(tiers_.size());
+  for (const TierId i : tiers_.ids()) {
     if (!tiers_[i].mapped()) continue;
     made->places[i] = std::make_unique<Place>(policy_for(i));
-    made->places[i]->floor_bytes = floors[i];
+    made->places[i]->floor_bytes = floors[index(i)];
   }
   made->record = records_.take_record();
   Session& session = *made;
@@ -98,7 +98,7 @@ void Opening::join_now(RequestId request, const OpenSession& open) {
 
 SessionOpened Opening::opened(const Session& session, const Member& member) const {
   SessionOpened opened{.session = member.id, .space = session.id, .writes = member.writes, .places = {}};
-  for (std::size_t i = 0; i < tiers_.size(); ++i)
+  for (const TierId i : tiers_.ids())
     if (tiers_[i].mapped())
       opened.places.push_back({tiers_[i].place, tiers_[i].options.capacity_bytes, session.places[i]->floor_bytes});
   return opened;
@@ -118,8 +118,8 @@ void Opening::pump_opens() {
 }
 
 // Nobody waits for memory there, and nobody is asked to give any back.
-void Opening::give_up_guarantees(std::size_t tier) {
-  for (PendingOpen& open : budget_.opens) open.floors[tier] = 0;
+void Opening::give_up_guarantees(TierId tier) {
+  for (PendingOpen& open : budget_.opens) open.floors[index(tier)] = 0;
   std::erase_if(budget_.opens, [&](const PendingOpen& open) {
     const auto floors = floors_of(open.open);
     if (!floors) requests_.answer(open.request, std::unexpected(floors.error()));

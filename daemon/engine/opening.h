@@ -47,10 +47,10 @@ class Opening {
         grants_(grants) {}
 
   Result<std::vector<std::uint64_t>> floors_of(const OpenSession& open) const;
-  std::unique_ptr<Policy> policy_for(std::size_t tier) const;
+  std::unique_ptr<Policy> policy_for(TierId tier) const;
   void join_now(RequestId request, const OpenSession& open);
   void pump_opens();
-  void give_up_guarantees(std::size_t tier);
+  void give_up_guarantees(TierId tier);
   Result<void> check_share(const OpenSession& open);
   std::size_t records_used() const;
   void leave(Session& session, SessionId id, const Error& why);

@@ -8,7 +8,7 @@ void Outcomes::completed(Session& session, const Flight& flight, const Result<vo
   Tensor& tensor = session.at(flight.slot);
   transfers_.ended(session, flight);
   if (session.life != Session::Life::kOpen) return;
-  if (!result && terrace::index(failed) == tiers_.block) transfers_.block_failed(tensor, flight, result.error());
+  if (!result && failed == tiers_.block) transfers_.block_failed(tensor, flight, result.error());
   switch (flight.activity) {
     case Activity::kFetching:
       return fetched(session, flight, result);

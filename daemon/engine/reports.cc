@@ -7,8 +7,8 @@
 
 namespace terrace::engine {
 
-TierStatus Reports::tier_status(std::size_t index) const {
-  const Tier& tier = tiers_[index];
+TierStatus Reports::tier_status(TierId at) const {
+  const Tier& tier = tiers_[at];
   TierStatus out;
   out.name = tier.options.name;
   out.kind = tier.options.kind;
@@ -26,17 +26,17 @@ TierStatus Reports::tier_status(std::size_t index) const {
     out.write_budget_left_bytes = links_.write_budget.left_bytes(turn_.now);
     return out;
   }
-  out.guaranteed_bytes = budget_.claimed_bytes(index);
+  out.guaranteed_bytes = budget_.claimed_bytes(at);
   out.stitches = tier.options.stitches;
   std::uint64_t free = 0;
   std::uint64_t joined = 0;
   for (const auto& [id, session] : registry_.all) {
-    const Place& place = *session->places[index];
+    const Place& place = *session->places[at];
     out.segment_bytes += place.mapped_bytes();
     free += place.space.free_bytes();
     joined += place.space.largest_free_bytes();
     const std::uint64_t tail = place.space.capacity_bytes() - place.space.free_tail_offset();
-    const std::uint64_t limit = budget_.limit_bytes(*session, index);
+    const std::uint64_t limit = budget_.limit_bytes(*session, at);
     const std::uint64_t growable = limit - std::min(limit, place.space.capacity_bytes());
     const std::uint64_t apart = tier.options.stitches ? place.space.free_bytes() + growable : 0;
     out.largest_free_bytes =
@@ -78,7 +78,7 @@ SessionStatus Reports::session_status(const Session& session) const {
   if (session.is_share())
     for (const Member& member : session.members)
       out.members.push_back({member.id, member.pid, member.label, holders_.leases_of(session, member), member.writes});
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     if (session.places[tier] == nullptr) continue;
     const Place& place = *session.places[tier];
     std::uint64_t used = 0;
@@ -97,7 +97,7 @@ Status Reports::status() const {
   out.steps = ledger_.steps;
   out.requests_waiting = requests_.size();
   out.restored = counts_.restored;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     out.tiers.push_back(tier_status(tier));
     if (tiers_[tier].mapped()) out.places.push_back(tiers_[tier].leases);
   }

@@ -34,7 +34,7 @@ class Reports {
   Status status() const;
 
  private:
-  TierStatus tier_status(std::size_t tier) const;
+  TierStatus tier_status(TierId at) const;
   SessionStatus session_status(const Session& session) const;
 
   Turn& turn_;

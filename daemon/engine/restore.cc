@@ -85,8 +85,7 @@ Result<void> Restorer::restore_from(std::span<const Survivor> survivors, std::sp
     if (auto restored = restore_session(catalog, session_of(*session)); !restored) return restored;
   if (auto agree = check_restored(); !agree) return agree;
   for (const LostSegment& segment : lost) mark_gone(segment);
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    records_.record_loss(tier, false);  // until tier_failed() says so
+  for (const TierId tier : tiers_.ids()) records_.record_loss(tier, false);  // until tier_failed() says so
   for (std::size_t record = 0; record < catalog.shape().sessions_max; ++record)
     if (!is_in_use(record)) {
       if (catalog.session(record).id != 0) catalog.put(record, SessionRecord{});
@@ -96,7 +95,7 @@ Result<void> Restorer::restore_from(std::span<const Survivor> survivors, std::sp
   for (auto& [id, session] : registry_.all) {
     for (std::uint32_t at = 0; at < session->tensors.size(); ++at) records_.touch(*session, Slot{at});
     records_.touch(*session);
-    for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+    for (const TierId tier : tiers_.ids())
       if (session->places[tier] != nullptr) copies_.unstitch_idle(*session, tier);
     const auto found = unanswered.find(id);
     settle(session_of(*session), found == unanswered.end() ? Unanswered{} : found->second);
@@ -128,7 +127,7 @@ Result<void> Restorer::check_restored() const {
       (!registry_.part_of.empty() &&
        static_cast<std::uint32_t>(registry_.part_of.rbegin()->first) >= ledger_.next_session))
     return damaged("a session has a number to come");
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+  for (const TierId tier : tiers_.ids())
     if (tiers_[tier].mapped() && budget_.claimed_bytes(tier) > tiers_[tier].options.capacity_bytes)
       return damaged(fmt::format("its sessions have more of '{}' than there is", tiers_[tier].options.name));
   return {};
@@ -197,19 +196,19 @@ Result<void> Restorer::restore_session(const CatalogMemory& catalog, Session& se
   if (was.is_share()) session.share.assign(was.label.begin(), std::ranges::find(was.label, '\0'));
   if (was.is_share() && session.share.empty()) return damaged(fmt::format("share {} has no name", was.id));
   session.step = was.step;
-  session.places.resize(tiers_.size());
+  session.places = Places(tiers_.size());
   for (const Member& member : session.members)
     if (was.slots_used > member.table.size() || was.slots_used > catalog.shape().tensors_per_session_max)
       return damaged(fmt::format("session {} uses {} slots of {}", was.id, was.slots_used, member.table.size()));
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     if (!tiers_[tier].mapped()) continue;
     const TierOptions& options = tiers_[tier].options;
-    for (const std::uint64_t bytes : {was.mapped_bytes[tier], was.floor_bytes[tier]})
+    for (const std::uint64_t bytes : {was.mapped_bytes[index(tier)], was.floor_bytes[index(tier)]})
       if (bytes > options.capacity_bytes || bytes % options.segment_bytes != 0)
         return damaged(fmt::format("session {} has {} bytes of '{}'", was.id, bytes, options.name));
     session.places[tier] = std::make_unique<Place>(opening_.policy_for(tier));
-    session.places[tier]->floor_bytes = was.floor_bytes[tier];
-    session.places[tier]->space.extend(was.mapped_bytes[tier]);
+    session.places[tier]->floor_bytes = was.floor_bytes[index(tier)];
+    session.places[tier]->space.extend(was.mapped_bytes[index(tier)]);
   }
   if (auto seams = copies_.restore_seams(catalog, session); !seams) return seams;
   for (std::uint32_t at = 0; at < was.slots_used; ++at) {
@@ -267,8 +266,9 @@ Result<void> Restorer::restore_tensor(Session& session, Slot slot, const TensorR
   tensor.home_bad = (was.flags & kHomeBad) != 0;
   for (const Level level : {Level::kDevice, Level::kMemory}) {
     if ((was.extents & bit(level)) == 0) continue;
-    const std::size_t tier = tiers_.tier_index(tensor, level);
-    if (tier >= tiers_.size() || tiers_[tier].level != level) return bad("it has a copy in a tier that is not there");
+    const TierId tier = tiers_.tier_index(tensor, level);
+    if (index(tier) >= tiers_.size() || tiers_[tier].level != level)
+      return bad("it has a copy in a tier that is not there");
     Place& place = *session.places[tier];
     const tier::Extent extent = tensor.extent(level);
     const bool in_seam = extent.offset >= tier::kSeamsBegin;
@@ -299,7 +299,7 @@ Result<void> Restorer::restore_tensor(Session& session, Slot slot, const TensorR
 Result<void> Restorer::restore_home(Tensor& tensor, const TensorRecord& record) {
   const TensorRarities& rare = record.rarities;
   const auto bad = [](const char* what) { return fail(ErrorCode::kFailedPrecondition, what); };
-  if (tiers_.block == SIZE_MAX) return bad("its home is on a block tier, and there is none");
+  if (tiers_.block == kNoTier) return bad("its home is on a block tier, and there is none");
   const tier::Extent whole = tensor.extent(Level::kBlock);
   const auto recorded = rare.piece_count == 0 ? std::span(&whole, 1) : std::span(rare.pieces).first(rare.piece_count);
   tier::Pieces pieces;
@@ -333,7 +333,7 @@ bool Restorer::may_still_land(const Tensor& tensor, const TensorState& was) cons
 void Restorer::mark_gone(const LostSegment& lost) {
   Holdings* const session = registry_.find(lost.space);
   if (session == nullptr) return;
-  const std::size_t tier = terrace::index(lost.tier);
+  const TierId tier = lost.tier;
   TERRACE_CHECK(tiers_[tier].level == Level::kDevice);
   Place& place = *session->places[tier];
   place.gone.push_back(lost.extent);

@@ -60,7 +60,7 @@ void Service::on(const Request& request, CreateTensors&& body) {
     return requests_.answer(request.id, std::unexpected(good.error()));
   Admission admission;
   admission.kind = Admission::Kind::kCreate;
-  admission.tier = tiers_.size() - 1;
+  admission.tier = tiers_.home_id();
   admission.specs = std::move(body.tensors);
   admission.fresh = admission.specs.size();
   admission.request = request.id;

@@ -65,7 +65,7 @@ void Restorer::settle(Session& session, const Unanswered& unanswered) {
       transfers_.slid(session, Slot{at}, {});  // only the books change
     } else if (tensor.sliding == Level::kDevice && tiers_.is_gone_at(session, tensor, tensor.slide().offset)) {
       transfers_.slid(session, Slot{at},
-                      fail(ErrorCode::kUnavailable, tiers_[tensor.device].loss));  // it stays where it is
+                      fail(ErrorCode::kUnavailable, tiers_[TierId{tensor.device}].loss));  // it stays where it is
     } else if (tensor.sliding != Level::kNone) {
       transfers_.slide_on(session, Slot{at});
       transfers_.give_up_gone(session, Slot{at});  // its copy in a device, while that in memory slides

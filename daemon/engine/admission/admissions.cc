@@ -34,12 +34,12 @@ void Admissions::try_admissions(Session& session, bool prefetches) {
     Admission& admission = *at++;  // it may end
     if (admission.phase != Admission::Phase::kWaiting) continue;
     if (admission.is(Admission::Kind::kPrefetch) != prefetches) continue;
-    if (admission.planned && session.awaited(false)[admission.tier]) continue;
-    const std::size_t tier = admission.tier;
+    if (admission.planned && session.awaited(false)[index(admission.tier)]) continue;
+    const TierId tier = admission.tier;
     const std::uint64_t id = admission.id;
     const bool awaits_room = admission.block == Admission::Block::kSpace && rooms_.room_is_coming(session, admission);
     if (admission.seen_events != session.events && !awaits_room) {
-      admission.behind = closed[tier] || (admission.planned && planned_for[tier]);
+      admission.behind = closed[index(tier)] || (admission.planned && planned_for[index(tier)]);
       admission.seen_events = admission.behind ? 0 : session.events;
       try_start(session, admission);
       if (queues_.find_admission(session, id) == nullptr) continue;
@@ -48,7 +48,7 @@ void Admissions::try_admissions(Session& session, bool prefetches) {
     const bool keeps_order = admission.block == Admission::Block::kSpace ||
                              (admission.is(Admission::Kind::kCreate) && admission.block == Admission::Block::kLeases);
     if (admission.phase == Admission::Phase::kWaiting && keeps_order)
-      (admission.planned ? planned_for : closed)[tier] = true;
+      (admission.planned ? planned_for : closed)[index(tier)] = true;
   }
 }
 

@@ -53,7 +53,7 @@ class Ahead {
   void foresee(Session& session);
 
  private:
-  void keep_prefetch(Session& session, const Tensor& tensor, std::size_t tier);
+  void keep_prefetch(Session& session, const Tensor& tensor, TierId tier);
   bool revoke(Session& session, Admission& prefetch);
   void start_planned_cleans(Session& session);
   Planned start_planned_clean(Session& session, const foresight::PlannedClean& clean);

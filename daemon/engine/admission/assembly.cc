@@ -6,9 +6,8 @@ namespace terrace::engine {
 
 // A copy in memory on the way from block to device is worth having, if its extent costs no wait.
 bool Admissions::wants_staging(const Admission& admission, const Tensor& tensor, shm::Mode mode) const {
-  return tiers_[admission.tier].level == Level::kDevice && tiers_.memory != SIZE_MAX && tensor.written &&
-         !tensor.lost && !tensor.has(Level::kMemory) && tensor.valid == bit(Level::kBlock) &&
-         mode != shm::Mode::kOverwrite;
+  return tiers_[admission.tier].level == Level::kDevice && tiers_.memory != kNoTier && tensor.written && !tensor.lost &&
+         !tensor.has(Level::kMemory) && tensor.valid == bit(Level::kBlock) && mode != shm::Mode::kOverwrite;
 }
 
 // Memory that was never taken yet is worth the wait for a segment.

@@ -71,7 +71,7 @@ Result<void> Checks::check_content(const Session& session, const Admission& admi
 
 // For the sentence that a tensor is lost.
 std::string Checks::how_lost(const Tensor& tensor) const {
-  const Tier& tier = tiers_[tensor.device];
+  const Tier& tier = tiers_[TierId{tensor.device}];
   return tensor.lost_in_device && !tier.loss.empty() ? fmt::format(" with {} ({})", tier.options.name, tier.loss) : "";
 }
 

@@ -51,8 +51,8 @@ Result<void> Creation::check_specs(const Session& session, const std::vector<Ten
 
 // Quota, slots and capacity; the sizes are each at most the capacity, so that the sum below cannot overflow early.
 Result<void> Creation::check_home(const Session& session, const std::vector<TensorSpec>& specs) const {
-  const std::size_t home = tiers_.size() - 1;
-  const std::uint64_t capacity = tiers_[home].options.capacity_bytes;
+  const TierOptions& home = tiers_.home().options;
+  const std::uint64_t capacity = home.capacity_bytes;
   const std::size_t table = session.members.front().table.size();
   const std::size_t slots = table - session.tensors.size() + session.free_slots.size();
   if (specs.size() > slots)
@@ -66,8 +66,7 @@ Result<void> Creation::check_home(const Session& session, const std::vector<Tens
     rounded += align_up(spec.bytes, kPageBytes);
     if (rounded > capacity)
       return fail(ErrorCode::kResourceExhausted,
-                  fmt::format("the tensors need more than the {} bytes of the home tier '{}'", capacity,
-                              tiers_[home].options.name));
+                  fmt::format("the tensors need more than the {} bytes of the home tier '{}'", capacity, home.name));
   }
   for (const QuotaOptions& quota : options_.quotas) {
     if (quota.tenant_socket != session.tenant.socket || quota.home_bytes_max == 0) continue;

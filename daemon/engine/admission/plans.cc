@@ -81,7 +81,7 @@ Planned Ahead::start_planned_clean(Session& session, const foresight::PlannedCle
   if (words_.droppable(session, clean.slot, level)) return Planned::kDone;
   if (session.word(clean.slot).writers != 0) return Planned::kLater;
   Level target = tiers_.home_level;
-  if (level == Level::kDevice && tiers_.memory != SIZE_MAX) target = Level::kMemory;
+  if (level == Level::kDevice && tiers_.memory != kNoTier) target = Level::kMemory;
   if (target == Level::kBlock && !links_.write_budget.allows_early(turn_.now))
     return Planned::kDone;  // or it never comes to be
   const mover::Link link = tiers_.link_between(tensor, level, target);
@@ -118,7 +118,7 @@ void Ahead::start_planned_fetches(Session& session) {
   std::uint32_t put_off = 0;
   for (std::size_t at = 0; at < fetches.size() && put_off < kPutOffMax;) {
     const auto tier = tiers_.tier_of_place(fetches[at].place, false);
-    const bool waits = tier && (fetches[at].returns ? by_any : by_demands)[*tier];
+    const bool waits = tier && (fetches[at].returns ? by_any : by_demands)[index(*tier)];
     if (!waits && start_planned_fetch(session, fetches[at])) {
       fetches.erase(fetches.begin() + static_cast<std::ptrdiff_t>(at));
     } else {

@@ -40,7 +40,7 @@ void Ahead::start_prefetches(Session& session) {
 }
 
 // What a guess is bringing there is brought for the client from now on; and what was to go once it is there stays.
-void Ahead::keep_prefetch(Session& session, const Tensor& tensor, std::size_t tier) {
+void Ahead::keep_prefetch(Session& session, const Tensor& tensor, TierId tier) {
   Admission* const prefetch = queues_.find_admission(session, tensor.admission);
   if (prefetch == nullptr || !prefetch->is(Admission::Kind::kPrefetch) || prefetch->tier != tier) return;
   prefetch->revoked = prefetch->planned = false;

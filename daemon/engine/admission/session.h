@@ -25,7 +25,7 @@ struct Session : Course {
     for (const Admission& admission : admissions)
       if (admission.phase == Admission::Phase::kWaiting && (planned_too || !admission.planned) &&
           (admission.block == Admission::Block::kSpace || admission.block == Admission::Block::kLeases))
-        tiers.set(admission.tier);
+        tiers.set(index(admission.tier));
     return tiers;
   }
 };

@@ -29,25 +29,25 @@ class Budget {
         copies_(copies),
         words_(words) {}
 
-  std::uint64_t claimed_bytes(std::size_t tier) const;  // of all sessions
-  std::uint64_t floors_bytes(std::size_t tier, const Holdings* except) const;
-  std::uint64_t limit_bytes(const Holdings& session, std::size_t tier) const;
-  bool grow(Holdings& session, std::size_t tier);
-  Error full(const Holdings& session, std::size_t tier, const std::string& what) const;
+  std::uint64_t claimed_bytes(TierId tier) const;  // of all sessions
+  std::uint64_t floors_bytes(TierId tier, const Holdings* except) const;
+  std::uint64_t limit_bytes(const Holdings& session, TierId tier) const;
+  bool grow(Holdings& session, TierId tier);
+  Error full(const Holdings& session, TierId tier, const std::string& what) const;
   bool can_open(const PendingOpen& open) const;
   void fence_for(const PendingOpen& open);
-  void fence(Holdings& session, std::size_t tier, std::uint64_t at);
+  void fence(Holdings& session, TierId tier, std::uint64_t at);
   void unfence_all();
-  void unfence(Holdings& session, std::size_t tier);
-  void give_back_segments(Holdings& session, std::size_t tier);
+  void unfence(Holdings& session, TierId tier);
+  void give_back_segments(Holdings& session, TierId tier);
   Error open_refusal(const PendingOpen& open) const;
 
   std::vector<PendingOpen> opens;  // sessions that wait until their guarantees are backed, the first one first
   bool fenced() const { return fenced_; }
 
  private:
-  bool can_grow(const Holdings& session, std::size_t tier) const;
-  std::uint64_t projected_bytes(const Holdings& session, std::size_t tier) const;
+  bool can_grow(const Holdings& session, TierId tier) const;
+  std::uint64_t projected_bytes(const Holdings& session, TierId tier) const;
   static std::string in_words(const Holdings& session, const Tenant& asks);
 
   Turn& turn_;

@@ -10,28 +10,29 @@
 namespace terrace::engine {
 
 // What the session's segments will count for when all that was asked back is back.
-std::uint64_t Budget::projected_bytes(const Holdings& session, std::size_t tier) const {
+std::uint64_t Budget::projected_bytes(const Holdings& session, TierId tier) const {
   const Place& place = *session.places[tier];
   const std::uint64_t stays = place.fence != kNoFence ? place.fence : place.space.capacity_bytes() + place.adding_bytes;
   return std::max(place.floor_bytes, stays + place.stuck_bytes);
 }
 
 bool Budget::can_open(const PendingOpen& open) const {
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    if (tiers_[tier].mapped() && claimed_bytes(tier) + open.floors[tier] > tiers_[tier].options.capacity_bytes)
+  for (const TierId tier : tiers_.ids())
+    if (tiers_[tier].mapped() && claimed_bytes(tier) + open.floors[index(tier)] > tiers_[tier].options.capacity_bytes)
       return false;
   return true;
 }
 
 // Asks segments back, one after the other from whoever has most beyond its floor, until the floors fit.
 void Budget::fence_for(const PendingOpen& open) {
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
-    if (tiers_[tier].mapped() && floors_bytes(tier, nullptr) + open.floors[tier] > tiers_[tier].options.capacity_bytes)
+  for (const TierId tier : tiers_.ids())
+    if (tiers_[tier].mapped() &&
+        floors_bytes(tier, nullptr) + open.floors[index(tier)] > tiers_[tier].options.capacity_bytes)
       return unfence_all();  // only a session that closes can help
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     if (!tiers_[tier].mapped()) continue;
     while (true) {
-      std::uint64_t sum = open.floors[tier];
+      std::uint64_t sum = open.floors[index(tier)];
       Holdings* most = nullptr;
       std::uint64_t most_beyond = 0;
       for (const auto& [id, session] : registry_.all) {
@@ -52,7 +53,7 @@ void Budget::fence_for(const PendingOpen& open) {
   }
 }
 
-void Budget::fence(Holdings& session, std::size_t tier, std::uint64_t at) {
+void Budget::fence(Holdings& session, TierId tier, std::uint64_t at) {
   Place& place = *session.places[tier];
   fenced_ = true;
   place.fence = at;
@@ -69,11 +70,11 @@ void Budget::fence(Holdings& session, std::size_t tier, std::uint64_t at) {
 void Budget::unfence_all() {
   if (!std::exchange(fenced_, false)) return;
   for (auto& [id, session] : registry_.all)
-    for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+    for (const TierId tier : tiers_.ids())
       if (tiers_[tier].mapped() && session->places[tier]->fence != kNoFence) unfence(*session, tier);
 }
 
-void Budget::unfence(Holdings& session, std::size_t tier) {
+void Budget::unfence(Holdings& session, TierId tier) {
   Place& place = *session.places[tier];
   for (const tier::Extent& extent : place.fenced) place.space.free(extent);
   place.fenced.clear();
@@ -90,7 +91,7 @@ void Budget::unfence(Holdings& session, std::size_t tier) {
   wakes_.changed(session);
 }
 
-void Budget::give_back_segments(Holdings& session, std::size_t tier) {
+void Budget::give_back_segments(Holdings& session, TierId tier) {
   Place& place = *session.places[tier];
   const std::uint64_t end = place.space.capacity_bytes();
   if (place.adding_bytes > 0 || end <= place.fence || place.fenced_bytes != end - place.fence) return;
@@ -102,7 +103,7 @@ void Budget::give_back_segments(Holdings& session, std::size_t tier) {
   place.removing_bytes += end - begin;
   for (std::uint64_t offset = end; offset > begin; offset -= segment)
     turn_.output.segment_orders.push_back(
-        {mover::SegmentOrder::Kind::kRemove, session.id, static_cast<TierId>(tier), {offset - segment, segment}});
+        {mover::SegmentOrder::Kind::kRemove, session.id, tier, {offset - segment, segment}});
 }
 
 // To whoever asks: names within a tenant are nobody else's to know.
@@ -123,11 +124,11 @@ Error Budget::open_refusal(const PendingOpen& open) const {
       "the "
       "node "
       "(local_world_size, LOCAL_WORLD_SIZE; without, each is guaranteed half of each place).";
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
-    if (!tiers_[tier].mapped() || claimed_bytes(tier) + open.floors[tier] <= tiers_[tier].options.capacity_bytes)
+  for (const TierId tier : tiers_.ids()) {
+    if (!tiers_[tier].mapped() || claimed_bytes(tier) + open.floors[index(tier)] <= tiers_[tier].options.capacity_bytes)
       continue;
     text += fmt::format(" '{}' has {} bytes, {} are asked for;", tiers_[tier].options.name,
-                        tiers_[tier].options.capacity_bytes, open.floors[tier]);
+                        tiers_[tier].options.capacity_bytes, open.floors[index(tier)]);
     for (const auto& [id, session] : registry_.all) {
       const Place& place = *session->places[tier];
       if (place.claimed_bytes() == 0) continue;

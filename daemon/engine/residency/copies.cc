@@ -9,7 +9,7 @@
 namespace terrace::engine {
 
 // Takes over an extent that was allocated in the session's part of a mapped tier.
-void Copies::add_copy(Holdings& session, Slot slot, std::size_t tier, std::uint64_t offset) {
+void Copies::add_copy(Holdings& session, Slot slot, TierId tier, std::uint64_t offset) {
   Tensor& tensor = session.at(slot);
   const Level level = tiers_[tier].level;
   TERRACE_CHECK(level != Level::kBlock && !tensor.has(level) && !tensor.is_valid(level));
@@ -32,7 +32,7 @@ void Copies::drop_copy(Holdings& session, Slot slot, Level level) {
   TERRACE_CHECK(tensor.has(level) && tensor.published != level && level != Level::kBlock);
   TERRACE_CHECK(!tensor.written || tensor.lost || tensor.deleted || (tensor.valid & ~bit(level)) != 0 ||
                 tensor.published != Level::kNone);
-  const std::size_t tier = tiers_.tier_index(tensor, level);
+  const TierId tier = tiers_.tier_index(tensor, level);
   session.places[tier]->policy->left(slot);
   if (!planted(Plant::kExtentLeaked)) free_extent(session, tier, tensor.extent(level));
   tiers_[tier].used_bytes -= tensor.extent_bytes();
@@ -42,7 +42,7 @@ void Copies::drop_copy(Holdings& session, Slot slot, Level level) {
 }
 
 // What lies behind a fence is kept out of circulation, and what nobody can reach for good.
-void Copies::free_extent(Holdings& session, std::size_t tier, tier::Extent extent) {
+void Copies::free_extent(Holdings& session, TierId tier, tier::Extent extent) {
   Place& place = *session.places[tier];
   if (extent.offset >= tier::kSeamsBegin) return unstitch(session, tier, extent.offset);
   for (const tier::Extent& gone : place.gone) {
@@ -103,9 +103,8 @@ void Copies::lose_if_gone(Holdings& session, Slot slot) {
   lose_copy(tensor, Level::kDevice);
   records_.touch(session, slot);
   if (!tensor.lost || tensor.deleted) return;
-  ++tiers_[tensor.device].lost_tensors;
-  turn_.output.losses.push_back(
-      {static_cast<TierId>(tensor.device), session.id, std::string(records_.name(session, slot))});
+  ++tiers_[TierId{tensor.device}].lost_tensors;
+  turn_.output.losses.push_back({TierId{tensor.device}, session.id, std::string(records_.name(session, slot))});
 }
 
 void Copies::count_eviction(Tensor& tensor, Level level, EvictionReason reason) {

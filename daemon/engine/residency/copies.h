@@ -28,13 +28,13 @@ class Copies {
         tiers_(tiers),
         records_(records) {}
 
-  void add_copy(Holdings& session, Slot slot, std::size_t tier, std::uint64_t offset);
+  void add_copy(Holdings& session, Slot slot, TierId tier, std::uint64_t offset);
   // The copy has the content.
   void make_valid(Holdings& session, Slot slot, Level level);
   // Whether the home could be written the last time: nothing is written there early until it can.
   static void mark_home(Tensor& tensor, bool good) { tensor.home_bad = !good; }
   void drop_copy(Holdings& session, Slot slot, Level level);
-  void free_extent(Holdings& session, std::size_t tier, tier::Extent extent);
+  void free_extent(Holdings& session, TierId tier, tier::Extent extent);
   void free_home(Tensor& tensor);
   void retire_home(Tensor& tensor);
   void lose_copy(Tensor& tensor, Level level);
@@ -42,10 +42,10 @@ class Copies {
   void count_eviction(Tensor& tensor, Level level, EvictionReason reason);
   void drop_content(Holdings& session, Slot slot);
   // A seam of these pages, which are taken from the space, for this admission.
-  void begin_seam(Holdings& session, std::size_t tier, std::vector<tier::Extent> pages, std::uint64_t made_for);
-  void unstitch(Holdings& session, std::size_t tier, std::uint64_t offset);
+  void begin_seam(Holdings& session, TierId tier, std::vector<tier::Extent> pages, std::uint64_t made_for);
+  void unstitch(Holdings& session, TierId tier, std::uint64_t offset);
   void forget_records(Holdings& session, const Seam& seam);
-  void unstitch_idle(Holdings& session, std::size_t tier);
+  void unstitch_idle(Holdings& session, TierId tier);
   Result<void> restore_seams(const CatalogMemory& catalog, Holdings& session);
   static bool restore_in_seam(Place& place, tier::Extent extent);
 

@@ -53,11 +53,11 @@ struct Holdings {
   Life life = Life::kOpen;
 
   TensorTable tensors;
-  std::vector<Slot> free_slots;                // last freed first
-  NameIndex names;                             // of live tensors
-  std::vector<Slot> leaving;                   // deleted tensors that something still keeps
-  std::set<Slot> gone;                         // published where memory is gone, and leased or moved just now
-  std::vector<std::unique_ptr<Place>> places;  // by tier index; null where the tier is not mapped
+  std::vector<Slot> free_slots;  // last freed first
+  NameIndex names;               // of live tensors
+  std::vector<Slot> leaving;     // deleted tensors that something still keeps
+  std::set<Slot> gone;           // published where memory is gone, and leased or moved just now
+  Places places;
 
   SeamRecords seam_records;
   bool write_back_failed = false;  // of some place, since it was looked at

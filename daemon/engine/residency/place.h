@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/ids.h"
 #include "engine/policy/policy.h"
 #include "engine/values/request.h"
 #include "tier/extent_allocator.h"
@@ -77,6 +78,19 @@ struct Place {
   void make_idle(std::uint64_t offset, Seam& seam);
 
   std::multimap<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t> idle_;  // admission and bytes: offset
+};
+
+// A session's, by tier; null where the tier is not mapped.
+class Places {
+ public:
+  explicit Places(std::size_t tiers = 0) : places_(tiers) {}
+  std::unique_ptr<Place>& operator[](TierId tier) { return places_[index(tier)]; }
+  const std::unique_ptr<Place>& operator[](TierId tier) const { return places_[index(tier)]; }
+  auto begin() const { return places_.begin(); }
+  auto end() const { return places_.end(); }
+
+ private:
+  std::vector<std::unique_ptr<Place>> places_;
 };
 
 }  // namespace terrace::engine

@@ -92,10 +92,10 @@ SessionRecord Records::record_of(const Holdings& session) const {
   record.slots_used = static_cast<std::uint32_t>(session.tensors.size());
   record.ending = session.life == Holdings::Life::kEnding ? 1 : 0;
   record.step = session.step;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     if (session.places[tier] == nullptr) continue;
-    record.floor_bytes[tier] = session.places[tier]->floor_bytes;
-    record.mapped_bytes[tier] = session.places[tier]->space.capacity_bytes();
+    record.floor_bytes[index(tier)] = session.places[tier]->floor_bytes;
+    record.mapped_bytes[index(tier)] = session.places[tier]->space.capacity_bytes();
   }
   if (session.is_share()) {
     record.share = record.id;
@@ -167,10 +167,10 @@ TensorRecord Records::recorded(const Holdings& session, Slot slot) const {
 std::string_view Records::name(const Holdings& session, Slot slot) const { return name_of(recorded(session, slot)); }
 
 // For a successor: nothing of it is worth waiting for.
-void Records::record_loss(std::size_t tier, bool lost) {
+void Records::record_loss(TierId tier, bool lost) {
   std::vector<TierRecord> records(catalog_.tiers().begin(), catalog_.tiers().end());
-  if ((records[tier].lost != 0) == lost) return;
-  records[tier].lost = lost ? 1 : 0;
+  if ((records[index(tier)].lost != 0) == lost) return;
+  records[index(tier)].lost = lost ? 1 : 0;
   catalog_.put(records);
   commit();
 }

@@ -39,7 +39,7 @@ class Records {
   void answering(RequestId request, std::uint32_t position);
   void answered(RequestId request);
   // Whether the tier's memory is lost: to a successor nothing of it is worth waiting for.
-  void record_loss(std::size_t tier, bool lost);
+  void record_loss(TierId tier, bool lost);
   std::size_t take_record();
   auto names_of(const Holdings& session) const {
     return [this, &session](Slot slot) { return name(session, slot); };

@@ -11,7 +11,7 @@
 
 namespace terrace::engine {
 
-void Copies::begin_seam(Holdings& session, std::size_t tier, std::vector<tier::Extent> pages, std::uint64_t made_for) {
+void Copies::begin_seam(Holdings& session, TierId tier, std::vector<tier::Extent> pages, std::uint64_t made_for) {
   Seam seam{.bytes = 0, .pieces = std::move(pages), .records = {}, .made_for = made_for};
   for (const tier::Extent& piece : seam.pieces) {
     seam.records.push_back(session.seam_records.take());
@@ -24,18 +24,16 @@ void Copies::begin_seam(Holdings& session, std::size_t tier, std::vector<tier::E
     seam.bytes += piece.bytes;
   }
   const tier::Extent extent{std::exchange(ledger_.next_seam, ledger_.next_seam + seam.bytes), seam.bytes};
-  turn_.output.segment_orders.push_back(
-      {mover::SegmentOrder::Kind::kStitch, session.id, static_cast<TierId>(tier), extent, seam.pieces});
+  turn_.output.segment_orders.push_back({mover::SegmentOrder::Kind::kStitch, session.id, tier, extent, seam.pieces});
   session.places[tier]->add_seam(extent.offset, std::move(seam));
 }
 
 // Of its pages each is free again where it lies.
-void Copies::unstitch(Holdings& session, std::size_t tier, std::uint64_t offset) {
+void Copies::unstitch(Holdings& session, TierId tier, std::uint64_t offset) {
   const Seam seam = session.places[tier]->take_apart(offset);
   forget_records(session, seam);
   for (const tier::Extent& piece : seam.pieces) free_extent(session, tier, piece);
-  turn_.output.segment_orders.push_back(
-      {mover::SegmentOrder::Kind::kUnstitch, session.id, static_cast<TierId>(tier), {offset, seam.bytes}});
+  turn_.output.segment_orders.push_back({mover::SegmentOrder::Kind::kUnstitch, session.id, tier, {offset, seam.bytes}});
 }
 
 void Copies::forget_records(Holdings& session, const Seam& seam) {
@@ -45,7 +43,7 @@ void Copies::forget_records(Holdings& session, const Seam& seam) {
   }
 }
 
-void Copies::unstitch_idle(Holdings& session, std::size_t tier) {
+void Copies::unstitch_idle(Holdings& session, TierId tier) {
   for (const std::uint64_t offset : session.places[tier]->idle_seams([](const Seam&) { return true; }))
     unstitch(session, tier, offset);
 }
@@ -67,9 +65,9 @@ Result<void> Copies::restore_seams(const CatalogMemory& catalog, Holdings& sessi
   std::ranges::sort(pieces, {},
                     [](const auto& entry) { return std::tuple(entry.first.tier, entry.first.seam, entry.first.at); });
   for (const auto& [piece, record] : pieces) {
-    if (piece.tier >= tiers_.size() || session.places[piece.tier] == nullptr)
+    if (piece.tier >= tiers_.size() || session.places[TierId(piece.tier)] == nullptr)
       return bad(fmt::format("lies in tier {}, which is none that trainers map", piece.tier));
-    Place& place = *session.places[piece.tier];
+    Place& place = *session.places[TierId(piece.tier)];
     if (piece.seam < tier::kSeamsBegin || piece.seam % kPageBytes != 0 || piece.seam >= ledger_.next_seam)
       return bad(fmt::format("has number {}", piece.seam));
     if (!place.space.is_free(piece.piece)) return bad("lies in another's memory, or outside its tier");

@@ -36,7 +36,7 @@ void Transfers::slide_on(Holdings& session, Slot slot) {
 void Transfers::slid(Holdings& session, Slot slot, const Result<void>& result) {
   Tensor& tensor = session.at(slot);
   const Level level = tensor.sliding;
-  const std::size_t tier = tiers_.tier_index(tensor, level);
+  const TierId tier = tiers_.tier_index(tensor, level);
   const tier::Extent old = tensor.extent(level);
   const Slide slide = tensor.end_slide();
   const tier::Extent fresh{slide.offset, old.bytes};

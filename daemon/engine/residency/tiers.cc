@@ -17,11 +17,11 @@ Tiers::Tiers(const Options& options) {
       made.place = shm::kPlaceDevice0 + made.unit;
       made.leases.name = fmt::format("device:{}", made.unit);
     } else if (made.level == Level::kMemory) {
-      memory = all_.size();
+      memory = TierId(all_.size());
       made.place = shm::kPlaceHost;
       made.leases.name = "host";
     } else {
-      block = all_.size();
+      block = TierId(all_.size());
       made.place = shm::kPlaceBlock;
       made.leases.name = "block";
     }
@@ -32,10 +32,10 @@ Tiers::Tiers(const Options& options) {
   home_level = home().level;
 }
 
-std::size_t Tiers::tier_index(const Tensor& tensor, Level level) const {
+TierId Tiers::tier_index(const Tensor& tensor, Level level) const {
   if (level == Level::kBlock) return block;
   if (level == Level::kMemory) return memory;
-  return tensor.device;
+  return TierId{tensor.device};
 }
 
 Place& Tiers::place_of(Holdings& session, const Tensor& tensor, Level level) const {
@@ -43,14 +43,14 @@ Place& Tiers::place_of(Holdings& session, const Tensor& tensor, Level level) con
 }
 
 // Whether the copy of the tier's kind, if there is one, lies in this very tier.
-bool Tiers::at_tier(const Tensor& tensor, std::size_t tier) const {
-  const Level level = all_[tier].level;
+bool Tiers::at_tier(const Tensor& tensor, TierId tier) const {
+  const Level level = (*this)[tier].level;
   return tensor.has(level) && tier_index(tensor, level) == tier;
 }
 
 tier::Location Tiers::location(const Holdings& session, const Tensor& tensor, Level level) const {
   TERRACE_CHECK(tensor.has(level));
-  tier::Location at{.tier = static_cast<TierId>(tier_index(tensor, level)), .session = session.id, .pieces = {}};
+  tier::Location at{.tier = tier_index(tensor, level), .session = session.id, .pieces = {}};
   if (level != Level::kBlock) {
     at.pieces.push(tensor.extent(level));
     return at;
@@ -61,7 +61,7 @@ tier::Location Tiers::location(const Holdings& session, const Tensor& tensor, Le
 }
 
 Placement Tiers::placement(const Tensor& tensor, Level level) const {
-  const std::uint32_t place = all_[tier_index(tensor, level)].place;
+  const std::uint32_t place = (*this)[tier_index(tensor, level)].place;
   return {place, level == Level::kBlock ? 0 : tensor.offset[index(level)], tensor.bytes};
 }
 
@@ -85,13 +85,13 @@ mover::Link Tiers::link_between(const Tensor& tensor, Level from, Level to) cons
   if (to == Level::kBlock) return {mover::LinkKind::kBlockWrite, 0};
   if (from == Level::kNone || from == to) return {mover::LinkKind::kMemcpy, 0};
   if (from == Level::kBlock) return {mover::LinkKind::kBlockRead, 0};
-  const std::uint8_t unit = all_[tensor.device].unit;
+  const std::uint8_t unit = (*this)[TierId{tensor.device}].unit;
   return {to == Level::kDevice ? mover::LinkKind::kHostToDevice : mover::LinkKind::kDeviceToHost, unit};
 }
 
-Result<std::size_t> Tiers::tier_of_place(std::uint32_t place, bool with_block) const {
-  for (std::size_t i = 0; i < all_.size(); ++i)
-    if (all_[i].place == place && (all_[i].mapped() || with_block)) return i;
+Result<TierId> Tiers::tier_of_place(std::uint32_t place, bool with_block) const {
+  for (const TierId tier : ids())
+    if ((*this)[tier].place == place && ((*this)[tier].mapped() || with_block)) return tier;
   const std::string wanted = place == shm::kPlaceHost    ? "host"
                              : place == shm::kPlaceBlock ? "block"
                                                          : fmt::format("device:{}", place - shm::kPlaceDevice0);
@@ -110,8 +110,8 @@ std::string Tiers::place_names(bool with_block) const {
 
 // Whether nobody can reach what the tensor would have at this offset of its device, in part at least.
 bool Tiers::is_gone_at(const Holdings& session, const Tensor& tensor, std::uint64_t offset) const {
-  if (all_[tensor.device].failed) return true;
-  return std::ranges::any_of(session.places[tensor.device]->gone, [&](const tier::Extent& gone) {
+  if ((*this)[TierId{tensor.device}].failed) return true;
+  return std::ranges::any_of(session.places[TierId{tensor.device}]->gone, [&](const tier::Extent& gone) {
     return offset < gone.end() && gone.offset < offset + tensor.extent_bytes();
   });
 }

@@ -125,7 +125,7 @@ void Transfers::rest(Holdings& session, Slot slot) {
 
 void Transfers::count_failure(const Error& error, TierId failed) {
   if (terrace::index(failed) >= tiers_.size()) return;
-  Tier& tier = tiers_[terrace::index(failed)];
+  Tier& tier = tiers_[failed];
   ++(is_of_the_device(error) ? tier.io_errors : tier.checksum_failures);
 }
 

@@ -20,11 +20,11 @@ Cleaning::Cleaning(const Options& options, Turn& turn, Links& links, Registry& r
       copies_(copies),
       transfers_(transfers),
       budget_(budget) {
-  const bool has_where_to = tiers_.memory != SIZE_MAX || links_.write_budget.is_set();
+  const bool has_where_to = tiers_.memory != kNoTier || links_.write_budget.is_set();
   writes_back_early_ = has_where_to && std::ranges::any_of(options_.tiers, &TierOptions::write_back_early);
-  const bool memory_above = tiers_.home_level == Level::kBlock && tiers_.memory != SIZE_MAX;
+  const bool memory_above = tiers_.home_level == Level::kBlock && tiers_.memory != kNoTier;
   const Level above_home = memory_above ? Level::kMemory : Level::kDevice;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier)
+  for (const TierId tier : tiers_.ids())
     if (above_home != tiers_.home_level && tiers_[tier].level == above_home &&
         !(writes_back_early_ && tiers_[tier].options.write_back_early))
       kept_clean_.push_back(tier);
@@ -35,11 +35,11 @@ Cleaning::Cleaning(const Options& options, Turn& turn, Links& links, Registry& r
 void Cleaning::clean(Course& session) {
   if (links_.former_at_work || !links_.write_budget.allows_early(turn_.now)) return;
   const foresight::Plan* const plan = session.foreseen.plan.get();
-  for (const std::size_t tier : kept_clean_)
+  for (const TierId tier : kept_clean_)
     if (plan == nullptr || (tiers_[tier].level == Level::kMemory && !plan->evenly)) clean_place(session, tier);
 }
 
-void Cleaning::clean_place(Course& session, std::size_t tier) {
+void Cleaning::clean_place(Course& session, TierId tier) {
   constexpr std::uint32_t kCleaningsMax = 4;  // at a time, per session
   constexpr std::uint32_t kLooksMax = 64;     // copies looked at in one walk
   constexpr std::uint32_t kLooksAnEvent = 4;  // on average, where walks find less than could be begun

@@ -29,7 +29,7 @@ class Cleaning {
   Time next_look() const { return next_look_; }
 
  private:
-  void clean_place(Course& session, std::size_t tier);
+  void clean_place(Course& session, TierId tier);
   void go_round(Holdings& session);
   bool write_back(Holdings& session, Slot slot);
   bool reserve_below(Holdings& session, Slot slot, Level& target);
@@ -42,9 +42,9 @@ class Cleaning {
   Copies& copies_;
   Transfers& transfers_;
   Budget& budget_;
-  bool writes_back_early_ = false;       // from some tier
-  std::vector<std::size_t> kept_clean_;  // tiers right above the homes whose copies are, once the tier is nearly full
-  Time next_look_{};                     // for what to write back early
+  bool writes_back_early_ = false;  // from some tier
+  std::vector<TierId> kept_clean_;  // tiers right above the homes whose copies are, once the tier is nearly full
+  Time next_look_{};                // for what to write back early
 };
 
 }  // namespace terrace::engine

@@ -21,7 +21,7 @@ struct Demand {
   Kind kind{};
   bool planned = false;     // kPrefetch: by a plan, not by a hint
   std::int64_t due_ns = 0;  // `planned`: as in Expectation
-  std::size_t tier = 0;     // where it is wanted
+  TierId tier{};            // where it is wanted
   Time deadline = kNever;
   std::vector<Handle> tensors;
   std::size_t fresh = 0;                  // kCreate: tensors that are to be created

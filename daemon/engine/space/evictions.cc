@@ -53,7 +53,7 @@ Eviction Evictions::evict(Course& session, Slot slot, Level level, EvictionReaso
 // else straight home. kDeferred: memory is on its way.
 Eviction Evictions::lower_extent(Course& session, Slot slot, Urgency urgency, Level& target) {
   Tensor& tensor = session.at(slot);
-  if (tiers_.memory == SIZE_MAX) return Eviction::kStarted;
+  if (tiers_.memory == kNoTier) return Eviction::kStarted;
   const std::uint64_t bytes = tensor.extent_bytes();
   std::uint64_t offset = 0;
   if (!tensor.has(Level::kMemory)) {
@@ -102,7 +102,7 @@ Eviction Evictions::make_room_below(Course& session, Slot slot, std::uint64_t co
 
 // An extent, for the price of clean copies at most; none are given up in vain, since free bytes that lie apart are
 // none. Nor is one that was brought by a plan which still wants it: what is not wanted for longer may be dirty.
-bool Evictions::allocate_by_dropping(Course& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset) {
+bool Evictions::allocate_by_dropping(Course& session, TierId tier, std::uint64_t bytes, std::uint64_t& offset) {
   constexpr std::size_t kLooksMax = 1024;
   Place& place = *session.places[tier];
   const Level level = tiers_[tier].level;

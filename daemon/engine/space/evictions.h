@@ -31,7 +31,7 @@ class Evictions {
   // Gives up the copy at `level`, of a tensor that may be moved: from a device into memory if there is room or can be
   // made without waiting for leases, else straight home.
   Eviction evict(Course& session, Slot slot, Level level, EvictionReason reason, Urgency urgency);
-  bool allocate_by_dropping(Course& session, std::size_t tier, std::uint64_t bytes, std::uint64_t& offset);
+  bool allocate_by_dropping(Course& session, TierId tier, std::uint64_t bytes, std::uint64_t& offset);
 
  private:
   Eviction lower_extent(Course& session, Slot slot, Urgency urgency, Level& target);

@@ -8,7 +8,7 @@ namespace terrace::engine {
 // Empties what lies behind the fences.
 void Reclaiming::reclaim(Course& session) {
   if (!budget_.fenced()) return;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     if (!tiers_[tier].mapped() || session.places[tier]->fence == kNoFence) continue;
     std::erase_if(session.places[tier]->fence_wants, [&](const Handle& handle) {
       if (tiers_.at_tier(session.at(handle.slot), tier)) return false;
@@ -25,7 +25,7 @@ void Reclaiming::reclaim(Course& session) {
   }
 }
 
-void Reclaiming::reclaim_copy(Course& session, std::size_t tier, Slot slot) {
+void Reclaiming::reclaim_copy(Course& session, TierId tier, Slot slot) {
   const Tensor& tensor = session.at(slot);
   const Level level = tiers_[tier].level;
   Place& place = *session.places[tier];
@@ -50,7 +50,7 @@ void Reclaiming::reclaim_copy(Course& session, std::size_t tier, Slot slot) {
     move_below_fence(session, tier, slot);
 }
 
-void Reclaiming::move_below_fence(Course& session, std::size_t tier, Slot slot) {
+void Reclaiming::move_below_fence(Course& session, TierId tier, Slot slot) {
   const Tensor& tensor = session.at(slot);
   const Level level = tiers_[tier].level;
   Place& place = *session.places[tier];

@@ -30,8 +30,8 @@ class Reclaiming {
   void reclaim(Course& session);
 
  private:
-  void reclaim_copy(Course& session, std::size_t tier, Slot slot);
-  void move_below_fence(Course& session, std::size_t tier, Slot slot);
+  void reclaim_copy(Course& session, TierId tier, Slot slot);
+  void move_below_fence(Course& session, TierId tier, Slot slot);
 
   Links& links_;
   Tiers& tiers_;

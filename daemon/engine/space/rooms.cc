@@ -106,7 +106,7 @@ bool Rooms::room_is_coming(const Course& session, const Demand& demand) const {
 
 // kReady: something changed, look again.
 Room Rooms::make_room_by_bytes(Course& session, Demand& demand, std::uint64_t missing_bytes, Error& refusal) {
-  const std::size_t tier = demand.tier;
+  const TierId tier = demand.tier;
   Place& place = *session.places[tier];
   const std::uint64_t free = place.free_bytes(demand.id);
   const std::uint64_t coming = free + place.leaving_bytes;
@@ -140,7 +140,7 @@ Room Rooms::make_room_by_bytes(Course& session, Demand& demand, std::uint64_t mi
 // The bytes are there, but not side by side.
 Room Rooms::make_room_by_shape(Course& session, Demand& demand, const std::vector<std::uint64_t>& sizes,
                                Error& refusal) {
-  const std::size_t tier = demand.tier;
+  const TierId tier = demand.tier;
   const std::uint64_t missing_bytes = demand.missing_bytes;
   const Place& place = *session.places[tier];
   // What no going of others would bring side by side is stitched before they go in vain.
@@ -202,7 +202,7 @@ bool Rooms::make_room_at_once(Course& session, const Demand& demand, std::uint64
 
 // The chosen leases refuse the fast path until the demand ends, and ring when they end.
 Room Rooms::wait_for_leases(Course& session, Demand& demand, const Survey& found, std::uint64_t bytes, Error& refusal) {
-  const std::size_t tier = demand.tier;
+  const TierId tier = demand.tier;
   const Place& place = *session.places[tier];
   if (!place.seams.empty()) unstitch_unfit(session, demand, {});  // nothing is kept reserved while it waits
   if (demand.is(Demand::Kind::kPrefetch) || found.leased.empty() || found.leased_bytes < bytes) {

@@ -44,9 +44,9 @@ class Rooms {
                  std::vector<std::uint64_t>& offsets, Error& refusal);
   bool room_is_coming(const Course& session, const Demand& demand) const;
   void drop_wants(Course& session, Demand& demand);
-  bool can_stitch(std::size_t tier) const;
+  bool can_stitch(TierId tier) const;
   // A seam is ready, or failed, that was made for `wanted`; null: which is no more. True: that one may go on.
-  bool stitched(Course& session, std::size_t tier, const mover::SegmentDone& done, Demand* wanted);
+  bool stitched(Course& session, TierId tier, const mover::SegmentDone& done, Demand* wanted);
   bool unstitch_unfit(Course& session, const Demand& demand, const std::vector<std::uint64_t>& sizes);
 
  private:
@@ -60,7 +60,7 @@ class Rooms {
   static std::vector<std::vector<tier::Extent>> pages_apart(Place& place, const Demand& demand,
                                                             std::vector<std::uint64_t> sizes);
   std::optional<Room> stitch(Course& session, Demand& demand, std::vector<std::uint64_t> sizes, Error& refusal);
-  bool give_up_seams(Course& session, std::size_t tier);
+  bool give_up_seams(Course& session, TierId tier);
 
   Marks& marks_;
   Tiers& tiers_;

@@ -10,7 +10,7 @@
 namespace terrace::engine {
 
 // Moves one copy down to the start of the free run before it, so that free runs join. True if one is on its way.
-bool Windows::slide_one(Course& session, std::size_t tier) {
+bool Windows::slide_one(Course& session, TierId tier) {
   const Level level = tiers_[tier].level;
   std::vector<std::pair<std::uint64_t, Slot>> copies;
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
@@ -45,7 +45,7 @@ bool Windows::slide_one(Course& session, std::size_t tier) {
 }
 
 // The runs of addresses that there would be, were all to go that can; the longest first.
-std::vector<std::uint64_t> Windows::runs_at_best(const Course& session, std::size_t tier) const {
+std::vector<std::uint64_t> Windows::runs_at_best(const Course& session, TierId tier) const {
   const Place& place = *session.places[tier];
   const Level level = tiers_[tier].level;
   std::vector<tier::Extent> stay{{std::max(place.floor_bytes, place.space.capacity_bytes()), 0}};

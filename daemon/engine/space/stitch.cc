@@ -16,9 +16,7 @@
 
 namespace terrace::engine {
 
-bool Rooms::can_stitch(std::size_t tier) const {
-  return tiers_[tier].options.stitches && !planted(Plant::kNeverStitched);
-}
+bool Rooms::can_stitch(TierId tier) const { return tiers_[tier].options.stitches && !planted(Plant::kNeverStitched); }
 
 // Pages for each of these sizes that finds no room side by side once the larger ones have theirs. Empty: the free bytes
 // do not suffice. What is returned is taken; the rest is as it was.
@@ -45,7 +43,7 @@ std::vector<std::vector<tier::Extent>> Rooms::pages_apart(Place& place, const De
 
 // Begins seams for what of these sizes finds no room side by side. None: seams do not help here.
 std::optional<Room> Rooms::stitch(Course& session, Demand& demand, std::vector<std::uint64_t> sizes, Error& refusal) {
-  const std::size_t tier = demand.tier;
+  const TierId tier = demand.tier;
   Place& place = *session.places[tier];
   if (!can_stitch(tier)) return std::nullopt;
   if (demand.is(Demand::Kind::kPrefetch) || demand.is(Demand::Kind::kCreate)) return std::nullopt;
@@ -77,7 +75,7 @@ std::optional<Room> Rooms::stitch(Course& session, Demand& demand, std::vector<s
 }
 
 // Copies in seams that nobody leases go, so that their pieces are to be had. False: there is none.
-bool Rooms::give_up_seams(Course& session, std::size_t tier) {
+bool Rooms::give_up_seams(Course& session, TierId tier) {
   const Level level = tiers_[tier].level;
   bool any = false;
   for (std::uint32_t at = 0; at < session.tensors.size(); ++at) {
@@ -92,7 +90,7 @@ bool Rooms::give_up_seams(Course& session, std::size_t tier) {
   return any;
 }
 
-bool Rooms::stitched(Course& session, std::size_t tier, const mover::SegmentDone& done, Demand* wanted) {
+bool Rooms::stitched(Course& session, TierId tier, const mover::SegmentDone& done, Demand* wanted) {
   Place& place = *session.places[tier];
   const tier::Extent extent = done.order.extent;
   const auto found = place.seams.find(extent.offset);

@@ -7,7 +7,7 @@
 
 namespace terrace::engine {
 // Walks the copies in the tier from the first to give up, until enough of them could be.
-Survey Windows::survey(Course& session, std::size_t tier, const Choice& choice) {
+Survey Windows::survey(Course& session, TierId tier, const Choice& choice) {
   Survey found;
   const Level level = tiers_[tier].level;
   const Policy& policy = *session.places[tier]->policy;
@@ -46,7 +46,7 @@ Survey Windows::survey(Course& session, std::size_t tier, const Choice& choice) 
 }
 
 // What leaves may have been begun for somebody less urgent. So many bytes of it, in the policy's order.
-void Windows::raise_leaving(Course& session, std::size_t tier, std::uint64_t enough_bytes, Urgency urgency) {
+void Windows::raise_leaving(Course& session, TierId tier, std::uint64_t enough_bytes, Urgency urgency) {
   const Place& place = *session.places[tier];
   const std::uint64_t enough = std::min(enough_bytes, place.leaving_bytes);
   std::uint64_t leaving = 0;

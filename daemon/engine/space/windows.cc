@@ -61,7 +61,7 @@ std::optional<std::size_t> least_moved(const std::vector<Lying>& row, std::uint6
 }  // namespace
 
 // What it costs that the copy goes now; none: it cannot.
-std::optional<double> Windows::missed(Course& session, std::size_t tier, Slot slot, const Choice& choice) const {
+std::optional<double> Windows::missed(Course& session, TierId tier, Slot slot, const Choice& choice) const {
   const Tensor& tensor = session.at(slot);
   const Level level = tiers_[tier].level;
   if (!transfers_.may_move(tensor) || tensor.pinned == level || tensor.mark == marks_.set || tensor.deleted)
@@ -81,7 +81,7 @@ std::optional<double> Windows::missed(Course& session, std::size_t tier, Slot sl
 
 // What lies in the tier, by address, for whoever looks for room of `bytes` among it; nothing where there is none to be
 // had, or the look would take too long for so little.
-std::vector<Occupant> Windows::occupants_for(const Course& session, std::size_t tier, std::uint64_t bytes) const {
+std::vector<Occupant> Windows::occupants_for(const Course& session, TierId tier, std::uint64_t bytes) const {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
   std::vector<Occupant> found;
@@ -103,7 +103,7 @@ std::vector<Occupant> Windows::occupants_for(const Course& session, std::size_t 
 // Free bytes that lie apart come side by side, where that takes less than a transfer: of all stretches of the tier's
 // addresses that have enough of them, in the one with the fewest bytes of copies, the first of these moves down. True:
 // one is on its way. `far`: less than a transfer of the drives.
-bool Windows::join_free(Course& session, std::size_t tier, std::uint64_t bytes, bool far) {
+bool Windows::join_free(Course& session, TierId tier, std::uint64_t bytes, bool far) {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
   const auto occupants = occupants_for(session, tier, bytes);
@@ -134,9 +134,9 @@ bool Windows::join_free(Course& session, std::size_t tier, std::uint64_t bytes, 
 
 // Whether the copy, if it goes from a device, is written to the drives, or another one in memory for it: neither has
 // memory its bytes, nor room for them.
-bool Windows::takes_drives(const Course& session, std::size_t tier, Slot slot) const {
+bool Windows::takes_drives(const Course& session, TierId tier, Slot slot) const {
   const Tensor& tensor = session.at(slot);
-  if (tiers_[tier].level != Level::kDevice || tiers_.memory == SIZE_MAX || tiers_.home_level != Level::kBlock)
+  if (tiers_[tier].level != Level::kDevice || tiers_.memory == kNoTier || tiers_.home_level != Level::kBlock)
     return false;
   if (tensor.has(Level::kMemory) || words_.droppable(session, slot, Level::kDevice)) return false;
   return session.places[tiers_.memory]->used_bytes() + tensor.extent_bytes() >
@@ -145,7 +145,7 @@ bool Windows::takes_drives(const Course& session, std::size_t tier, Slot slot) c
 
 // Free bytes come side by side for all of what is wanted; or, where a copy that stays lies between them, for the
 // largest of it: the rest may lie elsewhere.
-bool Windows::join_parts(Course& session, std::size_t tier, std::vector<std::uint64_t> sizes) {
+bool Windows::join_parts(Course& session, TierId tier, std::vector<std::uint64_t> sizes) {
   const Place& place = *session.places[tier];
   std::ranges::sort(sizes);
   std::uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
@@ -158,7 +158,7 @@ bool Windows::join_parts(Course& session, std::size_t tier, std::vector<std::uin
 }
 
 // Gives up what lies in the best run of `bytes`. False: there is none.
-bool Windows::clear_window(Course& session, std::size_t tier, std::uint64_t bytes, const Choice& choice) {
+bool Windows::clear_window(Course& session, TierId tier, std::uint64_t bytes, const Choice& choice) {
   const Level level = tiers_[tier].level;
   const Place& place = *session.places[tier];
   const auto occupants = occupants_for(session, tier, bytes);

@@ -37,18 +37,18 @@ class Windows {
         budget_(budget),
         departures_(departures) {}
 
-  Survey survey(Course& session, std::size_t tier, const Choice& choice);
-  void raise_leaving(Course& session, std::size_t tier, std::uint64_t enough_bytes, Urgency urgency);
-  bool join_free(Course& session, std::size_t tier, std::uint64_t bytes, bool far = false);
-  bool takes_drives(const Course& session, std::size_t tier, Slot slot) const;
-  bool join_parts(Course& session, std::size_t tier, std::vector<std::uint64_t> sizes);
-  bool clear_window(Course& session, std::size_t tier, std::uint64_t bytes, const Choice& choice);
-  bool slide_one(Course& session, std::size_t tier);
-  std::vector<std::uint64_t> runs_at_best(const Course& session, std::size_t tier) const;
+  Survey survey(Course& session, TierId tier, const Choice& choice);
+  void raise_leaving(Course& session, TierId tier, std::uint64_t enough_bytes, Urgency urgency);
+  bool join_free(Course& session, TierId tier, std::uint64_t bytes, bool far = false);
+  bool takes_drives(const Course& session, TierId tier, Slot slot) const;
+  bool join_parts(Course& session, TierId tier, std::vector<std::uint64_t> sizes);
+  bool clear_window(Course& session, TierId tier, std::uint64_t bytes, const Choice& choice);
+  bool slide_one(Course& session, TierId tier);
+  std::vector<std::uint64_t> runs_at_best(const Course& session, TierId tier) const;
 
  private:
-  std::optional<double> missed(Course& session, std::size_t tier, Slot slot, const Choice& choice) const;
-  std::vector<Occupant> occupants_for(const Course& session, std::size_t tier, std::uint64_t bytes) const;
+  std::optional<double> missed(Course& session, TierId tier, Slot slot, const Choice& choice) const;
+  std::vector<Occupant> occupants_for(const Course& session, TierId tier, std::uint64_t bytes) const;
 
   Links& links_;
   Marks& marks_;

@@ -41,7 +41,7 @@ void Cleaning::go_round(Holdings& session) {
 // False: not now, and nothing else either.
 bool Cleaning::write_back(Holdings& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
-  if (tensor.published != Level::kDevice || !tiers_[tensor.device].options.write_back_early) return true;
+  if (tensor.published != Level::kDevice || !tiers_[TierId{tensor.device}].options.write_back_early) return true;
   if (!transfers_.may_clean(session, slot, tensor, Level::kDevice) || session.word(slot).writers != 0) return true;
   Level target = Level::kNone;
   if (!reserve_below(session, slot, target)) return false;
@@ -55,7 +55,7 @@ bool Cleaning::write_back(Holdings& session, Slot slot) {
 bool Cleaning::reserve_below(Holdings& session, Slot slot, Level& target) {
   const Tensor& tensor = session.at(slot);
   Level to = tiers_.home_level;
-  if (tiers_.memory != SIZE_MAX) {
+  if (tiers_.memory != kNoTier) {
     const Place& memory = *session.places[tiers_.memory];
     const bool fits = tensor.has(Level::kMemory) || memory.space.largest_free_bytes() >= tensor.extent_bytes();
     if (!fits && (memory.adding_bytes > 0 || budget_.grow(session, tiers_.memory))) return false;

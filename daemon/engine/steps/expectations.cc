@@ -24,7 +24,7 @@ void Steps::tell_policies(Course& session) {
 }
 
 // A client asked for it there, and has not used it since.
-bool Steps::is_hinted(const Course& session, Slot slot, std::size_t tier) const {
+bool Steps::is_hinted(const Course& session, Slot slot, TierId tier) const {
   const Tensor& tensor = session.at(slot);
   return tensor.hinted && tensor.published == tiers_[tier].level && tiers_.at_tier(tensor, tier);
 }
@@ -41,7 +41,7 @@ bool Steps::expect_first_uses(Course& session) {
     if (foreseen.expected < foreseen.cursor) continue;
     foreseen.told[index(use.slot)] = true;
     ++told;
-    for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+    for (const TierId tier : tiers_.ids()) {
       const auto& place = session.places[tier];
       if (place == nullptr) continue;
       if (is_hinted(session, use.slot, tier)) {
@@ -66,7 +66,7 @@ void Steps::forget_expectations(Course& session) {
   for (; foreseen.cleared < foreseen.told.size() && told < kToldMax && looks < kLooksMax; ++foreseen.cleared, ++looks) {
     if (foreseen.told[foreseen.cleared]) continue;
     const Slot slot{foreseen.cleared};
-    for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+    for (const TierId tier : tiers_.ids()) {
       const auto& place = session.places[tier];
       if (place == nullptr || (foreseen.plan && is_hinted(session, slot, tier))) continue;
       const Expectation known = place->policy->expected(slot);
@@ -82,7 +82,7 @@ void Steps::forget_expectations(Course& session) {
 void Steps::plan_return(Course& session, Slot slot, Level level) {
   Foreseen& foreseen = session.foreseen;
   if (!foreseen.plan || foreseen.fetches.size() >= kDueMax) return;
-  const std::size_t tier = tiers_.tier_index(session.at(slot), level);
+  const TierId tier = tiers_.tier_index(session.at(slot), level);
   const Expectation expected = session.places[tier]->policy->expected(slot);
   if (expected.give_up || expected.next_ns == kUnforeseen) return;
   const foresight::PlannedFetch fetch{
@@ -92,7 +92,7 @@ void Steps::plan_return(Course& session, Slot slot, Level level) {
 }
 
 // The client is going to use it there: no guess is better. Until it does, what a plan says of it does not count.
-void Steps::note_hint(Course& session, Slot slot, std::size_t tier) {
+void Steps::note_hint(Course& session, Slot slot, TierId tier) {
   session.at(slot).hinted = true;
   if (session.foreseen.plan) session.places[tier]->policy->expect(slot, {session.foreseen.now_ns(), false});
 }

@@ -67,7 +67,7 @@ void Steps::pass(Course& session, std::uint32_t use) {
   const foresight::PlannedUse& planned = foreseen.plan->uses[use];
   if (index(planned.slot) >= session.tensors.size()) return;
   const std::int64_t next = planned.next_ns == foresight::kBeyond ? kUnforeseen : foreseen.base_ns + planned.next_ns;
-  for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
+  for (const TierId tier : tiers_.ids()) {
     if (session.places[tier] == nullptr) continue;
     const bool here = tiers_[tier].place == planned.place;
     // A copy below one that stays, or that is written, is of no use meanwhile.

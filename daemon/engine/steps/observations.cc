@@ -13,7 +13,7 @@ namespace terrace::engine {
 void Steps::observe(const Course& session, Slot slot, shm::Mode mode, Time at, Duration waited) {
   if (!options_.observe || session.is_share() || session.step == 0) return;
   const Tensor& tensor = session.at(slot);
-  const std::size_t tier =
+  const TierId tier =
       tiers_.tier_index(tensor, tensor.published == Level::kNone ? tiers_.home_level : tensor.published);
   turn_.output.observations.push_back({.session = session.id,
                                        .kind = foresight::Observation::Kind::kUsed,

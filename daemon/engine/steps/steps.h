@@ -32,7 +32,7 @@ class Steps {
   void follow(Course& session, Slot slot);
   void tell_policies(Course& session);
   void plan_return(Course& session, Slot slot, Level level);
-  void note_hint(Course& session, Slot slot, std::size_t tier);
+  void note_hint(Course& session, Slot slot, TierId tier);
   void note_lease(Course& session, Slot slot);
 
  private:
@@ -41,7 +41,7 @@ class Steps {
   static bool leaps(Foreseen& foreseen, std::uint32_t use);
   void pass_some(Course& session, std::uint32_t most);
   void lose_plan(Course& session);
-  bool is_hinted(const Course& session, Slot slot, std::size_t tier) const;
+  bool is_hinted(const Course& session, Slot slot, TierId tier) const;
   bool expect_first_uses(Course& session);
   void forget_expectations(Course& session);
 
