@@ -9,13 +9,14 @@ if(NOT TERRACE_SANITIZE)
                             torch_progress torch_summary torch_places torch_parts torch_elementwise torch_casts torch_phases
                             torch_odd_models torch_odd_optimizers torch_gradients_set torch_transforms huggingface ranks ddp fsdp share_frozen)
 endif()
+# Suites run side by side: a thread of PyTorch's that waits is to sleep, and not to take another suite's core.
 foreach(suite ${python_suites})
   add_test(NAME e2e.python_${suite}
     COMMAND ${PROJECT_SOURCE_DIR}/build/venv/bin/python -B -m pytest -q -p no:cacheprovider -rs
             ${CMAKE_CURRENT_LIST_DIR}/python_${suite}.py
     WORKING_DIRECTORY ${CMAKE_CURRENT_LIST_DIR})
   set_tests_properties(e2e.python_${suite} PROPERTIES TIMEOUT 600
-    ENVIRONMENT "TERRACED=${CMAKE_BINARY_DIR}/terraced;TERRACE_BUILD=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1")
+    ENVIRONMENT "TERRACED=${CMAKE_BINARY_DIR}/terraced;TERRACE_BUILD=${CMAKE_BINARY_DIR};PYTHONDONTWRITEBYTECODE=1;OMP_WAIT_POLICY=passive")
 endforeach()
 if(NOT TERRACE_SANITIZE)
   set_tests_properties(e2e.python_demo PROPERTIES PROCESSORS 2 TIMEOUT 900)
