@@ -174,7 +174,8 @@ class SmallWorkloads {
     for (std::uint64_t& size : bytes) size = bytes_min_ + below(bytes_max_ - bytes_min_ + 1);
     std::vector<Run> runs(3 + below(5));
     for (Run& each : runs) {
-      each = run({}, {}, {}, static_cast<std::int64_t>(below(4)), below(5) == 0 ? Place::kHost : Place::kHbm);
+      const Place place = below(5) == 0 ? Place::kHost : Place::kHbm;  // drawn first, whatever the compiler
+      each = run({}, {}, {}, static_cast<std::int64_t>(below(4)), place);
       for (TensorId id = 0; id < kTensors; ++id) {
         const std::uint64_t what = below(12);
         if (what < 4) each.read.push_back(id);
