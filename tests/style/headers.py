@@ -1,15 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that every header compiles alone, with the warnings of the build: headers.py BUILD_FOLDER"""
+"""Shows that every header compiles alone, with the warnings of the build: headers.py BUILD_FOLDER
 
+ccache, where it is installed, remembers which did.
+"""
+
+import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
 import tree
 
 build = pathlib.Path(sys.argv[1])
+made = build / "headers"  # a source for each, and what it compiles to
+launcher = [ccache] if (ccache := shutil.which("ccache")) else []
+environment = os.environ | {"CCACHE_BASEDIR": str(tree.ROOT), "CCACHE_NOHASHDIR": "1", "CCACHE_DEPEND": "1"}
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wnon-virtual-dtor", "-Werror"]
 COMPILER = re.compile(r"\+\+(-\d+)?$")
 # The roots that our own includes start from; a header is included by its path below the one that holds it.
@@ -47,11 +55,14 @@ def check(header: pathlib.Path) -> str:
             break
     else:
         return f"{header}: lies in no include root ({', '.join(ROOTS)})"
+    source = made / f"{str(header).replace('/', '.')}.cc"
+    source.write_text(f'#include "{name}"\n')
     result = subprocess.run(
-        [compiler, "-std=c++23", "-fsyntax-only", *WARNINGS, *arguments, "-x", "c++", "-"],
-        input=f'#include "{name}"\n', capture_output=True, text=True, check=False, cwd=build)
+        [*launcher, compiler, "-std=c++23", "-O0", "-MD", *WARNINGS, *arguments, "-c", source.resolve(), "-o", source.with_suffix(".o").resolve()],
+        capture_output=True, text=True, check=False, cwd=build, env=environment)
     return f"{header}:\n{result.stderr}" if result.returncode else ""
 
 
+made.mkdir(exist_ok=True)
 headers = tree.files(".h")
 tree.exit_with(tree.on_every_core(check, headers), len(headers))
