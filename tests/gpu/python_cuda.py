@@ -176,6 +176,28 @@ def test_a_release_waits_for_every_stream_of_an_export(client, driver, control):
     wait_until(lambda: client.held == 0, "the lease to end")
 
 
+@pytest.mark.parametrize("exported_first", [False, True])
+def test_what_a_lease_carries_ends_behind_its_streams(client, driver, control, exported_first):
+    tensor = client.create("a", (BYTES,), "uint8")
+    tensor.overwrite(place="device:0").release()
+    lease, stream = tensor.read(place="device:0"), ctypes.c_void_p()
+    assert driver.cuStreamCreateWithPriority(ctypes.byref(stream), 1, 0) == 0
+    capsule = lease.__dlpack__(stream=stream.value) if exported_first else None
+    lease.carry(tensor.write(place="device:0"))
+    capsule = capsule or lease.__dlpack__(stream=stream.value)
+    lease.release()
+    assert client.held == 2
+    control.hold.value = 1
+    try:
+        recorded = control.calls[control.EVENT_RECORD]
+        del capsule
+        wait_until(lambda: control.calls[control.EVENT_RECORD] >= recorded + 2, "both to be marked")
+        assert client.held == 2
+    finally:
+        control.hold.value = 0
+    wait_until(lambda: client.held == 0, "the leases to end")
+
+
 def test_a_host_lease_ends_behind_its_stream_whatever_is_exported(client, driver, control):
     tensor, carried = client.create("a", (BYTES,), "uint8"), client.create("b", (BYTES,), "uint8")
     stream, device = ctypes.c_void_p(), ctypes.c_uint64()

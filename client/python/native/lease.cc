@@ -22,6 +22,12 @@ using namespace nb::literals;
 void Hold::used_on(std::uintptr_t stream) const {
   auto* const used = reinterpret_cast<void*>(stream);
   if (std::ranges::find(streams_, used) == streams_.end()) streams_.push_back(used);
+  for (const std::shared_ptr<const Hold>& other : carried_) other->used_on(stream);
+}
+
+void Hold::carry(std::shared_ptr<const Hold> other) const {
+  for (void* const stream : streams_) other->used_on(reinterpret_cast<std::uintptr_t>(stream));
+  carried_.push_back(std::move(other));
 }
 
 Result<void> Hold::keep_past(const std::shared_ptr<const Hold>& part, std::uintptr_t stream) {

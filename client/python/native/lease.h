@@ -52,12 +52,13 @@ class Hold {
   // The GPU whose memory it is, by this process's number; none: the CPU's memory.
   std::optional<int> cuda_device() const { return cuda_device_; }
 
-  // A stream that works on the memory, as DLPack has it: 1 and 2 are the default ones. The caller holds the GIL.
+  // A stream that works on the memory, as DLPack has it: 1 and 2 are the default ones. What this carries ends behind
+  // it, too. The caller holds the GIL.
   void used_on(std::uintptr_t stream) const;
   // Says of an overwrite that it is given up; the lease goes on until the last part of it is gone.
   void tear() const { tear_token(token_); }
-  // Another lease goes on for as long as this one does. The caller holds the GIL.
-  void carry(std::shared_ptr<const Hold> other) const { carried_.push_back(std::move(other)); }
+  // Another lease goes on for as long as this one does, and ends behind the same streams. The caller holds the GIL.
+  void carry(std::shared_ptr<const Hold> other) const;
   // Keeps this part of it until the GPU has passed what lies in the stream now. Of the last part, also what lies in
   // every stream that works on the memory: what was exported marks those itself when it ends. The caller holds the GIL.
   static Result<void> keep_past(const std::shared_ptr<const Hold>& part, std::uintptr_t stream);

@@ -52,7 +52,8 @@ class Lease:
     def resume(self) -> bool:
         """Takes a part of the lease again, if something that was made from it is left. Whether it did."""
     def carry(self, other: Lease) -> None:
-        """Lets another lease go on for as long as this one, whatever still holds a part of it; `other` is released."""
+        """Lets another lease go on for as long as this one, whatever still holds a part of it; `other` is released. It ends
+        behind the same streams."""
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None: ...
