@@ -14,7 +14,7 @@ from ... import _checks
 from ..._client import BYTES_MAX, Client
 from ..._errors import Error, ResourceExhausted
 from .._device.heap import give_back_freed_memory
-from .._device.streams import KINDS, has_streams, is_captured
+from .._device.streams import can_be_in_terrace, has_streams, is_captured
 from .._leased.default_client import client_for
 from .._leased.shown import is_managed
 from .._parameters.saved import Note, of_hidden
@@ -277,7 +277,7 @@ def _stays_whole(tensor: torch.Tensor) -> bool:
     base = tensor._base
     if base is not None and (isinstance(base, torch.nn.Parameter) or (base.requires_grad and base.is_leaf)):
         return True
-    if tensor.device.type not in KINDS or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+    if not can_be_in_terrace(tensor.device) or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
         return True
     return is_functorch_wrapped(tensor) or is_managed(tensor)
 

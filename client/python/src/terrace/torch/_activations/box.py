@@ -8,7 +8,7 @@ import torch
 
 from ..._errors import Error
 from ..._terrace import Lease, Tensor
-from .._device.streams import Stream, check_not_captured, follow, has_streams
+from .._device.streams import Stream, check_not_captured, follow, has_streams, stream_of
 from .._leased.waits import Waits, note
 from .._pytorch.storages import StorageReference, shown
 from .asked import Asked
@@ -72,7 +72,7 @@ class Box:
         self.copies.append(lease)
         try:
             copied = copy()
-            lease.release(stream)
+            lease.release(stream_of(device.index))
         except BaseException:  # nobody is to have the memory while it is copied
             stream.synchronize()
             raise

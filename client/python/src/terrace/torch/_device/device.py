@@ -6,6 +6,7 @@ import time
 import torch
 
 from ..._client import Client
+from .accelerators import in_force
 from .heap import give_back_free_pages
 
 _LOOK_SECONDS = 0.005  # the thread that ends leases looks more often
@@ -15,13 +16,13 @@ _LOOKS_MAX = 200
 def device_of(client: Client, place: str) -> torch.device:
     """Where PyTorch computes on what is leased in a place. FailedPrecondition where this process cannot see that GPU."""
     cuda_device = client._cuda_device(place)
-    return torch.device("cpu") if cuda_device is None else torch.device("cuda", cuda_device)
+    return torch.device("cpu") if cuda_device is None else torch.device(in_force().kind, cuda_device)
 
 
 def wait_for_leases(client: Client, device: torch.device) -> None:
     """Waits until a GPU is idle, and the leases have ended that were to end behind its streams: as long as there are fewer
     from look to look, and no longer than a second."""
-    torch.cuda.synchronize(device)
+    in_force().synchronize(device)
     held, looks = client.held, _LOOKS_MAX
     while looks:
         time.sleep(_LOOK_SECONDS)
@@ -34,6 +35,5 @@ def give_back_free(device: torch.device) -> None:
     """Gives what PyTorch has freed on a device, and keeps for itself, back to the system, so that the daemon can have it."""
     if device.type == "cpu":
         give_back_free_pages()
-    elif torch.cuda.is_initialized():
-        with torch.cuda.device(device):
-            torch.cuda.empty_cache()
+    else:
+        in_force().give_back_free(device)

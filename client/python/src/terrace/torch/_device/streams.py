@@ -1,35 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device with streams is asked: the current one, waits and marks in it, whether it is captured, and DLPack's number.
-
-Another kind of device is another answer here; no other room names one.
-"""
+"""What a device with streams is asked: the current one, waits and marks in it, whether it is captured, and DLPack's number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ..._errors import FailedPrecondition
-from .._pytorch.private import raw_stream
+from .accelerators import Stream as Stream
+from .accelerators import in_force
 
-Stream = torch.cuda.Stream
-KINDS = ("cpu", "cuda")  # of devices, on which tensors can be in Terrace
 _CAPTURED = ("terrace.torch: a CUDA graph was being captured as something in Terrace was to be leased, and would use the "
              "address of this one lease for good: capture only what works on ordinary memory")
 
 
 def has_streams(device: torch.device) -> bool:
     """Whether what is done on a device goes on behind Python, in streams: on a GPU, and not on the CPU."""
-    return device.type == "cuda"
+    return device.type == in_force().kind
+
+
+def can_be_in_terrace(device: torch.device) -> bool:
+    """Whether tensors on a device can be in Terrace: the CPU's, and a GPU's of the kind in force."""
+    return device.type == "cpu" or has_streams(device)
 
 
 def is_captured(device: torch.device) -> bool:
     """Whether the current stream of a GPU is being captured into a graph."""
-    if device.index == torch.cuda.current_device():
-        return bool(torch.cuda.is_current_stream_capturing())
-    with torch.cuda.device(device):
-        return bool(torch.cuda.is_current_stream_capturing())
+    return in_force().is_capturing(device)
 
 
 def check_not_captured(device: torch.device) -> None:
@@ -38,14 +37,19 @@ def check_not_captured(device: torch.device) -> None:
         raise FailedPrecondition(_CAPTURED)
 
 
-def stream_of(cuda_device: int) -> int:
-    """The current stream of a GPU, by its number for DLPack."""
-    return int(raw_stream(cuda_device))
+def stream_of(index: int) -> int:
+    """The current stream of a GPU, by its number for DLPack and for the end of a lease."""
+    return in_force().stream_number(index)
+
+
+def tensor_of(capsule: Any) -> torch.Tensor:
+    """A tensor over the memory that a DLPack capsule of terrace's shows."""
+    return in_force().tensor_of(capsule)
 
 
 def current_stream(device: torch.device) -> Stream:
     """Behind which the script's work on a device lies now."""
-    return torch.cuda.current_stream(device)
+    return in_force().current_stream(device)
 
 
 def follow(device: torch.device, stream: Stream | None) -> Stream:
@@ -65,8 +69,7 @@ class Mark:
     """A mark in a GPU's current stream, as it is made."""
 
     def __init__(self, device: torch.device):
-        self._event = torch.cuda.Event()
-        self._event.record(current_stream(device))
+        self._event = in_force().event(device)
 
     def passed(self) -> bool:
         """Whether the GPU has come to it."""
@@ -75,4 +78,4 @@ class Mark:
 
 def generators() -> Sequence[torch.Generator]:
     """Of random numbers, those of GPUs that are in use."""
-    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return in_force().generators()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ..._terrace import Placeholder
+from .._device.streams import tensor_of
 
 ALIGNMENT_BYTES = 64
 _REGION_BYTES_MIN = 64 << 20
@@ -33,7 +34,7 @@ class PlaceholderSpace:
             self._region = Placeholder(max(wanted, _REGION_BYTES_MIN, self._whole), self._device.index)
             self._whole += self._region.nbytes
             self._used = 0
-        memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._region.part(self._used, wanted))
+        memory = tensor_of(self._region.part(self._used, wanted))
         self._used += -(-wanted // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self._used = min(self._used, self._region.nbytes)
         return torch.empty(0, dtype=dtype, device=self._device).set_(memory.untyped_storage(), 0, list(size), list(stride))

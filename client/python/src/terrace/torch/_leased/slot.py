@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from ..._terrace import Lease, Tensor
-from .._device.streams import stream_of
-from .._pytorch.private import from_capsule
+from .._device.streams import stream_of, tensor_of
 from .._pytorch.storages import over
 from .placeholder import elements_spanned
 from .shown import remember
@@ -98,7 +97,7 @@ class Slot:
         assert lease is not None
         try:
             stream = None if self._cuda_device is None else stream_of(self._cuda_device)
-            shown: torch.Tensor = from_capsule(lease.__dlpack__(stream=stream))
+            shown = tensor_of(lease.__dlpack__(stream=stream))
             if not self.plain:
                 geometry = self.placeholder
                 shown = over(shown.untyped_storage(), self.dtype, 0, geometry.shape, geometry.stride())

@@ -16,7 +16,7 @@ from ..._client import Client
 from ..._dtypes import number_of
 from ..._errors import FailedPrecondition, InvalidArgument
 from .._device.device import device_of
-from .._device.streams import KINDS
+from .._device.streams import can_be_in_terrace
 from .._leased.placeholder import elements_spanned
 from .._model.modules import is_called_by_us, is_compiled, used_by_each
 from .._parameters.in_memory import is_of_a_job
@@ -108,7 +108,8 @@ def check_model(model: nn.Module, in_backward: bool) -> None:
     sharded = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
     for name, parameter in model.named_parameters():
         if parameter in sharded:
-            _check_device(name, parameter, ("cpu",))
+            if parameter.device.type != "cpu":
+                raise _elsewhere(name, parameter, "the CPU, where fully_shard() has split them,")
         else:
             _check_parameter(name, parameter)
 
@@ -148,14 +149,13 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     if type(parameter) is not nn.Parameter:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
                               "can be offloaded")
-    _check_device(name, parameter, KINDS)
+    if not can_be_in_terrace(parameter.device):
+        raise _elsewhere(name, parameter, "the CPU, or on a GPU of CUDA's,")
 
 
-def _check_device(name: str, parameter: nn.Parameter, devices: tuple[str, ...]) -> None:
-    if parameter.device.type not in devices:
-        where = "the CPU, or on a GPU of CUDA's," if len(devices) > 1 else "the CPU, where fully_shard() has split them,"
-        raise InvalidArgument(f"terrace.torch.offload: the parameter '{name}' is on {parameter.device}; parameters on "
-                              f"{where} can be offloaded")
+def _elsewhere(name: str, parameter: nn.Parameter, where: str) -> InvalidArgument:
+    return InvalidArgument(f"terrace.torch.offload: the parameter '{name}' is on {parameter.device}; parameters on "
+                           f"{where} can be offloaded")
 
 
 def eligible(model: nn.Module, bytes_min: int, moves: bool) -> tuple[dict[nn.Parameter, tuple[str, str]],
