@@ -20,12 +20,6 @@ thread_local std::vector<cuda::Context> stack;
 // 1 and 2 are the default streams by the names that they have beside null.
 bool is_default(cuda::Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
-Status event_status(EventState& event) {
-  const int lost = control().lost[static_cast<std::size_t>(event.device)].load();
-  if (lost != 0) return lost;
-  return event.reached < event.recorded ? cuda::kNotReady : event.status;
-}
-
 // The driver has threads of its own from here on, with the signal mask of who came first.
 void start_thread() {
   static const bool started = [] {
@@ -64,6 +58,7 @@ Status cuGetErrorName(Status status, const char** name) {
                                                        {304, "CUDA_ERROR_OPERATING_SYSTEM"},
                                                        {600, "CUDA_ERROR_NOT_READY"},
                                                        {700, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+                                                       {710, "CUDA_ERROR_ASSERT"},
                                                        {719, "CUDA_ERROR_LAUNCH_FAILED"},
                                                        {800, "CUDA_ERROR_NOT_PERMITTED"},
                                                        {801, "CUDA_ERROR_NOT_SUPPORTED"}};
@@ -182,7 +177,7 @@ Status cuStreamSynchronize(cuda::Stream stream) {
   if (found == nullptr) return cuda::kInvalidContext;
   if (const Status refused = prohibited()) return refused;
   found->drain();
-  return control().lost[static_cast<std::size_t>(device_of(found->context()))].load();
+  return broken(device_of(found->context()));
 }
 
 Status cuStreamGetCtx(cuda::Stream stream, cuda::Context* context) {
@@ -212,37 +207,21 @@ Status cuEventRecord(cuda::Event event, cuda::Stream stream) {
   if (const Status failed = begin(Call::kEventRecord, recorded->device)) return failed;
   StreamState* found = stream_of(stream);
   if (found == nullptr || device_of(found->context()) != recorded->device) return cuda::kInvalidHandle;
-  std::uint64_t number = 0;
-  {
-    const std::lock_guard lock(recorded->mutex);
-    recorded->captured = found->capturing;
-    number = ++recorded->recorded;
-  }
-  found->push([recorded, number](Status before) {
-    {
-      const std::lock_guard lock(recorded->mutex);
-      recorded->reached = number;
-      recorded->status = before;
-    }
-    recorded->changed.notify_all();
-    return 0;
-  });
+  found->record(recorded);
   return 0;
 }
 
 Status cuEventSynchronize(cuda::Event event) {
   const auto awaited = *reinterpret_cast<std::shared_ptr<EventState>*>(event);
   if (const Status failed = begin(Call::kEventSynchronize, awaited->device)) return failed;
-  std::unique_lock lock(awaited->mutex);
-  while (event_status(*awaited) == cuda::kNotReady) awaited->changed.wait_for(lock, std::chrono::milliseconds(20));
-  return event_status(*awaited);
+  return wait_for(*awaited);
 }
 
 Status cuEventQuery(cuda::Event event) {
   const auto asked = *reinterpret_cast<std::shared_ptr<EventState>*>(event);
   if (const Status failed = begin(Call::kEventQuery)) return failed;
   const std::lock_guard lock(asked->mutex);
-  return asked->captured ? kCapturedEvent : event_status(*asked);
+  return asked->captured ? kCapturedEvent : status_of(*asked);
 }
 
 Status cuThreadExchangeStreamCaptureMode(cuda::CaptureMode* mode) {

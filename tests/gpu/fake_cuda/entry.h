@@ -13,10 +13,10 @@ inline constexpr Status kCaptureInvalidated = 901;
 inline constexpr Status kCapturedEvent = 907;
 inline constexpr Status kCaptureWrongThread = 908;
 
-// begin(), and the end of it where the device is lost.
+// begin(), and the end of it where the device is lost, or this process's context on it has ended.
 inline Status begin(Call call, int device) {
   if (const Status failed = begin(call)) return failed;
-  return control().lost[static_cast<std::size_t>(device)].load();
+  return broken(device);
 }
 
 }  // namespace terrace::fake_cuda

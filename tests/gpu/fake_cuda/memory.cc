@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fake driver's entry points: memory of devices and of the host, and copies. A device's addresses are reserved and
-// never readable: who touches one from the CPU is stopped, as on a GPU.
+// never readable: who touches one from the CPU is stopped, as on a GPU. Below each range of them lies one as large that
+// mirrors it, where the kernels of tests reach the same memory.
 #include <fcntl.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "gpu/fake_cuda/entry.h"
@@ -36,15 +39,38 @@ Status check_access(const cuda::AccessDescription& wanted) {
   return is_visible(wanted.location.id) ? cuda::kSuccess : cuda::kInvalidDevice;
 }
 
+// A range of addresses behind its mirror.
 std::byte* reserve(std::size_t bytes, std::size_t alignment = kGranularity) {
-  void* found = ::mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const std::size_t whole = 2 * bytes + alignment;
+  void* found = ::mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (found == MAP_FAILED) return nullptr;
   auto* start = static_cast<std::byte*>(found);
-  const std::size_t beyond = reinterpret_cast<std::uintptr_t>(start) % alignment;
+  const std::size_t beyond = (reinterpret_cast<std::uintptr_t>(start) + bytes) % alignment;
   const std::size_t before = beyond == 0 ? 0 : alignment - beyond;
   if (before != 0) ::munmap(start, before);
-  ::munmap(start + before + bytes, alignment - before);
-  return start + before;
+  ::munmap(start + before + 2 * bytes, alignment - before);
+  return start + before + bytes;
+}
+
+void unreserve(cuda::Pointer range, std::size_t bytes) { ::munmap(reinterpret_cast<void*>(range - bytes), 2 * bytes); }
+
+// The range that has an address, of the driver's own or of a cuMemAlloc: where it starts, and its bytes.
+std::optional<std::pair<cuda::Pointer, std::size_t>> range_of(cuda::Pointer address) {
+  for (const auto* ranges : {&state().ranges, &state().allocations}) {
+    const auto next = ranges->upper_bound(address);
+    if (next != ranges->begin() && address < std::prev(next)->first + std::prev(next)->second) return *std::prev(next);
+  }
+  return std::nullopt;
+}
+
+// Has the mirror of mapped addresses show the memory, or (null) nothing any more.
+bool reflect(cuda::Pointer at, std::size_t bytes, const Memory* memory) {
+  const auto range = range_of(at);
+  if (!range) return false;
+  const int protection = memory != nullptr ? PROT_READ | PROT_WRITE : PROT_NONE;
+  const int flags = MAP_FIXED | (memory != nullptr ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE);
+  void* const mirror = reinterpret_cast<void*>(at - range->second);
+  return ::mmap(mirror, bytes, protection, flags, memory != nullptr ? memory->fd : -1, 0) != MAP_FAILED;
 }
 
 cuda::Pointer number(const std::byte* address) { return reinterpret_cast<std::uintptr_t>(address); }
@@ -55,6 +81,7 @@ Status insert(cuda::Pointer at, std::size_t bytes, std::shared_ptr<Memory> memor
   if (next != state().mappings.end() && next->first < at + bytes) return cuda::kInvalidValue;
   if (next != state().mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes > at)
     return cuda::kInvalidValue;
+  if (!reflect(at, bytes, memory.get())) return cuda::kOutOfMemory;
   state().mappings.emplace(at, Mapping{std::move(memory), bytes, access});
   control().mappings.fetch_add(1);
   return 0;
@@ -90,6 +117,21 @@ Status check_device_range(cuda::Pointer address, std::size_t bytes, int access) 
 }
 
 }  // namespace
+
+std::byte* mirror_of(cuda::Pointer address) {
+  const std::lock_guard lock(state().mutex);
+  const auto range = range_of(address);
+  return range ? reinterpret_cast<std::byte*>(address - range->second) : nullptr;
+}
+
+std::optional<int> device_at(cuda::Pointer address) {
+  const std::lock_guard lock(state().mutex);
+  const auto next = state().mappings.upper_bound(address);
+  if (next == state().mappings.begin() || address >= std::prev(next)->first + std::prev(next)->second.bytes)
+    return std::nullopt;
+  return std::prev(next)->second.memory->device;
+}
+
 extern "C" {
 
 Status cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
@@ -97,12 +139,13 @@ Status cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   const int device = device_of(current());
   *total = capacity_of(device);
   *free = *total - control().used_bytes[static_cast<std::size_t>(device)].load();
-  return control().lost[static_cast<std::size_t>(device_of(current()))].load();
+  return broken(device);
 }
 
 Status cuMemAlloc_v2(cuda::Pointer* pointer, std::size_t bytes) {
   if (current() == nullptr) return cuda::kInvalidContext;
   if (const Status refused = prohibited()) return refused;
+  if (const Status ended = broken(device_of(current()))) return ended;
   const std::size_t rounded = (bytes + kGranularity - 1) / kGranularity * kGranularity;
   auto memory = make(device_of(current()), rounded);
   std::byte* range = memory == nullptr ? nullptr : reserve(rounded);
@@ -122,7 +165,7 @@ Status cuMemFree_v2(cuda::Pointer pointer) {
   if (found == state().allocations.end()) return cuda::kInvalidValue;
   state().mappings.erase(pointer);
   control().mappings.fetch_sub(1);
-  ::munmap(reinterpret_cast<void*>(pointer), found->second);
+  unreserve(pointer, found->second);
   state().allocations.erase(found);
   return 0;
 }
@@ -190,7 +233,7 @@ Status cuMemAddressFree(cuda::Pointer pointer, std::size_t bytes) {
   if (found == state().ranges.end() || found->second != bytes) return cuda::kInvalidValue;
   const auto mapped = state().mappings.lower_bound(pointer);
   if (mapped != state().mappings.end() && mapped->first < pointer + bytes) return cuda::kInvalidValue;
-  ::munmap(reinterpret_cast<void*>(pointer), bytes);
+  unreserve(pointer, bytes);
   state().ranges.erase(found);
   return 0;
 }
@@ -222,7 +265,10 @@ Status cuMemUnmap(cuda::Pointer at, std::size_t bytes) {
     end += found->second.bytes;
   }
   if (end != at + bytes) return cuda::kInvalidValue;
-  for (const cuda::Pointer each : leaving) state().mappings.erase(each);
+  for (const cuda::Pointer each : leaving) {
+    reflect(each, state().mappings.at(each).bytes, nullptr);
+    state().mappings.erase(each);
+  }
   control().mappings.fetch_sub(static_cast<std::uint32_t>(leaving.size()));
   return 0;
 }

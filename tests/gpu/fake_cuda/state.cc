@@ -2,10 +2,8 @@
 #include "gpu/fake_cuda/state.h"
 
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -71,6 +69,13 @@ bool is_unsafe(Call call) {
 }
 
 }  // namespace
+
+cuda::Status broken(int device) {
+  if (const int lost = control().lost[static_cast<std::size_t>(device)].load()) return lost;
+  const std::lock_guard lock(state().mutex);
+  const auto found = state().broken.find(device);
+  return found == state().broken.end() ? cuda::kSuccess : found->second;
+}
 
 cuda::Status begin(Call call) {
   const auto index = static_cast<std::size_t>(call);
@@ -144,58 +149,6 @@ Memory::~Memory() {
   if (counted) control().used_bytes[static_cast<std::size_t>(device)].fetch_sub(bytes);
   if (shadow != nullptr) ::munmap(shadow, bytes);
   if (fd >= 0) ::close(fd);
-}
-
-StreamState::StreamState(cuda::Context context) : context_(context), thread_([this] { work(); }) {
-  control().streams.fetch_add(1);
-}
-
-StreamState::~StreamState() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-  control().streams.fetch_sub(1);
-}
-
-void StreamState::push(std::function<cuda::Status(cuda::Status)> task) {
-  if (capturing) return;
-  {
-    const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
-  }
-  changed_.notify_all();
-}
-
-void StreamState::drain() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return tasks_.empty() && !busy_; });
-}
-
-void StreamState::work() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
-    busy_ = true;
-    lock.unlock();
-    const auto device = static_cast<std::size_t>(device_of(context_));
-    // A lost device lets nobody wait.
-    while ((control().hold.load() >> device & 1) != 0 && control().lost[device].load() == 0) {
-      const timespec patience{.tv_sec = 0, .tv_nsec = 5'000'000};
-      ::syscall(SYS_futex, &control().hold, FUTEX_WAIT, control().hold.load(), &patience, nullptr, 0);
-    }
-    const int lost = control().lost[device].load();
-    const cuda::Status after = task(lost != 0 ? lost : status_);
-    lock.lock();
-    status_ = after;
-    busy_ = false;
-    changed_.notify_all();
-  }
 }
 
 State& state() {

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -40,6 +41,8 @@ struct Memory {
   ~Memory();
 };
 
+class StreamState;
+
 struct EventState {
   std::mutex mutex;
   std::condition_variable changed;
@@ -47,10 +50,11 @@ struct EventState {
   std::uint64_t reached = 0;
   cuda::Status status = cuda::kSuccess;
   int device = 0;
-  bool captured = false;  // recorded last in a stream that was being captured
+  bool captured = false;                // recorded last in a stream that was being captured
+  const StreamState* stream = nullptr;  // recorded last in this one, which may be gone
 };
 
-// Tasks in order, each on the stream's thread.
+// Tasks in order: each on the stream's thread, or, where streams take turns (turns.h), when its turn has come.
 class StreamState {
  public:
   explicit StreamState(cuda::Context context);
@@ -60,23 +64,46 @@ class StreamState {
 
   // `task` is given whether it runs at all; what it returns sticks to the stream until the next event has it.
   void push(std::function<cuda::Status(cuda::Status before)> task);
+  // What is pushed from now on runs once the event is reached as it was recorded last.
+  void await(std::shared_ptr<EventState> event);
+  void record(const std::shared_ptr<EventState>& event);
+  // Until all that was pushed has run.
   void drain();
+  bool drained() const;
   cuda::Context context() const { return context_; }
   // What is pushed meanwhile goes into a graph, and does not run.
   std::atomic<bool> capturing = false;
 
+  // For who gives the turns: whether the first task may run now, which event it awaits (null: none), and running it.
+  bool is_ready() const;
+  std::shared_ptr<EventState> awaited() const;
+  void run_first();
+
  private:
+  struct Task {
+    std::function<cuda::Status(cuda::Status)> run;
+    std::shared_ptr<EventState> awaited;  // null: nothing is
+    std::uint64_t number = 0;             // of the recording that is awaited
+  };
+  bool reached(const Task& task) const;
+  bool held() const;
+  void add(Task task);
   void work();
 
   cuda::Context context_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<cuda::Status(cuda::Status)>> tasks_;
+  std::deque<Task> tasks_;
   bool busy_ = false;
   bool stop_ = false;
   cuda::Status status_ = cuda::kSuccess;
-  std::thread thread_;
+  std::thread thread_;  // none, where streams take turns
 };
+
+// Waits until an event is reached as it was recorded last, or its device is lost; gives its status.
+cuda::Status wait_for(EventState& event);
+// kNotReady before it is reached. Under its mutex.
+cuda::Status status_of(const EventState& event);
 
 // CUmemAccess_flags beside cuda::kAccessReadWrite.
 inline constexpr int kNoAccess = 0;
@@ -108,6 +135,7 @@ struct State {
   std::map<const std::byte*, std::size_t> registered;           // host memory
   std::map<int, std::unique_ptr<StreamState>> default_streams;  // by device
   std::vector<Capture> captures;
+  std::map<int, cuda::Status> broken;  // by device: what a kernel has ended this process's context with
   // By thread; the others' is the global one. Not thread-local: LeakSanitizer stumbles over those of loaded libraries.
   std::map<std::thread::id, cuda::CaptureMode> capture_modes;
 };
@@ -130,6 +158,13 @@ cuda::Context context_of(int device);
 int device_of(cuda::Context context);
 cuda::Context current();
 StreamState* stream_of(cuda::Stream stream);
+
+// Where kernels of a test read and write what a device has at an address; null where no range has it.
+std::byte* mirror_of(cuda::Pointer address);
+// The device that has memory at an address, by its number on the machine.
+std::optional<int> device_at(cuda::Pointer address);
+// What ended this process's context on a device, or lost the device; kSuccess: nothing.
+cuda::Status broken(int device);
 
 // The memory behind `bytes` at `address`, in pieces. False where not all of it is mapped with that access.
 bool pieces(cuda::Pointer address, std::size_t bytes, int access,
