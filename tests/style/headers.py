@@ -42,7 +42,14 @@ def compiler_and_arguments() -> tuple[str, list[str]]:
     return compiler, [*arguments, *definitions.values()]
 
 
+def of_pytorch() -> list[str]:
+    """PyTorch's own headers, and Python's: tests/gpu/torch_device is built with them by its own script."""
+    torch = next((tree.ROOT / "build/venv").glob("lib/python*/site-packages/torch"), None)
+    return [] if torch is None else [f"-isystem{torch / name}" for name in ("include", "include/torch/csrc/api/include")]
+
+
 compiler, arguments = compiler_and_arguments()
+arguments += of_pytorch()
 for root in ROOTS:
     arguments.append(f"-I{tree.ROOT / root}")
 
