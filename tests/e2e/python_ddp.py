@@ -149,6 +149,52 @@ def refused(client, _folder):
         assert client.leased_bytes == 0
 
 
+class Copying(torch.optim.AdamW):
+    """What a plain loop with masters steps: copies in float32, from which weights are copied."""
+
+    def __init__(self, weights, **options):
+        self.weights = list(weights)
+        super().__init__([one.detach().float().requires_grad_() for one in self.weights], **options)
+
+    def step(self, closure=None):
+        for weight, master in zip(self.weights, self.param_groups[0]["params"], strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step(closure)
+        with torch.no_grad():
+            for weight, master in zip(self.weights, self.param_groups[0]["params"], strict=True):
+                weight.copy_(master)
+                weight.grad = None
+
+
+@CHECKS.check
+def masters(client, _folder):
+    def wrapped(order):
+        model = build()[0].to(torch.bfloat16)
+        optimizer = (Copying if order is plain else torch.optim.AdamW)(model.parameters(), lr=1e-3)
+        options = {"client": client, "tensor_bytes_min": 1, "masters": torch.float32}
+        if order is around:
+            terrace.torch.offload(model, optimizer, **options)
+        wrapper = DistributedDataParallel(model)
+        if order is inside:
+            with pytest.raises(terrace.InvalidArgument, match="gradients=torch.float32 cannot be had"):
+                terrace.torch.offload(wrapper, optimizer, gradients=torch.float32, **options)
+            terrace.torch.offload(wrapper, optimizer, **options)
+        return wrapper, model, optimizer
+
+    for orders, run in (((inside,), {"steps": 50}), ((inside, around), {"parts": 2, "unsynchronised": True})):
+        wrapper, wanted, optimizer = wrapped(plain)
+        said = train(wrapper, optimizer, **run)
+        for order in orders:
+            wrapper, model, optimizer = wrapped(order)
+            assert train(wrapper, optimizer, **run) == said, order.__name__
+            assert_same(weights(model), weights(wanted))
+    model = build()[0].to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    terrace.torch.offload(model, optimizer, client=client, masters=torch.float32, gradients=torch.float32)
+    with pytest.raises(terrace.FailedPrecondition, match="gradients=torch.float32 cannot be had"):
+        loss_of(DistributedDataParallel(model), 1)
+
+
 class Taught(nn.Module):
     """Learns from what a frozen one says."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that every snippet of docs/guides/pytorch.md runs, in order, as one script, and that the examples train to the
+"""Shows that every snippet of docs/guides/pytorch.md, and of docs/guides/masters.md, runs, in order, as one script, and that the examples train to the
 losses that they have without Terrace."""
 
 import os
@@ -35,6 +35,15 @@ def test_every_snippet_runs(disk):
     assert line.splitlines()[-1].startswith("model, optimizer = terrace.torch.offload(")
     assert run("-", folder=disk, text=plain + rest).stdout.splitlines()[0] == lines[0]
     assert {path.name for path in disk.iterdir()} >= {"model.safetensors", "model.optimizer.safetensors", "shapes.pt"}
+
+
+def test_masters_are_those_of_the_loop_on_the_page(disk):
+    page = (ROOT / "docs/guides/masters.md").read_text()
+    script = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).replace("/var/tmp:", f"{disk}:")
+    loop = script.partition("plain = build()")[2].partition("print(losses")[0]
+    assert len(loop.splitlines()) <= 20
+    ended = run("-W", "error", "-", folder=disk, text=script + "\nprint(client.leased_bytes)\n")
+    assert ended.stdout.splitlines() == ["True", "torch.float32", "0"] and ended.stderr == ""
 
 
 def test_every_optimizer_that_the_page_names_is_one_that_works():

@@ -15,6 +15,7 @@ from ... import _checks
 from ..._errors import InvalidArgument
 from .._optimizer import kinds
 from .._optimizer.optimizer import managed_optimizer, unwrapped
+from .._optimizer.saved_masters import MASTER, as_loaded, check_master
 from .._parameters.parameter import shown_parameter
 from .._pytorch.split import is_split
 from .._tensors.offloaded import OffloadedTensor
@@ -239,6 +240,9 @@ def _check_states(path: pathlib.Path, states: dict[int, dict[str, Any]], optimiz
             raise InvalidArgument(f"{path} is not of this optimizer: it has a state of parameter {number}, and the "
                                   f"optimizer has {len(parameters)} parameters")
         parameter, group = parameters[number]
+        managed, master = managed_optimizer(optimizer), state.get(MASTER)
+        if managed is not None and isinstance(master, Entry):
+            check_master(managed.states, parameter, master.shape, f"{path}: the state of parameter {number}")
         for key in kinds.known_states(unwrapped(optimizer), group):
             value = state.get(key)
             if isinstance(value, Entry) and value.shape != tuple(parameter.shape):
@@ -250,16 +254,14 @@ def _load_optimizer(saved: _SavedOptimizer, optimizer: optim.Optimizer) -> None:
     optimizer.load_state_dict({"state": {}, "param_groups": saved.groups})
     parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     for number, state in sorted(saved.states.items()):
-        parameter, group = parameters[number]
-        counts_on_device = bool(group.get("fused") or group.get("capturable"))
-        _load_state(saved.file, optimizer, parameter, state, counts_on_device)
+        _load_state(saved.file, optimizer, *parameters[number], state)
 
 
-def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, state: dict[str, Any],
-                counts_on_device: bool) -> None:
-    """Reads one parameter's states; an offloaded optimizer then moves them to Terrace. counts_on_device: what counts the
-    steps is where the parameter is, and not with the CPU."""
-    made = optimizer.state[parameter]
+def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, group: dict[str, Any],
+                state: dict[str, Any]) -> None:
+    """Reads one parameter's states; an offloaded optimizer then moves them to Terrace, and its master takes over its own."""
+    counts_on_device = bool(group.get("fused") or group.get("capturable"))  # steps, where the parameter is
+    made: dict[str, Any] = {}
     for key, value in state.items():
         if isinstance(value, Entry):
             where = parameter.device if counts_on_device or key != "step" else "cpu"
@@ -268,6 +270,10 @@ def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, 
             value = tensor
         made[key] = value
     managed = managed_optimizer(optimizer)
+    if managed is not None and managed.states.masters:
+        made = as_loaded(managed.states, group, parameter, made)
+    if made:
+        optimizer.state[parameter].update(made)
     if managed is not None:
         managed.states.adopt([parameter])
 

@@ -16,6 +16,7 @@ from .._leased.store import Store
 from .._model import modules
 from .._optimizer.optimizer import ManagedOptimizer
 from .._parameters.in_memory import ParameterInMemory
+from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter
 from .._ranks.ddp import check_running
 from .._ranks.shards import Shards
@@ -26,8 +27,8 @@ class Job:
     """What belongs to one offloaded model."""
 
     def __init__(self, store: Store, shared: SharedStore | None, parameters: list[ManagedParameter],
-                 in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str], in_backward: bool,
-                 stepped: Callable[[], None]):
+                 in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str], masters: Masters,
+                 in_backward: bool, stepped: Callable[[], None]):
         """parts: of PARTS, those that are in Terrace. in_backward: and are stepped in the backward pass. stepped: called
         after each step."""
         self.store = store
@@ -36,6 +37,7 @@ class Job:
         self.in_memory = in_memory
         self.shards = shards
         self.parts = parts
+        self.masters = masters
         self.in_backward = in_backward
         self.stepped = stepped
         self.optimizers: list[ManagedOptimizer] = []
@@ -56,6 +58,7 @@ class Job:
         self.optimizers = [one for one in self.optimizers if not one.states.gone or one.states.let_go()]
         self.parameters = [one for one in self.parameters if not one.gone]
         self.in_memory = [one for one in self.in_memory if not one.gone]
+        self.masters.drop_gone()
 
 
 _jobs: weakref.WeakKeyDictionary[nn.Module, Job] = weakref.WeakKeyDictionary()
@@ -85,13 +88,13 @@ def jobs() -> list[tuple[nn.Module, Job]]:
 
 
 def begin(model: nn.Module, store: Store, shared: SharedStore | None, parameters: list[ManagedParameter],
-          in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str],
+          in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str], masters: Masters,
           stepped: ManagedOptimizer | None) -> None:
     """All is where it is to be: the model is offloaded from now on."""
     in_backward = stepped is not None and stepped.in_backward
     for one in in_memory:
         one.finish()
-    job = _jobs[model] = Job(store, shared, parameters, in_memory, shards, parts, in_backward,
+    job = _jobs[model] = Job(store, shared, parameters, in_memory, shards, parts, masters, in_backward,
                              functools.partial(_name_replaced, weakref.ref(model), shards, set()))
     store.plan()
     if stepped is not None:

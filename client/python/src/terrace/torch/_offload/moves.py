@@ -15,6 +15,7 @@ from .._leased.store import Store
 from .._optimizer.optimizer import ManagedOptimizer
 from .._parameters.gradient import Gradient, Room
 from .._parameters.in_memory import ParameterInMemory
+from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, managed_of
 from .._pytorch.private import set_data
 from .._ranks.shards import Shards
@@ -63,21 +64,22 @@ def manage(store: Store, names: Names) -> list[ManagedParameter]:
 
 
 def make_gradients(store: Store, parameters: Sequence[ManagedParameter | ParameterInMemory], parts: frozenset[str],
-                    stepped: ManagedOptimizer | None) -> None:
+                   masters: Masters, stepped: ManagedOptimizer | None) -> None:
     """Makes room for gradients, where they are to have any."""
+    likes = {id(one): masters.gradient_like(one.parameter, one.like) for one in parameters}
     if stepped is not None and stepped.in_backward:
         for one in parameters:
-            one.gradient = Gradient(one.parameter, store, Room(one.like, []), stepped.step_soon)
+            one.gradient = Gradient(one.parameter, store, Room(likes[id(one)], []), stepped.step_soon)
         return
     if "gradients" not in parts:
         for one in parameters:
             one.gradient = Gradient(one.parameter, store, None)
         return
     trained = [one for one in parameters if one.parameter.requires_grad]
-    room = store.create([(f"{one.name}/grad", one.like.owner, one.like.placeholder) for one in trained])
+    room = store.create([(f"{one.name}/grad", one.like.owner, likes[id(one)].placeholder) for one in trained])
     slots = dict(zip(map(id, trained), room, strict=True))
     for one in parameters:
-        one.gradient = Gradient(one.parameter, store, Room(one.like, [slots[id(one)]] if id(one) in slots else []))
+        one.gradient = Gradient(one.parameter, store, Room(likes[id(one)], [slots[id(one)]] if id(one) in slots else []))
 
 
 def move(store: Store, managed: list[ManagedParameter], in_memory: list[ParameterInMemory], shards: Shards,

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import nn, optim
 
 from ... import _checks
@@ -21,6 +22,7 @@ from .._model.transforms import ask_transforms
 from .._optimizer import kinds
 from .._optimizer.optimizer import ManagedOptimizer, managed_optimizer, unwrapped
 from .._parameters.in_memory import ParameterInMemory
+from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, built
 from .._pytorch.split import is_split, local_of
 from .._ranks.frozen import Frozen
@@ -31,6 +33,7 @@ from .init import client_of
 from .job import Job, begin, job_if_any
 from .moves import Names, destroy, forget, give_back, make_gradients, manage, move, take_over
 from .parts import wanted_parts
+from .precision import Precision, check_precision, check_taken, renew_states, wanted_precision
 from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
 from .room import check_fits, check_room, check_shared_room
 from .undo import Undo
@@ -42,8 +45,9 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=optim.Optimizer | None)
 
 
 def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | None = None,  # type: ignore[assignment]
-            what: str | Iterable[str] | None = None, place: str | None = None, step_in_backward: bool = False,
-            share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN,
+            what: str | Iterable[str] | None = None, place: str | None = None, masters: torch.dtype | None = None,
+            gradients: torch.dtype | None = None, step_in_backward: bool = False, share_frozen: bool = False,
+            tensor_bytes_min: int = TENSOR_BYTES_MIN,
             timeout: float = TIMEOUT_SECONDS) -> tuple[Module, AnyOptimizer]:
     """Moves a model's parameters, their gradients and the optimizer's states to Terrace; returns both as they came.
 
@@ -57,6 +61,10 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         in memory; None: all that there are.
     place: where they are leased, and computed with: "host" for a model on the CPU (or an emulated device's "device:N"),
         and for one on a GPU the "device:N" that is that GPU's memory; None: by where the model is.
+    masters: torch.float32: the optimizer steps a copy in float32 of each trained weight in bfloat16 or float16, which the
+        weight is then rounded from. Masters are kept with the states ("states" in `what`), are leased by the optimizer's
+        step alone, and are part of its state_dict(). What is written to a weight, its master takes over.
+    gradients: torch.float32, with masters: gradients of these weights are accumulated in float32; None: in their type.
     step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
         (a sixteenth of the guarantee, if that is less), so that gradients need no other room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
@@ -70,8 +78,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     timeout: seconds that a lease may take.
 
     Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
-    to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are; timeout and
-    share_frozen are as they were given first. With step_in_backward, which is to be given again, a model has one
+    to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are; timeout,
+    share_frozen, masters and gradients are as they were given first. With step_in_backward, which is to be given again, a model has one
     optimizer at a time.
 
     InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
@@ -80,12 +88,14 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     in_backward = _checks.flag("terrace.torch.offload", "step_in_backward", step_in_backward)
     shares = _checks.flag("terrace.torch.offload", "share_frozen", share_frozen)
     with Ranks(shares) as ranks:
-        return _offload(model, optimizer, client=client, what=what, place=place, step_in_backward=in_backward,
-                        ranks=ranks if shares else None, tensor_bytes_min=tensor_bytes_min, timeout=timeout)
+        precision = wanted_precision(_CALL, masters, gradients, optimizer)
+        return _offload(model, optimizer, client=client, what=what, place=place, precision=precision,
+                        step_in_backward=in_backward, ranks=ranks if shares else None, tensor_bytes_min=tensor_bytes_min,
+                        timeout=timeout)
 
 
 def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | Iterable[str] | None,
-             place: str | None, step_in_backward: bool, ranks: Ranks | None, tensor_bytes_min: int,
+             place: str | None, precision: Precision, step_in_backward: bool, ranks: Ranks | None, tensor_bytes_min: int,
              timeout: float) -> tuple[Module, AnyOptimizer]:
     """ranks: that all do this now, and have what is frozen in common."""
     stream_saves()
@@ -97,11 +107,13 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(_CALL, "timeout", timeout)
     if job is not None and steps is not None:
-        parts = _parts_of(_CALL, job, client, what, place, step_in_backward, optimizer)
-        _take_optimizer(job, steps, parts, bytes_min, ranks)
+        parts = _parts_of(_CALL, job, client, what, place, precision, step_in_backward, optimizer)
+        _take_optimizer(job, model, steps, parts, precision, bytes_min, ranks)
         return model, optimizer
     parts = _check_parts_asked(what, optimizer, step_in_backward, ranks)
     names, left = eligible(model, bytes_min, "parameters" in parts)
+    if steps is not None:
+        check_precision(_CALL, precision, model, steps)
     warn_of_shown(left)
     chosen = _choose(model, names, parts, client, place, step_in_backward, ranks)
     store = Store(chosen.client, chosen.place, seconds,
@@ -117,16 +129,24 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         shards = Shards(store, chosen.sharded, groups_of(model))
         own, in_memory = _divide(store, chosen.whole, parts)
         managed = [*shared, *own]
+        masters = Masters(store, *precision, in_terrace="states" in parts)
         stepped = None if steps is None else ManagedOptimizer(steps, store, shards, in_memory, parts, bytes_min,
-                                                              step_in_backward)
-        make_gradients(store, [*own, *in_memory], parts, stepped)
+                                                              step_in_backward, masters)
+        make_gradients(store, [*own, *in_memory], parts, masters, stepped)
+        undo.by(masters.accumulate_as_before)
+        if stepped is not None:
+            stepped.states.make_all_masters()
         undo.by(functools.partial(modules.detach, model))
         modules.attach(model, {id(one.parameter): one for one in managed})
         check_room(model, store, shards, in_memory if "gradients" in parts else [], stepped)
         check_shared_room(model, chosen.frozen.store)
+        if steps is not None and masters:
+            undo.by(functools.partial(renew_states, steps, None))
+            renew_states(steps, masters.dtype)
         move(store, managed, in_memory, shards, stepped, ranks, undo)
+        masters.accumulate_wide()
     chosen.frozen.finish()
-    begin(model, store, chosen.frozen.store, managed, in_memory, shards, parts, stepped)
+    begin(model, store, chosen.frozen.store, managed, in_memory, shards, parts, masters, stepped)
     return model, optimizer
 
 
@@ -198,34 +218,44 @@ def _divide(store: Store, whole: Names, parts: frozenset[str]) -> tuple[list[Man
     return [], [ParameterInMemory(*name, one, store) for one, name in whole.items()]
 
 
-def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str | None, in_backward: bool,
-              optimizer: object) -> frozenset[str]:
+def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str | None, precision: Precision,
+              in_backward: bool, optimizer: object) -> frozenset[str]:
     """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
     parts = job.parts | {"states"} if what is None else wanted_parts(call, what, optimizer, in_backward)
     other = ("client is of another session" if client is not None and client is not job.store.client else
              f"place is {place!r}" if place not in (None, "host", job.store.place) else
+             f"masters is {precision.masters}" if precision.masters not in (None, job.masters.dtype) and job.optimizers else
+             f"gradients is {precision.gradients}" if precision.gradients not in (None, job.masters.gradients) else
              f"step_in_backward is {in_backward}" if in_backward != job.in_backward else
              f"what is {sorted(parts)}" if (parts ^ job.parts) - {"states"} else "")
     if other:
         raise InvalidArgument(
             f"{call}: this model is offloaded already, and {other}: with another optimizer its parameters and gradients "
-            f"stay as they are (place={job.store.place!r}, step_in_backward={job.in_backward}, what="
-            f"{sorted(job.parts)}, with 'states' or without)")
+            f"stay as they are (place={job.store.place!r}, masters={job.masters.dtype}, gradients={job.masters.gradients}, "
+            f"step_in_backward={job.in_backward}, what={sorted(job.parts)}, with 'states' or without)")
     return parts
 
 
-def _take_optimizer(job: Job, optimizer: optim.Optimizer, parts: frozenset[str], bytes_min: int,
-                    ranks: Ranks | None) -> None:
+def _take_optimizer(job: Job, model: nn.Module, optimizer: optim.Optimizer, parts: frozenset[str], precision: Precision,
+                    bytes_min: int, ranks: Ranks | None) -> None:
     """Takes another optimizer for a model that is offloaded."""
     job.drop_gone()
     if job.in_backward and not all(one.states.gone for one in job.optimizers):
         raise FailedPrecondition(
             "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has one optimizer: "
             "let go of the one before first, and of what refers to it, as its learning-rate scheduler does")
-    stepped = ManagedOptimizer(optimizer, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward)
+    if precision.masters is not None and not job.masters:
+        job.masters = Masters(job.store, precision.masters, in_terrace="states" in parts)
+    if job.masters:
+        check_taken(_CALL, Precision(job.masters.dtype, job.masters.gradients), model, optimizer)
+    stepped = ManagedOptimizer(optimizer, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, job.masters)
     with Undo() as undo:
         undo.by(stepped.states.let_go)
         undo.by(stepped.states.give_back, "the optimizer's states")
+        stepped.states.make_all_masters()
+        if job.masters:
+            undo.by(functools.partial(renew_states, optimizer, None))
+            renew_states(optimizer, job.masters.dtype)
         most, name = stepped.states.largest()
         check_fits(job.store, most, f"the optimizer's step on '{name}'")
         for one in (*job.parameters, *job.in_memory):
@@ -233,6 +263,7 @@ def _take_optimizer(job: Job, optimizer: optim.Optimizer, parts: frozenset[str],
                 one.gradient.reserve()
         stepped.states.reserve()
         stepped.states.adopt_all()
+        job.masters.accumulate_wide()
         if ranks is not None:
             ranks.finish()
     job.step_with(stepped)

@@ -13,20 +13,26 @@ from torch import nn
 
 from ..._errors import Error
 from .._leased.shown import owner_of
+from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, enter, leave
 from .._pytorch.private import raw
 from .._pytorch.split import is_split
 from .._tensors.offloaded import LeasedParameter, OffloadedTensor
 from . import kinds
 from .holders import AsGradient, Holder, InDTensor, InState, holder_of
+from .masters import MastersOfBatch, OfWeight
 from .states import States
 
 
-def _holder_of_gradient(parameter: nn.Parameter) -> Holder:
-    return holder_of(parameter.grad, AsGradient(parameter))
+AnyHolder = Holder | OfWeight
 
 
-def _whole(holder: Holder, tensor: torch.Tensor) -> torch.Tensor:
+def _holder_of_gradient(parameter: nn.Parameter, masters: Masters) -> AnyHolder:
+    master = masters.master_of(parameter)
+    return OfWeight(master) if master is not None else holder_of(parameter.grad, AsGradient(parameter))
+
+
+def _whole(holder: AnyHolder, tensor: torch.Tensor) -> torch.Tensor:
     """What the version of which tells of writes to a tensor."""
     return holder.whole if isinstance(holder, InDTensor) else tensor
 
@@ -42,40 +48,48 @@ _OF_ITS_STATE = _references(*deque([(None, object(), None)])[0])  # where nothin
 class Batch:
     """Parameters with their gradients and states, leased for one round of the step."""
 
-    def __init__(self, states: States, parameters: Sequence[nn.Parameter], stepped: Callable[[ManagedParameter], None]):
-        """stepped: is told of each parameter in Terrace, as the round has written to it."""
+    def __init__(self, states: States, parameters: Sequence[nn.Parameter], stepped: Callable[[ManagedParameter], None],
+                 keeps: bool):
+        """stepped: is told of each parameter in Terrace, as the round has written to it. keeps: the step may come back to
+        what it was shown."""
         self._states = states
         self._stepped = stepped
         self._store = states.store
         self.parameters = parameters
         self._managed = [managed for parameter in parameters if (managed := states.managed_of(parameter)) is not None]
+        self._masters = MastersOfBatch(states.store, states.masters, parameters, keeps, stepped)
         self._written: deque[tuple[Holder, OffloadedTensor, torch.Tensor]] = deque()  # states, and shards of parameters
-        self._gradients: deque[tuple[Holder, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = deque()
+        self._gradients: deque[tuple[AnyHolder, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = deque()
         self._addresses: list[int] = []  # of the parameters in Terrace, while they are shown
         self._writes_gradients = False
         self._entered = False
 
     def enter(self) -> None:
         """Leases all of it as one set, and shows it where the step looks."""
+        read = self._masters.begin()
         with raw():
             found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
-            gradients = [(holder, held) for holder in map(_holder_of_gradient, self.parameters)
-                         if isinstance(held := holder.get(), OffloadedTensor)]
+            gradients = [(holder, held) for parameter in self.parameters
+                         if isinstance(held := (holder := _holder_of_gradient(parameter, self._states.masters)).get(),
+                                       OffloadedTensor)]
         self._writes_gradients = kinds.writes_gradients_unseen(self._states.optimizer)
-        modes = ["write"] * len(found) + ["write" if self._writes_gradients else "read"] * len(gradients)
-        shown = enter(self._store, self._managed, [held.terrace_slot for _, held in (*found, *gradients)], "write", modes)
+        modes = (["write"] * len(found) + ["write" if self._writes_gradients else "read"] * len(gradients)
+                 + ["read"] * len(read))
+        slots = [held.terrace_slot for _, held in (*found, *gradients)] + read
+        shown = enter(self._store, self._managed, slots, "write", modes)
         self._entered = True
         with raw():
             for (holder, held), tensor in zip(found, shown, strict=False):
                 holder.put(tensor)
                 self._written.append((holder, held, tensor))
-            for (holder, held), tensor in zip(gradients, shown[len(found):], strict=True):
+            for (holder, held), tensor in zip(gradients, shown[len(found):], strict=False):
                 holder.put(tensor)
                 seen = _whole(holder, tensor)
                 self._gradients.append((holder, held, tensor, seen, seen._version))
             for managed in self._managed:
                 managed.parameter.__class__ = nn.Parameter  # to choose its kernels the step asks for this very type
             self._addresses = [managed.parameter.data_ptr() for managed in self._managed]
+        self._masters.show(shown[len(found) + len(gradients):])
 
     def _offloaded(self, parameter: nn.Parameter) -> Iterator[tuple[Holder, OffloadedTensor]]:
         """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""
@@ -101,13 +115,17 @@ class Batch:
                 raise
             refused = self._keep_replaced()
         finally:
-            for managed in self._managed:
-                managed.writes += 1
-                self._stepped(managed)
-                if managed.uses > 1 and not managed.compiled:
-                    managed.parameter.__class__ = LeasedParameter
-            self._entered = False
-            leave(self._managed)
+            try:
+                self._masters.write_back()
+            finally:
+                for managed in self._managed:
+                    managed.writes += 1
+                    self._stepped(managed)
+                    if managed.uses > 1 and not managed.compiled:
+                        managed.parameter.__class__ = LeasedParameter
+                self._entered = False
+                leave(self._managed)
+            self._masters.note_left()
         self._states.adopt(self.parameters)
         if refused is not None:
             raise refused
@@ -123,6 +141,7 @@ class Batch:
                     holder.put(held)
                 self._end_lease(held, tensor)
                 self._gradients.popleft()
+        self._masters.put_back_gradients(self._writes_gradients)
         while self._written:
             self._put_back_state(*self._written[0])
             self._written.popleft()

@@ -21,11 +21,13 @@ from .members import Few, Members
 from .run import DueRun, Group, Run
 
 
-def proxy_class(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
-    """A class of what a step is given in its optimizer's place: the same, but for its groups."""
+def proxy_class(kind: type[optim.Optimizer], translates: bool) -> type[optim.Optimizer]:
+    """A class of what a step is given in its optimizer's place: the same, but for its groups; and for its states, where it
+    translates, as the step is shown masters in the place of weights."""
     # The slot is the proxy's own; its __dict__ is the optimizer's.
+    states = {"state": property(lambda proxy: proxy.terrace_run.states())} if translates else {}
     return type(kind.__name__, (kind,), {"param_groups": property(lambda proxy: _Groups(proxy.terrace_run)),
-                                         "terrace_proxy": True, "__slots__": ("terrace_run",)})
+                                         "terrace_proxy": True, "__slots__": ("terrace_run",), **states})
 
 
 def is_proxy(optimizer: Any) -> bool:
@@ -52,6 +54,7 @@ class _Groups(Sequence[Group]):
         run, asks = self._run, sys._getframe(1)
         if kinds.is_step_of_pytorch(run.optimizer, asks):
             return self._in_parts()
+        run.show_all()
         if not isinstance(run, DueRun):
             return self._whole()
         if len(self) > 1 and is_asked_by_call(asks):
@@ -63,11 +66,15 @@ class _Groups(Sequence[Group]):
 
     def __getitem__(self, index: Any) -> Any:
         run, found = self._run, self._run.optimizer.param_groups[index]
-        if not isinstance(found, dict) or not run.in_backward:
+        if not isinstance(found, dict):
+            return [self[at] for at in range(len(self))[index]] if run.translates else found
+        if not run.in_backward and not run.translates:
             return found
+        run.show_all()
         batches = [[one] for one in run.members_of(found)]
         if not isinstance(run, DueRun):
-            return {**found, "params": Members(run, batches)}
+            made = Members(run, batches)
+            return {**found, "params": made} if run.in_backward else _GroupByNumber(found, made)
         made = {**found, "params": Few(run, batches)}
         run.by_number.append((found, dict(found), made))
         return made
@@ -109,6 +116,36 @@ class _Groups(Sequence[Group]):
             _check_in_backward(run, members.odd)
         run.loops_left -= 1
         before.check()
+
+
+class _GroupByNumber(dict[str, Any]):
+    """A group that a step asked for by number, with other parameters: what is written to it is written to the group."""
+
+    def __init__(self, group: Group, members: Members):
+        super().__init__({**group, "params": members})
+        self._group = group
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        if name != "params":
+            self._group[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self._group.pop(name, None)
+
+    def update(self, *given: Any, **named: Any) -> None:
+        for name, value in dict(*given, **named).items():
+            self[name] = value
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def pop(self, name: str, *default: Any) -> Any:
+        self._group.pop(name, *default)
+        return super().pop(name, *default)
 
 
 def end_by_number(run: DueRun) -> list[str]:

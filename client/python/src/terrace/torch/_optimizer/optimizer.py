@@ -19,6 +19,7 @@ from torch import nn, optim
 from ..._errors import FailedPrecondition
 from .._leased.store import Store
 from .._parameters.in_memory import ParameterInMemory
+from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter
 from .._pytorch.modes import check_not_compiled
 from .._pytorch.private import raw
@@ -29,6 +30,7 @@ from .due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
 from .groups import end_by_number, is_proxy, proxy_class, proxy_of
 from .own import Own
 from .run import DueRun, Run
+from .saved_masters import take_loaded, uncast, with_masters
 from .states import States
 
 BATCH_BYTES_MAX = 256 << 20
@@ -55,13 +57,14 @@ class ManagedOptimizer:
     """An optimizer whose steps run over leased memory."""
 
     def __init__(self, optimizer: optim.Optimizer, store: Store, shards: Shards, in_memory: Sequence[ParameterInMemory],
-                 parts: frozenset[str], bytes_min: int, in_backward: bool):
-        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace."""
+                 parts: frozenset[str], bytes_min: int, in_backward: bool, masters: Masters):
+        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace. masters: the job's."""
         self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
-        self.states = States(optimizer, store, shards, in_memory, parts, bytes_min)
+        self.states = States(optimizer, store, shards, in_memory, parts, bytes_min, masters)
         self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
         self._stepped: Callable[[], None] = lambda: None
-        self._proxy_class = proxy_class(type(optimizer))
+        self._proxy_class = proxy_class(type(optimizer), bool(masters))
+        self._run: Run | None = None  # of the script's step, while it goes on
         self._due = DueParameters(max(1, min(store.guarantee_bytes // DUE_PARTS, DUE_BYTES_MAX)))
         self._ahead: SteppedAhead | None = None  # what was stepped in backward since the last step(), if anything was
         self._lock = threading.Lock()  # over its birth: autograd has a thread for each kind of device
@@ -73,9 +76,14 @@ class ManagedOptimizer:
         _managed[optimizer] = self
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_load_state_dict_pre_hook(self._before_load)
         optimizer.register_load_state_dict_post_hook(self._after_load)
+        if self.states.masters:
+            optimizer.register_state_dict_post_hook(self._after_state_dict)
         if self.in_backward:
             scaling.refuse_for(self)
+        elif self.states.masters:
+            scaling.widen_for(optimizer, self.states.widen_gradients)
 
     def _stepped_ahead(self) -> SteppedAhead:
         with self._lock:
@@ -107,6 +115,7 @@ class ManagedOptimizer:
             self._run_watched(step, run, ahead, parameters)
         else:
             step(proxy_of(optimizer, self._proxy_class, run))
+        run.end()
         ahead.note_left(parameters)
 
     def _run_watched(self, step: Callable[[Any], Any], run: DueRun, ahead: SteppedAhead,
@@ -150,7 +159,10 @@ class ManagedOptimizer:
         if self._ahead is not None:
             self._ahead.check_options()
             self._check_left_as(self._ahead)
+        if self._run is not None:
+            self._run.abandon()  # it has failed
         run = Run(self.states, self.batch_bytes, self._note_ahead, self._is_left if self.in_backward else None)
+        self._run = run
         return (proxy_of(self.states.optimizer, self._proxy_class, run), *args[1:]), kwargs
 
     def _check_left_as(self, ahead: SteppedAhead) -> None:
@@ -166,6 +178,9 @@ class ManagedOptimizer:
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if is_proxy(optimizer):
             return
+        run, self._run = self._run, None
+        if run is not None:
+            run.end()
         changed = self._ahead is not None and self._ahead.changed_in_step()
         self._forget_step()
         self.states.store.steps.stepped()
@@ -181,7 +196,15 @@ class ManagedOptimizer:
         if self._ahead is not None:
             self._ahead = self._ahead.end(self._due.parameters())
 
+    def _after_state_dict(self, _optimizer: Any, saved: dict[str, Any]) -> dict[str, Any]:
+        return with_masters(self.states, saved)
+
+    def _before_load(self, _optimizer: Any, given: dict[str, Any]) -> dict[str, Any]:
+        return uncast(self.states, given)
+
     def _after_load(self, optimizer: Any) -> None:
         if self._ahead is not None:
             self._ahead.loaded()
+        if self.states.masters:
+            take_loaded(self.states)
         self.states.adopt_all()

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn, optim
 
+from .._parameters.masters import Master
 from .._parameters.parameter import ManagedParameter
 from .batch import Batch
 from .carried import Carried
+from .masters import StatesByMaster, let_gradients_go, settle, show_gradients
 from .states import States
 
 Group = dict[str, Any]
@@ -28,6 +30,7 @@ class Run:
         self._batch_bytes = batch_bytes
         self._stepped = stepped
         self._is_left = is_left
+        self.keeps = False  # the step is none of PyTorch's own: it may come back to what it was shown
 
     @property
     def optimizer(self) -> optim.Optimizer:
@@ -49,8 +52,26 @@ class Run:
         return self.members_of(group)
 
     def members_of(self, group: Group) -> list[nn.Parameter]:
-        """Which parameters of a group the step is to see."""
-        return [one for one in group["params"] if self._is_left is None or self._is_left(one)]
+        """Which parameters of a group the step is to see, and what it sees in their place."""
+        found = map(self._states.masters.own, group["params"])
+        return self._states.stepped_as(one for one in found if self._is_left is None or self._is_left(one))
+
+    def show_all(self) -> None:
+        """The step is none of PyTorch's own, and may look at anything at any time."""
+        if not self.keeps:
+            self.keeps = True
+            if self.translates:
+                show_gradients(self._states.masters, (one for group in self.optimizer.param_groups
+                                                      for one in self.members_of(group)))
+
+    @property
+    def translates(self) -> bool:
+        """Whether the step may see others than the script's parameters."""
+        return bool(self._states.masters)
+
+    def states(self) -> MutableMapping[Any, dict[str, Any]]:
+        """The optimizer's states, as the step is to find them."""
+        return StatesByMaster(self.optimizer.state, self._states.masters)
 
     def batches(self, parameters: list[nn.Parameter], group: Group) -> Iterator[list[nn.Parameter]]:
         """Of a group, what is leased at once."""
@@ -71,7 +92,22 @@ class Run:
 
     def batch(self, parameters: Sequence[nn.Parameter]) -> Batch:
         """What is leased of these at once, for one round."""
-        return Batch(self._states, parameters, self._stepped)
+        return Batch(self._states, parameters, self._stepped, self.keeps)
+
+    def end(self) -> None:
+        """The step is over: weights are what it has made of them."""
+        if self.translates and self.keeps:
+            settle(self._states.store, self._seen(), self._stepped)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """The step is over, or has failed: it is shown nothing any more."""
+        if self.translates:
+            let_gradients_go(self._seen())
+
+    def _seen(self) -> list[Master]:
+        """The masters that the step was shown."""
+        return list(self._states.masters.all)
 
 
 class DueRun(Run):
@@ -99,4 +135,7 @@ class DueRun(Run):
             self.by_number.clear()
 
     def _members_at(self, index: int, group: Group) -> list[nn.Parameter]:
-        return [one for one in self._due if self._group_of[id(one)] == index]
+        return self._states.stepped_as(one for one in self._due if self._group_of[id(one)] == index)
+
+    def _seen(self) -> list[Master]:
+        return [found for one in self._due if (found := self._states.masters.of(one)) is not None]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses what a GradScaler scales where parameters are stepped in backward, before they are stepped with it.
+"""GradScaler: refused where parameters are stepped in backward, before they are stepped with what it scales; and unscaling
+in the type of masters, where there are any.
 
-PyTorch has no hook for it: the class's own scale() is asked, from the first such optimizer on.
+PyTorch has no hook for either: the class's own scale() and unscale_() are asked, from the first such optimizer on.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import optim
 
 from ..._errors import FailedPrecondition
-from .._pytorch.private import SCALE
+from .._pytorch.private import SCALE, UNSCALE
 from .._tensors.offloaded import leaves
 
 _stepping: weakref.WeakSet[Any] = weakref.WeakSet()  # what is there for as long as something steps in backward
+_widen: weakref.WeakKeyDictionary[optim.Optimizer, Callable[[], None]] = weakref.WeakKeyDictionary()
 
 
 def refuse_for(optimizer: object) -> None:
@@ -58,3 +61,24 @@ def _check(scaled: torch.Tensor) -> None:
                 f"'{managed.name}' would be stepped with in the backward pass, before it is unscaled: nothing was "
                 "stepped. Offload without step_in_backward, or train without the GradScaler (bfloat16 needs none)")
         waiting += [following for following, _ in node.next_functions]
+
+
+def widen_for(optimizer: optim.Optimizer, widen: Callable[[], None]) -> None:
+    """Calls `widen` before a GradScaler unscales the optimizer's gradients: has them be of the masters' type."""
+    _widen[optimizer] = widen
+    holder, name = UNSCALE
+    theirs = getattr(holder, name)
+    if not hasattr(theirs, "terrace"):
+        setattr(holder, name, _widening(theirs))
+
+
+def _widening(unscale: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    @functools.wraps(unscale)
+    def widening(scaler: torch.amp.GradScaler, optimizer: optim.Optimizer) -> None:
+        widen = _widen.get(optimizer) if isinstance(optimizer, optim.Optimizer) else None
+        if widen is not None and scaler.is_enabled():
+            widen()
+        unscale(scaler, optimizer)
+
+    widening.terrace = True  # type: ignore[attr-defined]
+    return widening

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from .._leased.slot import Slot, nobody
 from .._leased.store import Store
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.like import Like
+from .._parameters.masters import Masters, Wanted
 from .._parameters.parameter import ManagedParameter
 from .._ranks.shards import Shards
 from .._tensors.offloaded import OffloadedTensor
@@ -29,10 +30,11 @@ class States:
     """Those of one optimizer."""
 
     def __init__(self, optimizer: optim.Optimizer, store: Store, shards: Shards, in_memory: Sequence[ParameterInMemory],
-                 parts: frozenset[str], bytes_min: int):
-        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace."""
+                 parts: frozenset[str], bytes_min: int, masters: Masters):
+        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace. masters: the job's."""
         self._reference = weakref.ref(optimizer)
         self.store = store
+        self.masters = masters
         self._shards = shards
         self._in_memory = {id(one.parameter): one for one in in_memory}
         self._parts = parts
@@ -64,6 +66,11 @@ class States:
 
     def like_of(self, parameter: nn.Parameter) -> Like | None:
         """What the states of a parameter, or of this rank's shard of it, are made like, if the job has it."""
+        parameter = self.masters.own(parameter)
+        master = self.masters.of(parameter)
+        return self._own_like(parameter) if master is None else master.like
+
+    def _own_like(self, parameter: nn.Parameter) -> Like | None:
         managed = self.managed_of(parameter)
         if managed is not None:
             return managed.slot
@@ -74,8 +81,40 @@ class States:
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         """The optimizer's state of a parameter; empty before its first step."""
-        state: dict[str, Any] = self.optimizer.state.get(parameter, {})
+        state: dict[str, Any] = self.optimizer.state.get(self.masters.own(parameter), {})
         return state
+
+    def stepped_as(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+        """What the optimizer's step sees in the place of parameters: of each its master, if it has one. One that was
+        unfrozen, or added to a group, is given one where it is to be stepped."""
+        if not self.masters:
+            return list(parameters)
+        found = list(parameters)
+        late = [one for one in found if self.masters.wants(one) and one.grad is not None]
+        if late:
+            self.make_masters(late)
+            self.masters.accumulate_wide()
+        return [self.masters.stepped_as(one) for one in found]
+
+    def make_masters(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Makes masters of these parameters."""
+        self.masters.make([Wanted(one, self.managed_of(one) or self._in_memory.get(id(one)), self._own_like(one))
+                           for one in parameters])
+
+    def make_all_masters(self) -> None:
+        """Makes those of all parameters that are to have one and have none."""
+        if self.masters:
+            self.make_masters([one for group in self.optimizer.param_groups for one in group["params"]
+                               if self.masters.wants(one)])
+
+    def widen_gradients(self) -> None:
+        """Has the gradients of what has masters, or is to have, be of the masters' type until they are dropped."""
+        parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+        self.stepped_as(parameters)
+        for one in parameters:
+            master = self.masters.of(one)
+            if master is not None:
+                master.widened()
 
     def reserve(self) -> None:
         """Makes room for the states that there are going to be, so that it is not missing later."""
@@ -97,25 +136,24 @@ class States:
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that a step must lease at once, and the parameter's name."""
-        found = [(self._room_bytes(of, self._tensors_of(group)), of.name)
+        found = [(self._leased_bytes(parameter, of, self._states_of(group)), of.name)
                  for group in self.optimizer.param_groups for parameter in group["params"]
                  if (of := self.like_of(parameter)) is not None]
         return max(found, default=(0, ""))
 
-    def _tensors_of(self, group: dict[str, Any]) -> int:
-        """Of each parameter, what is in Terrace of itself, its gradient, and its states that are named."""
-        states = len(kinds.states(self.optimizer, group)) if "states" in self._parts else 0
-        return self._of_itself + states
+    def _states_of(self, group: dict[str, Any]) -> int:
+        """How many states of each parameter are in Terrace, of those that are named."""
+        return len(kinds.states(self.optimizer, group)) if "states" in self._parts else 0
 
     def leased_in(self, group: dict[str, Any]) -> Callable[[nn.Parameter], int]:
         """What gives the bytes that a step leases of a parameter of a group, with its gradient and its states; 0 of what
         the job does not have."""
-        named, more = self._tensors_of(group), kinds.may_keep_more(self.optimizer)
+        named, more = self._states_of(group), kinds.may_keep_more(self.optimizer)
 
         def leased(parameter: nn.Parameter) -> int:
             of = self.like_of(parameter)
-            tensors = max(named, self._of_itself + self._states_kept(parameter)) if more else named
-            return 0 if of is None else self._room_bytes(of, tensors)
+            states = max(named, self._states_kept(parameter)) if more else named
+            return 0 if of is None else self._leased_bytes(parameter, of, states)
 
         return leased
 
@@ -124,11 +162,12 @@ class States:
         """What the states of a parameter that are known by name are made like: each is of its shape and type."""
         return of.placeholder
 
-    @staticmethod
-    def _room_bytes(of: Like, tensors: int) -> int:
-        """What so many tensors of a parameter take where they are leased: itself, its gradient, and states that are made
-        like it."""
-        return of.room_bytes * tensors
+    def _leased_bytes(self, parameter: nn.Parameter, of: Like, states: int) -> int:
+        """What a parameter takes where it is leased: with its master, its gradient, and so many states that are made like
+        `of`."""
+        master = self.masters.of(self.masters.own(parameter))
+        itself = of.room_bytes * self._of_itself if master is None else master.room_bytes("gradients" in self._parts)
+        return itself + of.room_bytes * states
 
     def _states_kept(self, parameter: nn.Parameter) -> int:
         """How many states of a parameter are in Terrace."""
@@ -183,7 +222,7 @@ class States:
                 if isinstance(held, OffloadedTensor) and held.terrace_store is not self.store:
                     held = held.clone()  # of another job: from now on this one's own
                 if kinds.state_like(of.placeholder, held, self._bytes_min):
-                    yield holder, of, (id(parameter), key), held
+                    yield holder, of, (id(self.masters.own(parameter)), key), held
 
     def give_back(self) -> None:
         """Brings the states back that were moved to Terrace."""

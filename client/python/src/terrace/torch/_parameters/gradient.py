@@ -101,6 +101,10 @@ class Gradient:
         self._reference = weakref.ref(parameter)
         self._store = store
         self._room = room
+        self.sum_in: torch.dtype | None = None  # it is added up in this type, pass by pass; None: as autograd does
+        self._before_pass: torch.Tensor | None = None  # what was added up so far
+        self.widened = False  # it may be of a wider type than autograd makes it, as a GradScaler unscales it
+        self._wide: Room | None = None  # where it goes then
         self._step = step
         self._lock = threading.RLock()  # of what follows: passes in other threads accumulate, too
         self._begun: list[tuple[int, int]] = []  # passes that are about to accumulate: which, and in which thread
@@ -127,6 +131,16 @@ class Gradient:
         if self._room is not None and not self.in_backward:
             self._room.reserve(self._store)
 
+    def take_wide(self, like: Like, made: torch.Tensor, in_terrace: bool) -> torch.Tensor:
+        """What `.grad` is to be for a gradient that was made of a wider type."""
+        if self._room is None or not in_terrace:
+            return made
+        if self._room.fits(made):
+            return self._room.take(self._store, made)
+        if self._wide is None:
+            self._wide = Room(like, [])
+        return self._wide.take(self._store, made) if self._wide.fits(made) else made
+
     @property
     def _parameter(self) -> nn.Parameter:
         found = self._reference()
@@ -150,7 +164,7 @@ class Gradient:
         self._handles.clear()
         self._watched = False
 
-    def _before(self, _incoming: torch.Tensor) -> None:
+    def _before(self, incoming: torch.Tensor) -> torch.Tensor | None:
         """Autograd is about to accumulate, or to hand the gradient to whoever asked for it."""
         with self._lock:
             thread = threading.get_ident()
@@ -161,14 +175,22 @@ class Gradient:
             call_at_end(_End(self, self._passes))
             if len(self._begun) == 1:
                 self._prepare()
+        if self.sum_in is None or incoming.dtype == self._parameter.dtype:
+            return None
+        return incoming.to(self._parameter.dtype)  # as autograd has it where a gradient may not be of any type
 
     def _prepare(self) -> None:
         """Has .grad be what autograd can accumulate into."""
         parameter = self._parameter
+        if self.sum_in is not None:
+            with raw():
+                self._before_pass, parameter.grad = parameter.grad, None
+            return
+        self._zeroed = self.widened and self._narrow(parameter)
         with raw():
             held: Any = parameter.grad
             self._fresh = held is None
-            self._zeroed = type(held) is SpentTensor and held.terrace_zeroed
+            self._zeroed |= type(held) is SpentTensor and held.terrace_zeroed
             if self._zeroed:
                 parameter.grad = None
                 self._fresh = True
@@ -178,6 +200,18 @@ class Gradient:
                 (shown,) = held.terrace_store.lease([held.terrace_slot], "write")
                 self._attached = (held, shown)
                 parameter.grad = shown
+
+    def _narrow(self, parameter: nn.Parameter) -> bool:
+        """Has gradients be of the parameter's type again, where one that was made of a wider type was dropped, or set to
+        zero: whether it was set to zero. Else it is added to as it is."""
+        held = parameter.grad
+        if held is not None and bool(held.count_nonzero()):
+            return False
+        with raw():
+            parameter.grad = None
+            parameter.grad_dtype = parameter.dtype
+        self.widened = False
+        return held is not None
 
     def _after(self, _parameter: torch.Tensor) -> None:
         """Autograd has accumulated."""
@@ -192,10 +226,34 @@ class Gradient:
         self._begun = [begun for begun in self._begun if begun[0] != which]
         if self._begun:
             return
-        if self._attached is not None:
+        if self.sum_in is not None:
+            self._add_up(self._parameter, self.sum_in)
+        elif self._attached is not None:
             self._detach()
         else:
             self._keep(self._parameter)
+
+    def _add_up(self, parameter: nn.Parameter, dtype: torch.dtype) -> None:
+        """Adds what a pass has made to what is there, in a wider type."""
+        held: Any = self._before_pass
+        with raw():
+            made = parameter.grad
+        if made is None:
+            total = held
+        elif held is None:
+            total = made.to(dtype)
+            if self._room is not None and self._room.fits(total):
+                total = self._room.take(self._store, total)
+        elif made.requires_grad or made.layout != torch.strided or held.layout != torch.strided or held.dtype != dtype:
+            total = held.to(dtype) + made
+        else:
+            total = held
+            shown = (held.terrace_store.lease([held.terrace_slot], "write")[0] if type(held) is OffloadedTensor else held)
+            with torch.no_grad():
+                shown.add_(made)
+        with raw():
+            parameter.grad = total
+        self._before_pass = None
 
     def _keep(self, parameter: nn.Parameter) -> None:
         with raw():
@@ -276,6 +334,15 @@ class Gradient:
             self._begun = [begun for begun in self._begun if begun[0] != which]
             if not self._begun:
                 self._detach()
+                self._forget_pass()
+
+    def _forget_pass(self) -> None:
+        """A pass has failed: what was added up before it is there again."""
+        held, self._before_pass = self._before_pass, None
+        parameter = self._reference()
+        if held is not None and parameter is not None:
+            with raw():
+                parameter.grad = held
 
 
 class _End:

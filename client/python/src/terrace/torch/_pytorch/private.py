@@ -145,6 +145,11 @@ def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
+# ---- Optimizers
+
+# What load_state_dict() makes of a state: it is cast to its parameter's type, where ours is to be a master's.
+cast_as_loaded: Callable[..., torch.Tensor] = optim.Optimizer._process_value_according_to_param_policy
+
 # ---- Modules
 
 # What PyTorch calls in the place of a module, if it is there (decision 0021); copies of a module leave it out.
@@ -170,6 +175,7 @@ def active_wrapper() -> DistributedDataParallel | None:
 # ---- Replaced for good, from the first use on, since there is no hook: holder, name, and what of it is awaited
 
 SCALE = torch.amp.GradScaler, "scale"  # what is scaled must not be stepped in its backward pass
+UNSCALE = torch.amp.GradScaler, "unscale_"  # what masters are stepped with is unscaled in their type
 STAGER_MODULE, STAGER, STAGER_COPY = "torch.distributed.checkpoint._state_dict_stager", "StateDictStager", "_offload_tensor"
 
 # ---- Frames that are looked at

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from .._parameters.parameter import ManagedParameter
 
 
-def wrong_with(wrapper: DistributedDataParallel, in_backward: bool) -> str:
-    """What of it cannot be had, and what to do; empty where all can."""
+def wrong_with(wrapper: DistributedDataParallel, in_backward: bool, wide: bool = False) -> str:
+    """What of it cannot be had, and what to do; empty where all can. wide: gradients of another type than their weights'."""
+    if wide:
+        return ("gradients=torch.float32 cannot be had with DistributedDataParallel, which averages gradients in the "
+                "weights' type: leave gradients out")
     if wrapper.gradient_as_bucket_view:
         return ("DistributedDataParallel with gradient_as_bucket_view=True makes every gradient a view of its own "
                 "buffers; build it without")
@@ -32,7 +35,8 @@ def check_running(parameters: Sequence[ManagedParameter | ParameterInMemory]) ->
     wrapper = active_wrapper()
     if wrapper is None:
         return
-    wrong = wrong_with(wrapper, any(one.gradient is not None and one.gradient.in_backward for one in parameters))
+    wrong = wrong_with(wrapper, any(one.gradient is not None and one.gradient.in_backward for one in parameters),
+                       any(one.gradient is not None and one.gradient.sum_in is not None for one in parameters))
     trained = [one for one in parameters if one.parameter.requires_grad] if wrong else []
     if not trained:
         return

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One parameter in two stored forms: its own, which the script and its modules have, and a second one of another type.
+
+Who uses which form leases that form alone. Whoever writes one has the other made of it again, and what is here tells when.
+A master (see masters.py) is a second form that the optimizer steps.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import nn
+
+from .._leased.slot import Slot
+from .._pytorch.private import raw
+from .in_memory import ParameterInMemory
+from .parameter import ManagedParameter
+
+OwnForm = ManagedParameter | ParameterInMemory
+
+
+class SecondForm:
+    """Another stored form of a parameter, and what it knows of the parameter's own."""
+
+    def __init__(self, parameter: nn.Parameter, own: OwnForm | None):
+        """own: what belongs to the parameter in its job; None: the job has nothing of it."""
+        self._reference = weakref.ref(parameter)
+        self.own = own
+        self.made = False  # it has content, which is of some worth
+        self._same_as: tuple[int, int] = (-1, -1)  # how the own form was when both were the same
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The parameter. It is there: nothing asks for one that is gone."""
+        found = self._reference()
+        assert found is not None
+        return found
+
+    def is_of(self, parameter: nn.Parameter) -> bool:
+        """Whether it is a form of this very parameter."""
+        return self._reference() is parameter
+
+    @property
+    def gone(self) -> bool:
+        """Whether the model has lost the parameter."""
+        return self._reference() is None
+
+    @property
+    def own_slot(self) -> Slot | None:
+        """Where the own form is in Terrace; None: it is in memory."""
+        return self.own.slot if isinstance(self.own, ManagedParameter) else None
+
+    def is_current(self) -> bool:
+        """Whether nobody can have written to the own form since both were the same. Of one in memory nobody knows."""
+        own = self.own
+        return self.made and isinstance(own, ManagedParameter) and not own.aliased and self._now(own) == self._same_as
+
+    def note_same(self) -> None:
+        """Both forms hold the same from now on."""
+        self.made = True
+        if isinstance(self.own, ManagedParameter):
+            self._same_as = self._now(self.own)
+
+    def note_different(self) -> None:
+        """Nothing is known of what both hold."""
+        self._same_as = (-1, -1)
+
+    @staticmethod
+    def _now(own: ManagedParameter) -> tuple[int, int]:
+        with raw():
+            return own.parameter._version, own.writes

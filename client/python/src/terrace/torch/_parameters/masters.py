@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masters: of each trained parameter in a narrow type a copy in a wider one, which the optimizer steps in its place.
+
+The weight is what its master rounds to. What a script writes to a weight its master takes over, when it is stepped next:
+an element that is still what the master rounds to keeps the master's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .._leased.placeholder import elements_spanned
+from .._leased.slot import Slot, room_for
+from .._leased.store import Store
+from .._pytorch.modes import ordinary
+from .._pytorch.private import raw
+from .._tensors.offloaded import OffloadedTensor
+from .forms import OwnForm, SecondForm
+from .gradient import Gradient
+from .like import Geometry, Like
+from .parameter import ManagedParameter
+
+NARROW = (torch.bfloat16, torch.float16)
+_BITS = torch.int16  # of an element of these
+
+
+class Wanted(NamedTuple):
+    """Of which parameter there is to be a master."""
+
+    parameter: nn.Parameter
+    own: OwnForm | None  # what belongs to it in its job
+    like: Like | None  # what its job makes tensors like, if it has any of its
+
+
+class Master(SecondForm):
+    """The master of one parameter: an ordinary parameter, which is in Terrace or in memory."""
+
+    def __init__(self, wanted: Wanted, dtype: torch.dtype, store: Store, slot: Slot | None, gradient_like: Like | None):
+        """slot: where it is in Terrace; None: it is in memory. gradient_like: what the weight's gradient is made like."""
+        super().__init__(wanted.parameter, wanted.own)
+        self.dtype = dtype
+        self.managed: ManagedParameter | None = None
+        self.like: Geometry | None = None
+        self._store = store
+        self.gradient = None if wanted.own is None else wanted.own.gradient
+        self._gradient_like = gradient_like
+        self._written_as = (-1, -1)  # how it was when its parameter was last made of it
+        own = wanted.like
+        with ordinary(), raw():
+            shown = (slot.placeholder if slot is not None else
+                     torch.empty_strided(wanted.parameter.shape, wanted.parameter.stride(), dtype=dtype,
+                                         device=wanted.parameter.device))
+            self.stepped = nn.Parameter(shown)  # what the optimizer is given in the parameter's place
+        if own is not None:
+            geometry = own.placeholder
+            self.like = Geometry(own.name, own.owner, slot.placeholder if slot is not None else store.space.take(
+                geometry.shape, geometry.stride(), dtype))
+        if slot is not None:
+            self.managed = ManagedParameter(slot.name, self.stepped, slot, store)
+            self.stepped.terrace = self.managed  # type: ignore[attr-defined]
+            self.managed.hide()
+
+    # ---- What it is made of, and what is made of it
+
+    def take_written(self, own: torch.Tensor) -> None:
+        """Takes over what was written to the weight. The master is shown."""
+        with torch.no_grad(), raw():
+            stepped = self.stepped.detach()
+            other = stepped.to(own.dtype).view(_BITS) != own.detach().view(_BITS)
+            if stepped.device.type != "cpu" or bool(other.any()):  # on a GPU nobody waits for the answer
+                stepped.copy_(torch.where(other, own.to(self.dtype), stepped))
+
+    def note_written(self) -> None:
+        """The weight was made of it as it is now."""
+        self.note_same()
+        self._written_as = self._as_stepped()
+
+    def written_since(self) -> bool:
+        """Whether it may have been written to since the weight was made of it."""
+        return self.made and (self.managed is None or self._as_stepped() != self._written_as)
+
+    def _as_stepped(self) -> tuple[int, int]:
+        with raw():
+            return self.stepped._version, 0 if self.managed is None else self.managed.writes
+
+    def load(self, value: torch.Tensor | None) -> None:
+        """Has been loaded: the weight is still compared with it. value: None: is to be made of the weight."""
+        self.made = value is not None
+        self.note_different()
+        itself = isinstance(value, OffloadedTensor) and self.managed is not None and value.terrace_slot is self.managed.slot
+        if value is None or itself:
+            return
+        with torch.no_grad():
+            if self.managed is None:
+                with raw():
+                    target = self.stepped.detach()
+                target.copy_(value)
+            else:
+                slot = self.managed.slot
+                (shown,) = self._store.lease([slot], "write" if slot.shown else "overwrite")
+                shown.copy_(value)
+                self.managed.noticed_write()
+
+    # ---- The gradient
+
+    def held_gradient(self) -> torch.Tensor | None:
+        """The weight's."""
+        with raw():
+            return self.parameter.grad
+
+    def widened(self) -> torch.Tensor | None:
+        """The weight's gradient, which is of the master's type from now on and until it is dropped."""
+        held = self.held_gradient()
+        if held is None or held.dtype == self.dtype:
+            return held
+        return self.give_gradient(held.to(self.dtype), isinstance(held, OffloadedTensor))
+
+    def give_gradient(self, made: torch.Tensor | None, in_terrace: bool) -> torch.Tensor | None:
+        """Has the weight's gradient be this one. What becomes of it. in_terrace: is to be there, if it can."""
+        parameter, gradient = self.parameter, self.gradient
+        if made is not None and gradient is not None and self.like is not None:
+            made = gradient.take_wide(self.like, made, in_terrace)
+        with raw():
+            parameter.grad = None
+            if made is not None and parameter.grad_dtype not in (None, made.dtype):
+                parameter.grad_dtype = None  # any
+                if gradient is not None:
+                    gradient.widened = True  # it has it be the parameter's again
+            parameter.grad = made
+        return made
+
+    def accumulate_in(self, dtype: torch.dtype | None) -> None:
+        """Has gradients be added up in a wider type from now on; None: as autograd does."""
+        held, parameter = self.held_gradient(), self.parameter
+        if self.gradient is None:
+            self.gradient = Gradient(parameter, self._store, None)
+        if self.gradient.in_backward or self.gradient.sum_in == dtype:
+            return
+        self.gradient.sum_in = dtype
+        if dtype is not None:
+            self.gradient.watch()
+        elif self.own is None:
+            self.gradient.unwatch()
+        with raw():
+            parameter.grad = None
+            parameter.grad_dtype = parameter.dtype if dtype is None else None
+        if held is not None:
+            self.give_gradient(held.to(parameter.dtype if dtype is None else dtype), isinstance(held, OffloadedTensor))
+
+    # ---- Sizes
+
+    def room_bytes(self, gradients: bool) -> int:
+        """What a step leases of it and its weight where these are in Terrace. gradients: of the gradient, too."""
+        masters = 0 if self.managed is None else self.managed.slot.room_bytes
+        own = 0 if self.own_slot is None else self.own_slot.room_bytes
+        return masters + own + (self._gradient_like.room_bytes if gradients and self._gradient_like is not None else 0)
+
+
+class Masters:
+    """Those of one job; there may be none."""
+
+    def __init__(self, store: Store, dtype: torch.dtype | None, gradients: torch.dtype | None = None,
+                 in_terrace: bool = True):
+        """dtype: None: there are none. gradients: what they are accumulated in, if not in the weights' type. in_terrace:
+        they are there, but for those of parameters of which nothing is."""
+        self.dtype = dtype
+        self.gradients = gradients
+        self._store = store
+        self._in_terrace = in_terrace
+        self._by: dict[int, Master] = {}  # by the id of the parameter
+        self._by_stepped: dict[int, Master] = {}  # by the id of what is stepped in its place
+
+    def __bool__(self) -> bool:
+        return self.dtype is not None
+
+    @property
+    def all(self) -> Iterable[Master]:
+        """Each, of a parameter that is there."""
+        return [one for one in self._by.values() if not one.gone]
+
+    def wants(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter is to have one, and has none."""
+        return self.dtype is not None and parameter.dtype in NARROW and parameter.requires_grad and self.of(parameter) is None
+
+    def make(self, wanted: Sequence[Wanted]) -> None:
+        """Makes masters, without content: each is made of its weight when it is stepped first."""
+        assert self.dtype is not None
+        there = [one for one in wanted if self._in_terrace and one.like is not None]
+        slots = self._store.create([(f"{one.like.name}/master", one.like.owner, _empty(one.parameter, self.dtype))
+                                    for one in there if one.like is not None])
+        slot_of = dict(zip(map(id, (one.parameter for one in there)), slots, strict=True))
+        for one in wanted:
+            gradient_like = None if one.like is None else self.gradient_like(one.parameter, one.like)
+            made = Master(one, self.dtype, self._store, slot_of.get(id(one.parameter)), gradient_like)
+            self._by[id(one.parameter)] = self._by_stepped[id(made.stepped)] = made
+
+    def of(self, parameter: nn.Parameter) -> Master | None:
+        """The master of a parameter, if it has one."""
+        found = self._by.get(id(parameter)) if self._by else None
+        return found if found is not None and found.is_of(parameter) else None
+
+    def stepped_as(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What is stepped in a parameter's place: its master, or itself."""
+        found = self.of(parameter)
+        return parameter if found is None else found.stepped
+
+    def master_of(self, stepped: nn.Parameter) -> Master | None:
+        """The master that a step has for a parameter; None of what is stepped itself."""
+        return self._by_stepped.get(id(stepped)) if self._by_stepped else None
+
+    def own(self, stepped: nn.Parameter) -> nn.Parameter:
+        """The script's parameter in whose place this is stepped; it may be itself."""
+        found = self.master_of(stepped)
+        return stepped if found is None else found.parameter
+
+    def gradient_like(self, parameter: nn.Parameter, like: Like) -> Like:
+        """What a parameter's gradient is made like."""
+        if self.gradients is None or parameter.dtype not in NARROW:
+            return like
+        geometry = like.placeholder
+        with ordinary():
+            return Geometry(like.name, like.owner, self._store.space.take(geometry.shape, geometry.stride(), self.gradients))
+
+    def drop_gone(self) -> None:
+        """Deletes those whose parameters the model has lost."""
+        gone = [one for one in self._by.values() if one.gone]
+        for one in gone:
+            self._by = {key: other for key, other in self._by.items() if other is not one}
+            del self._by_stepped[id(one.stepped)]
+        self._store.forget([one.managed.slot for one in gone if one.managed is not None])
+
+    def accumulate_wide(self) -> None:
+        """Has gradients be added up in the type that was asked for, where they are not yet."""
+        for one in self.all if self.gradients is not None else ():
+            one.accumulate_in(self.gradients)
+
+    def accumulate_as_before(self) -> None:
+        """Undoes accumulate_wide()."""
+        for one in self.all if self.gradients is not None else ():
+            one.accumulate_in(None)
+
+
+def _empty(parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of the parameter's geometry, without content."""
+    with raw():
+        return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype, device="meta")
