@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that losses are those of plain PyTorch, bit for bit, in every combination of what is offloaded (parameters,
-gradients, optimizer states, activations; each alone and all), bf16 autocast, checkpointing and accumulation: the
+gradients, optimizer states, activations; each alone and all), precision, checkpointing and accumulation: the
 matrix of tests/bench/train_peers --quick."""
 
 import dataclasses

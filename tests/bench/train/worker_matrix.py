@@ -11,13 +11,36 @@ from worker_training import Served, make_model
 
 PARTS = ("parameters", "gradients", "states")
 OFFLOADED = (*PARTS, "model", "model and optimizer", "activations", "all", "all, stepping in backward")
+STEPPED = ("states", "model and optimizer", "all", "all, stepping in backward")  # where an optimizer is in Terrace
+PRECISIONS = ("fp32", "bf16 autocast", "bf16 with fp32 masters")
 
 
 def combinations():
-    """(what is offloaded, bf16 autocast, checkpointing, accumulated batches) of each."""
-    return [(what, bfloat16, checkpointing, batches)
-            for bfloat16, checkpointing, batches in itertools.product((False, True), (False, True), (1, 2))
-            for what in OFFLOADED if batches == 1 or "backward" not in what]
+    """(what is offloaded, precision, checkpointing, accumulated batches) of each."""
+    return [(what, precision, checkpointing, batches)
+            for precision, checkpointing, batches in itertools.product(PRECISIONS, (False, True), (1, 2))
+            for what in (STEPPED if "masters" in precision else OFFLOADED) if batches == 1 or "backward" not in what]
+
+
+class Copies:
+    """The plain loop that masters are compared with: an optimizer of copies, and weights that are copied from them."""
+
+    def __init__(self, weights, make):
+        self._weights = weights
+        self._masters = [one.detach().float().requires_grad_() for one in weights]
+        self._optimizer = make(self._masters)
+
+    def step(self):
+        for weight, master in zip(self._weights, self._masters, strict=True):
+            master.grad = weight.grad.float()
+        self._optimizer.step()
+        with torch.no_grad():
+            for weight, master in zip(self._weights, self._masters, strict=True):
+                weight.copy_(master)
+
+    def zero_grad(self):
+        for weight in self._weights:
+            weight.grad = None
 
 
 class Matrix(Served):
@@ -38,28 +61,41 @@ class Matrix(Served):
         ours, plain = self._train(what, *how), self._plain[tuple(how)]
         differs = next((step for step, (one, other) in enumerate(zip(ours, plain, strict=True))
                         if one.hex() != other.hex()), None)
-        words = [what, "bf16 autocast" if how[0] else "fp32", *(["checkpointing"] if how[1] else []),
-                 *(["accumulation"] if how[2] > 1 else [])]
+        words = [what, how[0], *(["checkpointing"] if how[1] else []), *(["accumulation"] if how[2] > 1 else [])]
         return {"words": ", ".join(words), "steps": len(ours), "differs": differs}
 
-    def _train(self, what, bfloat16, checkpointing, batches):
+    def _offloaded(self, what, precision):
+        """The model and its optimizer. what: of OFFLOADED; None: nothing is."""
         import terrace.torch
 
         model = make_model(self.shape, self.recipe.seed)
-        optimizer = self.recipe.optimizer(list(model.parameters()))
+        options = {"client": self.client}
+        if "masters" in precision:
+            model.to(torch.bfloat16)
+            options["masters"] = torch.float32
+        weights = list(model.parameters())
+        if "masters" in precision and what is None:
+            return model, Copies(weights, self.recipe.optimizer)
+        optimizer = self.recipe.optimizer(weights)
         if what in PARTS:
-            terrace.torch.offload(model, optimizer, client=self.client, what=what)
+            terrace.torch.offload(model, optimizer, what=what, **options)
         elif what == "model":
-            terrace.torch.offload(model, client=self.client)
+            terrace.torch.offload(model, **options)
         elif what not in (None, "activations"):
-            terrace.torch.offload(model, optimizer, client=self.client, step_in_backward="backward" in what)
+            terrace.torch.offload(model, optimizer, step_in_backward="backward" in what, **options)
+        return model, optimizer
+
+    def _train(self, what, precision, checkpointing, batches):
+        import terrace.torch
+
+        model, optimizer = self._offloaded(what, precision)
         losses = []
         for step in range(self.spec["steps"]):
             for number in range(batches):
                 moving = (contextlib.nullcontext() if what in (None, *PARTS, "model", "model and optimizer")
                           else terrace.torch.activations(self.client, min_bytes=1024))
                 with moving:
-                    loss = self._loss(model, step * batches + number, bfloat16, checkpointing) / batches
+                    loss = self._loss(model, step * batches + number, "autocast" in precision, checkpointing) / batches
                     loss.backward()
                 losses.append(loss.item())
             optimizer.step()
