@@ -106,6 +106,53 @@ def test_trainer(request, tmp_path, name):
         assert len(terrace.torch.summary(ours.model).modules) > 4
 
 
+class ByCopies(torch.optim.AdamW):
+    """What a Trainer is given without Terrace in the place of masters: it steps copies, and weights are copied from them."""
+
+    def __init__(self, weights, **options):
+        self.weights = list(weights)
+        super().__init__([one.detach().float().requires_grad_() for one in self.weights], **options)
+
+    def step(self, closure=None):
+        masters = self.param_groups[0]["params"]
+        for weight, master in zip(self.weights, masters, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step(closure)
+        with torch.no_grad():
+            for weight, master in zip(self.weights, masters, strict=True):
+                weight.copy_(master)
+
+    def zero_grad(self, set_to_none=True):
+        for weight in self.weights:
+            weight.grad = None
+
+
+@pytest.mark.parametrize("gives", [False, True])
+def test_a_trainer_with_masters(restless, tmp_path, gives):
+    """Clipping and a schedule; and resumed, by what the Trainer wrote, it goes on with the masters that there were."""
+    def of(folder, callback=None, kind=torch.optim.AdamW, **options):
+        model = made("llama").to(torch.bfloat16)
+        found = trainer("llama", tmp_path / folder, callback, model, **options)
+        found.optimizer = kind(model.parameters(), lr=1e-3)
+        return found
+
+    def masters():
+        return terrace.torch.TerraceCallback(client=restless, masters=torch.float32, **OPTIONS)
+
+    plain = of("plain", kind=ByCopies)
+    plain.train()
+    ours = of("ours", masters(), save_strategy="steps", save_steps=2)
+    ours.train()
+    compare(ours, plain)
+    folder = tmp_path / "ours/checkpoint-2"
+    resumed = of("ours", masters(), **({"resume_from_checkpoint": str(folder)} if gives else {}))
+    resumed.train(resume_from_checkpoint=str(folder))
+    assert_same(weights(resumed.model), weights(plain.model))
+    (tmp_path / "ours").rename(tmp_path / "elsewhere")
+    with pytest.raises(terrace.FailedPrecondition, match="has states already"):
+        of("ours", masters()).train(resume_from_checkpoint=str(tmp_path / "elsewhere/checkpoint-2"))
+
+
 def test_a_trainer_in_an_emulated_devices_tier(tmp_path):
     plain = trainer("llama", tmp_path)
     plain.train()
