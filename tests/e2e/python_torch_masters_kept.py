@@ -125,6 +125,42 @@ def test_what_is_written_to_a_weight_its_master_takes_over(restless, what):
     goes_on_as(copies, model, optimizer)
 
 
+@pytest.mark.parametrize("take", [lambda weight: weight.data, lambda weight: weight.detach().view(torch.int16).numpy()])
+@pytest.mark.parametrize("stepped_meanwhile", [False, True])
+def test_a_write_that_nobody_sees(restless, take, stepped_meanwhile):
+    """Through what a script has kept of a weight's memory, from before a step or after it."""
+    model, optimizer, copies = trained(restless)
+    kept = []
+    hook = model.blocks[0].wide.register_forward_hook(lambda module, *_: kept.append(take(module.weight)))
+    loss_of(model, 0)
+    hook.remove()
+    if stepped_meanwhile:
+        goes_on_as(copies, model, optimizer)
+    kept[0][3] = 0
+    kept.clear()
+    weight = copies.model.blocks[0].wide.weight
+    with torch.no_grad():
+        weight[3] = 0
+        next(master for one, master in copies.pairs if one is weight)[3] = 0
+    goes_on_as(copies, model, optimizer, begin=7)
+
+
+def test_a_graph_of_the_weights_before_is_not_run(restless):
+    for of in (trained(restless)[0], trained(restless)[2].model):
+        loss = loss_of(of, 0)
+        optimizer = torch.optim.SGD(of.parameters(), lr=0.1)
+        if isinstance(of.positions, nn.Parameter) and "terrace" in vars(of.positions):
+            terrace.torch.offload(of, optimizer)
+            loss_of(of, 1).backward()
+            optimizer.step()
+        else:
+            with torch.no_grad():
+                for one in of.parameters():
+                    one.copy_(one.float())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 def test_an_exception_in_the_step(restless):
     """What was stepped before it stays stepped, weights and masters alike, and the next step goes on."""
     model, optimizer = narrow(replaced(kind=SignMomentum), BFLOAT16)

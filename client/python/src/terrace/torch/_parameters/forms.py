@@ -17,6 +17,7 @@ from .in_memory import ParameterInMemory
 from .parameter import ManagedParameter
 
 OwnForm = ManagedParameter | ParameterInMemory
+_UNLIKE = (-1, -1, -1)
 
 
 class SecondForm:
@@ -27,7 +28,7 @@ class SecondForm:
         self._reference = weakref.ref(parameter)
         self.own = own
         self.made = False  # it has content, which is of some worth
-        self._same_as: tuple[int, int] = (-1, -1)  # how the own form was when both were the same
+        self._same_as = _UNLIKE  # how the own form was when both were the same
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -53,19 +54,20 @@ class SecondForm:
     def is_current(self) -> bool:
         """Whether nobody can have written to the own form since both were the same. Of one in memory nobody knows."""
         own = self.own
-        return self.made and isinstance(own, ManagedParameter) and not own.aliased and self._now(own) == self._same_as
+        return self.made and isinstance(own, ManagedParameter) and self._now(own) == self._same_as
 
     def note_same(self) -> None:
         """Both forms hold the same from now on."""
         self.made = True
         if isinstance(self.own, ManagedParameter):
-            self._same_as = self._now(self.own)
+            # what a script has of its memory may be written to at any time, and nothing tells
+            self._same_as = _UNLIKE if self.own.aliased else self._now(self.own)
 
     def note_different(self) -> None:
         """Nothing is known of what both hold."""
-        self._same_as = (-1, -1)
+        self._same_as = _UNLIKE
 
     @staticmethod
-    def _now(own: ManagedParameter) -> tuple[int, int]:
+    def _now(own: ManagedParameter) -> tuple[int, int, int]:
         with raw():
-            return own.parameter._version, own.writes
+            return own.parameter._version, own.writes, own.aliases

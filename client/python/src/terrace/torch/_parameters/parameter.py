@@ -34,6 +34,7 @@ class ManagedParameter:
         self.writes = 0  # that the version does not tell of, as of PyTorch's fused kernels
         self.address = 0  # of the memory that is shown
         self.aliased = False  # something outlived the last use, and may have written
+        self.aliases = 0  # uses that something outlived
         self.saved_alias = False  # what outlives this use is autograd's, which does not write
         self.compiled = False  # used by compiled code, which knows ordinary parameters
         self.seen: tuple[int, int, int] = (-1, -1, -1)  # by which thread, and at which version and `writes`
@@ -127,6 +128,7 @@ class ManagedParameter:
             set_data(found, geometry)
         if self.slot.shown and not self.saved_alias:
             self.aliased = True
+            self.aliases += 1
             self.store.may_be_written(self.slot)
         if wrote:
             self.store.refuse_writes(self.slot, done=True)
