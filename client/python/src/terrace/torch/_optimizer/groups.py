@@ -21,7 +21,7 @@ from .members import Few, Members
 from .run import DueRun, Group, Run
 
 
-def proxy_class(kind: type[optim.Optimizer], translates: bool) -> type[optim.Optimizer]:
+def proxy_class(kind: type[optim.Optimizer], translates: bool = False) -> type[optim.Optimizer]:
     """A class of what a step is given in its optimizer's place: the same, but for its groups; and for its states, where it
     translates, as the step is shown masters in the place of weights."""
     # The slot is the proxy's own; its __dict__ is the optimizer's.
