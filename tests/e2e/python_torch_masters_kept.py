@@ -3,6 +3,8 @@
 that an exception leaves them as they should be; and what is refused by name before anything moved."""
 
 import copy
+import gc
+import pkgutil
 
 import pytest
 import terrace.torch
@@ -181,6 +183,35 @@ def test_an_exception_in_the_step(restless):
     optimizer.zero_grad()
     assert all(one.grad is None for one in model.parameters())
     train(model, optimizer, SMALL, steps=1)
+
+
+@pytest.mark.parametrize("where", ["masters.MastersOfBatch._show_gradient", "masters.MastersOfBatch._put_back_gradient",
+                                   "optimizer.ManagedOptimizer._note_ahead"])
+def test_an_interrupt_in_the_step(restless, monkeypatch, where):
+    """As it shows the third gradient, takes one back, or has made a weight anew: nothing stays leased, and no weight is lost."""
+    model, optimizer, _ = trained(restless)
+    loss_of(model, 0).backward()
+    name = f"terrace.torch._optimizer.{where}"
+    done, calls = pkgutil.resolve_name(f"{name.rpartition('.')[0].replace('.Ma', ':Ma')}.{name.rpartition('.')[2]}"), []
+
+    def interrupted(*arguments):
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return done(*arguments)
+
+    monkeypatch.setattr(name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    monkeypatch.undo()
+    gc.collect()
+    assert len(calls) >= 3 and restless.leased_bytes == 0 and restless.held == 0
+    masters = {number: state["terrace.master"].clone() for number, state in optimizer.state_dict()["state"].items()}
+    for number, one in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+        assert torch.equal(one.detach().clone(), masters[number].to(BFLOAT16))
+    loss_of(model, 1).backward()
+    optimizer.step()
+    assert all(bool(one.isfinite().all()) for one in weights(model).values())
 
 
 def test_an_exception_in_the_backward_pass(restless):

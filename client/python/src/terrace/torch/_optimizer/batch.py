@@ -78,6 +78,16 @@ class Batch:
         slots = [held.terrace_slot for _, held in (*found, *gradients)] + read
         shown = enter(self._store, self._managed, slots, "write", modes)
         self._entered = True
+        try:
+            self._show(found, gradients, shown)
+        except BaseException:
+            shown.clear()
+            self.leave()  # who entered it does not come to that
+            raise
+
+    def _show(self, found: Sequence[tuple[Holder, OffloadedTensor]], gradients: Sequence[tuple[AnyHolder, OffloadedTensor]],
+              shown: Sequence[torch.Tensor]) -> None:
+        """Puts what is leased where the step looks. shown: it, of states, then of gradients, then what masters asked for."""
         with raw():
             for (holder, held), tensor in zip(found, shown, strict=False):
                 holder.put(tensor)
