@@ -28,17 +28,17 @@ bool is_mapped_copy(const TensorState& state, std::uint8_t level) {
 }
 
 std::string damage_of_copies(const TensorState& state) {
-  constexpr auto kNone = static_cast<std::uint8_t>(Level::kNone);
+  constexpr auto kNowhere = static_cast<std::uint8_t>(Level::kNone);
   const auto has = [&](std::uint8_t flag) { return (state.flags & flag) != 0; };
   const auto valid = static_cast<std::uint8_t>(state.valid & state.extents);
   if (((state.extents | state.valid) & ~kLevelBits) != 0) return "it has copies in tiers that there are not";
-  if (state.published != kNone) {
+  if (state.published != kNowhere) {
     if (!is_mapped_copy(state, state.published)) return "a copy is published that there is not";
     if (!has(kWritten) || (valid & bit(static_cast<Level>(state.published))) == 0)
       return "a copy without content is published";
     if (has(kForget)) return "a copy whose content was given up is published";
   }
-  if (state.pinned != kNone && !is_mapped_copy(state, state.pinned)) return "a copy is pinned that there is not";
+  if (state.pinned != kNowhere && !is_mapped_copy(state, state.pinned)) return "a copy is pinned that there is not";
   if (has(kWritten) && !has(kLost) && !has(kDeleted) && valid == 0) return "no copy has its content";
   if (has(kLost) && valid != 0) return "its content is lost, and a copy has it";
   return {};
