@@ -200,14 +200,17 @@ def test_frozen_parameters_are_shared(roomy, tmp_path):
 
 
 def test_what_it_logs(roomy, tmp_path):
-    """Beside each loss, and in the history; all hit where everything is in memory."""
-    ours = trainer("llama", tmp_path, terrace.torch.TerraceCallback(client=roomy, **OPTIONS))
+    """In a list of its own, for each loss; all hit where everything is in memory. The Trainer's history is as without it."""
+    callback = terrace.torch.TerraceCallback(client=roomy, **OPTIONS)
+    ours, plain = trainer("llama", tmp_path, callback), trainer("llama", tmp_path)
     ours.train()
+    plain.train()
     logged = [entry for entry in ours.state.log_history if "loss" in entry]
+    assert [entry.keys() for entry in ours.state.log_history] == [entry.keys() for entry in plain.state.log_history]
+    assert [entry["step"] for entry in callback.log_history] == [entry["step"] for entry in logged]
     assert len(logged) == 4
-    for entry in logged:
-        assert entry["terrace_hit_ratio"] == 1.0 and 0 <= entry["terrace_wait_share"] <= 1
-    assert not any("terrace_hit_ratio" in entry for entry in ours.state.log_history if "loss" not in entry)
+    for entry in callback.log_history:
+        assert entry["hit_ratio"] == 1.0 and 0 <= entry["wait_share"] <= 1
 
 
 def test_built_by_init_and_trained_on(restless, tmp_path):
@@ -324,10 +327,17 @@ def test_a_mixture_of_experts_is_converted_as_it_is_written(disk, shards):
         assert (disk / "plain" / file).read_bytes() == (disk / "ours" / file).read_bytes(), file
 
 
+def test_an_optimizer_that_is_tried(roomy, tmp_path):
+    """Transformers' own Adafactor."""
+    plain = trainer("gpt2", tmp_path, optim="adafactor")
+    plain.train()
+    ours = trainer("gpt2", tmp_path, terrace.torch.TerraceCallback(client=roomy, **OPTIONS), optim="adafactor")
+    ours.train()
+    compare(ours, plain)
+
+
 def test_what_a_trainer_cannot_do(restless, tmp_path):
     callback = terrace.torch.TerraceCallback(client=restless)
-    with pytest.raises(terrace.InvalidArgument, match="Adafactor is not known"):
-        trainer("gpt2", tmp_path, callback, optim="adafactor").train()
     with pytest.raises(terrace.InvalidArgument, match="torch_compile=True"):
         callback.on_train_begin(transformers.TrainingArguments(tmp_path, torch_compile=True, use_cpu=True), None, None,
                                 model=torch.nn.Linear(2, 2), optimizer=torch.optim.SGD([torch.zeros(1)]))

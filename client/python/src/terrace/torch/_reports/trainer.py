@@ -27,14 +27,14 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
 
         Trainer(model, arguments, train_dataset=data, callbacks=[terrace.torch.TerraceCallback()]).train()
 
-    What the Trainer logs with a loss has two figures more, since the log before: `terrace_hit_ratio`, of the leases
-    those that found all in place, and `terrace_wait_share`, of the time what leasing took.
+    `log_history` is a list of its own, with one entry for each loss that the Trainer logs: the step, and since the entry
+    before `hit_ratio`, of the leases those that found all in place, and `wait_share`, of the time what leasing took.
 
     With masters, what it resumes from is read once more: the Trainer has cast the optimizer's state to the weights' type.
 
-    Losses, weights and checkpoints are those without it. The model stays in Terrace afterwards: it is evaluated, saved
-    and trained on as ever. Arguments are offload()'s, but for step_in_backward: a Trainer looks at all gradients for
-    the norm that it logs. InvalidArgument for what offload() refuses, and for torch_compile=True.
+    Losses, weights, checkpoints and what the Trainer logs are those without it. The model stays in Terrace afterwards: it
+    is evaluated, saved and trained on as ever. Arguments are offload()'s, but for step_in_backward: a Trainer looks at
+    all gradients for the norm that it logs. InvalidArgument for what offload() refuses, and for torch_compile=True.
     """
 
     def __init__(self, *, client: Client | None = None, what: str | Iterable[str] | None = None,
@@ -48,6 +48,7 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
         self.place = None if place is None else _checks.text(_CALL, "place", place)
         self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
         self.timeout = _checks.seconds(_CALL, "timeout", timeout)
+        self.log_history: list[dict[str, float]] = []
         self._meter: Meter | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
@@ -81,14 +82,11 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
                logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        """The Trainer has put what it logs into its history, and is about to show it."""
-        if self._meter is None or logs is None or "loss" not in logs:
-            return
-        past = self._meter.take()
-        figures = {"terrace_hit_ratio": round(past.hit_ratio, 4), "terrace_wait_share": round(past.wait_share, 4)}
-        logs.update(figures)
-        if state.log_history:
-            state.log_history[-1].update(figures)
+        """The Trainer logs something."""
+        if self._meter is not None and logs is not None and "loss" in logs:
+            past = self._meter.take()
+            self.log_history.append({"step": state.global_step, "hit_ratio": round(past.hit_ratio, 4),
+                                     "wait_share": round(past.wait_share, 4)})
 
 
 def _checkpoints(args: TrainingArguments, state: TrainerState) -> list[pathlib.Path]:
