@@ -17,6 +17,7 @@ from python_fixtures import LIMIT_SECONDS, disk  # noqa: F401 (a fixture)
 from python_rank_fixtures import Checks, run_ranks
 from python_torch_models import Gpt, assert_same, loss_of, weights
 from torch import distributed, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 CHECKS = Checks()
@@ -125,6 +126,25 @@ def parts(client, _folder):
     with pytest.raises(terrace.FailedPrecondition, match="gradient_as_bucket_view=True makes every"):
         loss_of(wrapper, 1)
     assert client.leased_bytes == 0
+
+
+@CHECKS.check
+def zero_redundancy(client, _folder):
+    """Each rank has the states of a part of the parameters, and gets the others from the other rank."""
+    found = []
+    for offloads in (False, True):
+        model, _ = build()
+        wrapper = DistributedDataParallel(model)
+        optimizer = ZeroRedundancyOptimizer(wrapper.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-3)
+        if offloads:
+            terrace.torch.offload(wrapper, optimizer, client=client, tensor_bytes_min=1)
+        said = train(wrapper, optimizer, parts=2)
+        optimizer.consolidate_state_dict(0)
+        found.append((said, weights(model)))
+        assert client.leased_bytes == 0 and client.held == 0
+    assert found[0][0] == found[1][0]
+    assert_same(found[1][1], found[0][1])
+    assert any("exp_avg" in name for name in client.tensors())
 
 
 @CHECKS.check

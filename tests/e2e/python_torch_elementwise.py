@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that an optimizer of the script's own, once it is declared to treat every element by itself, steps over leased
+"""Shows that an optimizer of the script's own, once it is declared to treat its parameters one by one, steps over leased
 memory to the weights that it gives without Terrace, bit for bit; and that what cannot be declared is said by name."""
 
 import copy
@@ -83,7 +83,7 @@ def undeclared(monkeypatch):
 @pytest.mark.parametrize("states", [["exp_avg"], (), lambda group: ["exp_avg", *["last"] * group["with_last"]]],
                          ids=["named", "unnamed", "by-group"])
 def test_the_same_bits(restless, states, options):
-    assert terrace.torch.elementwise(Lion, states=states) is Lion
+    assert terrace.torch.declare(Lion, states=states) is Lion
     in_backward = "step_in_backward" in options
     recipe = Recipe(kind=Lion, options=(("lr", 1e-3), ("with_last", True)), accumulation=1 if in_backward else 2,
                     clip=not in_backward)
@@ -95,7 +95,7 @@ def test_the_same_bits(restless, states, options):
 
 @pytest.mark.parametrize("options", [{}, {"step_in_backward": True}, {"what": "gradients"}], ids=str)
 def test_parameters_that_a_step_replaces(restless, options):
-    terrace.torch.elementwise(Replacing)
+    terrace.torch.declare(Replacing)
     in_backward = "step_in_backward" in options
     compare(Recipe(kind=Replacing, accumulation=1 if in_backward else 2, clip=not in_backward), restless, **options)
 
@@ -110,7 +110,7 @@ class Decaying(Lion):
 
 
 def test_gradients_that_a_step_writes_to_unseen(restless):
-    terrace.torch.elementwise(Decaying, states=["exp_avg"])
+    terrace.torch.declare(Decaying, states=["exp_avg"])
 
     def run(model, optimizer):
         said = []
@@ -126,7 +126,7 @@ def test_gradients_that_a_step_writes_to_unseen(restless):
 
 @pytest.mark.parametrize("states", [(), ["exp_avg"]], ids=["unnamed", "named"])
 def test_states_that_are_loaded_again_and_again_take_no_more_room(roomy, states):
-    terrace.torch.elementwise(Lion, states=states)
+    terrace.torch.declare(Lion, states=states)
     model, optimizer = terrace.torch.offload(*build(Recipe(kind=Lion)), client=roomy, tensor_bytes_min=1)
     loss_of(model, 0).backward()
     optimizer.step()
@@ -143,7 +143,7 @@ def test_states_that_are_loaded_again_and_again_take_no_more_room(roomy, states)
 def test_room_is_made_for_the_states_that_are_named(roomy):
     for states, names in (((), 0), (["exp_avg"], 1)):
         model = torch.nn.Linear(64, 64)
-        terrace.torch.elementwise(Lion, states=states)
+        terrace.torch.declare(Lion, states=states)
         terrace.torch.offload(model, Lion(model.parameters()), client=roomy)
         assert sum("exp_avg" in name for name in roomy.tensors()) == names
         del model
@@ -156,10 +156,10 @@ def test_states_that_are_not_named_are_leased_too(roomy, monkeypatch):
         """Might keep more."""
 
     looked = []
-    count = States._states_kept
-    monkeypatch.setattr(States, "_states_kept", lambda *of: looked.append(count(*of)) or looked[-1])
-    terrace.torch.elementwise(Lion)
-    for kind, wanted in ((Lion, {0, 1}), (torch.optim.AdamW, set()), (Averaging, {0, 2})):
+    count = States._states_bytes
+    monkeypatch.setattr(States, "_states_bytes", lambda *of: looked.append(count(*of) > 0) or count(*of))
+    terrace.torch.declare(Lion)
+    for kind, wanted in ((Lion, {False, True}), (torch.optim.AdamW, set()), (Averaging, {False, True})):
         looked.clear()
         compare(Recipe(kind=kind), roomy)
         assert set(looked) == wanted
@@ -174,10 +174,10 @@ def test_a_class_that_was_made_of_one(roomy):
         def step(self, closure=None):
             raise AssertionError("is not run")
 
-    terrace.torch.elementwise(Lion, states=["exp_avg"])
+    terrace.torch.declare(Lion, states=["exp_avg"])
     compare(Recipe(kind=Hasty), roomy)
     model, _ = build(Recipe())
-    with pytest.raises(terrace.InvalidArgument, match=r"Other is not known .*Lion.* declared with .*elementwise\(\)"):
+    with pytest.raises(terrace.InvalidArgument, match=r"Other is not known .*cannot be tried: .*is not run.*declare\(Other\)"):
         terrace.torch.offload(model, Other(model.parameters()), client=roomy)
 
 
@@ -200,14 +200,14 @@ def test_the_first_optimizer_of_a_class_that_was_made_of_one(roomy):
     class Derived(Named, Descent):
         pass
 
-    terrace.torch.elementwise(Descent)
+    terrace.torch.declare(Descent)
     compare(Recipe(kind=Derived), roomy)
     compare(Recipe(kind=Descent), roomy)
     assert "step" in vars(Derived)
 
 
 def test_a_closure_and_a_checkpoint(roomy):
-    terrace.torch.elementwise(Lion, states=["exp_avg"])
+    terrace.torch.declare(Lion, states=["exp_avg"])
 
     def run(model, optimizer):
         torch.manual_seed(7)
@@ -241,7 +241,7 @@ class PerStep(Lion):
 
 
 def test_a_count_of_steps_where_parameters_are_stepped_one_by_one(restless):
-    terrace.torch.elementwise(PerStep)
+    terrace.torch.declare(PerStep)
     compare(Recipe(kind=PerStep), restless)
     model, optimizer = build(Recipe(kind=PerStep))
     terrace.torch.offload(model, optimizer, client=restless, tensor_bytes_min=1, step_in_backward=True)
@@ -251,7 +251,7 @@ def test_a_count_of_steps_where_parameters_are_stepped_one_by_one(restless):
 
 @pytest.mark.parametrize("option", [[1e-3], {"inner": [1e-3]}], ids=str)
 def test_an_option_that_changes_in_place_after_the_backward_pass_has_stepped(restless, option):
-    terrace.torch.elementwise(Lion)
+    terrace.torch.declare(Lion)
     model, optimizer = build(Recipe(kind=Lion))
     optimizer.param_groups[0]["rates"] = option
     terrace.torch.offload(model, optimizer, client=restless, tensor_bytes_min=1, step_in_backward=True)
@@ -280,21 +280,21 @@ class Stepless(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("kind, said", [
-    (torch.optim.Muon, "PyTorch's Muon, which does not treat every element by itself"),
+    (torch.optim.Muon, "PyTorch's Muon, which is known already"),
     (torch.optim.LBFGS, "PyTorch's LBFGS, which does not"),
     (torch.optim.AdamW, "PyTorch's AdamW, which is known already"), (Stepless, r"Stepless has no step\(\)")])
 def test_what_cannot_be_declared(kind, said):
-    with pytest.raises(terrace.InvalidArgument, match=f"terrace.torch.elementwise: .*{said}"):
-        terrace.torch.elementwise(kind)
+    with pytest.raises(terrace.InvalidArgument, match=f"terrace.torch.declare: .*{said}"):
+        terrace.torch.declare(kind)
 
 
 def test_what_is_no_class_and_no_names():
-    with pytest.raises(TypeError, match="elementwise: <class 'torch.nn.modules.linear.Linear'> is no class of"):
-        terrace.torch.elementwise(torch.nn.Linear)
-    with pytest.raises(TypeError, match="elementwise: 3 is no class of"):
-        terrace.torch.elementwise(3)
-    with pytest.raises(TypeError, match="elementwise: this is an optimizer; give its class, Lion$"):
-        terrace.torch.elementwise(Lion(torch.nn.Linear(1, 1).parameters()))
+    with pytest.raises(TypeError, match="declare: <class 'torch.nn.modules.linear.Linear'> is no class of"):
+        terrace.torch.declare(torch.nn.Linear)
+    with pytest.raises(TypeError, match="declare: 3 is no class of"):
+        terrace.torch.declare(3)
+    with pytest.raises(TypeError, match="declare: this is an optimizer; give its class, Lion$"):
+        terrace.torch.declare(Lion(torch.nn.Linear(1, 1).parameters()))
     for wrong in ("exp_avg", [3], 3):
         with pytest.raises(TypeError, match="states is .*; it is a list of names"):
-            terrace.torch.elementwise(Lion, states=wrong)
+            terrace.torch.declare(Lion, states=wrong)

@@ -252,7 +252,7 @@ def test_what_is_kept_of_a_step_stands_for_what_is_there(served):
     """A step of the script's own that keeps what it was shown finds the content later, and keeps no memory."""
     kept = []
 
-    @terrace.torch.elementwise
+    @terrace.torch.declare
     class Keeps(torch.optim.SGD):
         def step(self, closure=None):
             for group in self.param_groups:

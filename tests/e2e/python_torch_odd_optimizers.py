@@ -43,7 +43,7 @@ def trained(kind, client=None, **options):
     matrices, vectors = ([one for one in model.parameters() if (one.dim() > 1) == wanted] for wanted in (True, False))
     optimizer = kind([{"params": matrices, "lr": 0.04}, {"params": vectors}])
     if client is not None:
-        terrace.torch.elementwise(kind)
+        terrace.torch.declare(kind)
         terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1, **options)
     torch.manual_seed(2)
     losses = []
@@ -99,7 +99,7 @@ def test_a_state_that_parameters_share_already_stays_one(clients):
         optimizer = Sharing(model.parameters())
         for number in range(3):
             if number == 1 and client is not None:
-                terrace.torch.elementwise(Sharing)
+                terrace.torch.declare(Sharing)
                 terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
             torch.manual_seed(number)
             loss_of(model, number).backward()

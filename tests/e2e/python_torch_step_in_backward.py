@@ -83,7 +83,7 @@ class CountingSGD(torch.optim.SGD):
 def counting(client, *modules):
     CountingSGD.stepped = []
     model = nn.Sequential(*modules)
-    terrace.torch.elementwise(CountingSGD)
+    terrace.torch.declare(CountingSGD)
     return terrace.torch.offload(model, CountingSGD(model.parameters(), lr=0.5), client=client, tensor_bytes_min=1,
                                  step_in_backward=True)
 

@@ -16,7 +16,7 @@ from ._files.checkpoint import load, save
 from ._leased.shown import is_managed
 from ._offload.init import init
 from ._offload.offload import offload
-from ._optimizer.kinds import elementwise
+from ._optimizer.kinds import declare, elementwise
 from ._reports.progress import progress
 from ._reports.summary import ActivationsSummary, LeaseSummary, ModuleSummary, Overview, Summary, summary
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ._reports.trainer import TerraceCallback as TerraceCallback
 
 __all__ = ["Activations", "ActivationsSummary", "LeaseSummary", "ModuleSummary", "Overview", "Stage", "StagedBatches",
-           "Summary", "activations", "elementwise", "init", "is_managed", "load", "offload", "progress", "save",
+           "Summary", "activations", "declare", "elementwise", "init", "is_managed", "load", "offload", "progress", "save",
            "scratch", "stage", "summary"]
 
 

@@ -14,6 +14,7 @@ from torch import nn, optim
 from ... import _checks
 from ..._errors import InvalidArgument
 from .._optimizer import kinds
+from .._optimizer.kept import is_made_of_tensors
 from .._optimizer.optimizer import managed_optimizer, unwrapped
 from .._optimizer.saved_masters import MASTER, as_loaded, check_master
 from .._parameters.parameter import shown_parameter
@@ -38,8 +39,8 @@ def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
 
     One tensor is leased at a time. Any reader of safetensors reads the files. Works for models that are not offloaded,
     too. A tied weight is written under each of its names. The file appears when it is whole. InvalidArgument, before
-    anything is written, for an optimizer's option that JSON cannot hold, and for an element type or a name that safetensors
-    lacks.
+    anything is written, for an optimizer's option that JSON cannot hold, for a state that is a tensor of another class or
+    a list of tensors, and for an element type or a name that safetensors lacks.
     """
     target = _check_arguments("terrace.torch.save", path, model, optimizer)
     of_optimizer = None if optimizer is None else _of_optimizer(optimizer)  # before a file is touched
@@ -64,6 +65,10 @@ def _of_optimizer(optimizer: optim.Optimizer) -> tuple[list[Item], str]:
     items, plain = [], {}
     for index, of in state["state"].items():
         for key, value in of.items():
+            if is_made_of_tensors(value):
+                raise InvalidArgument(f"terrace.torch.save: the optimizer cannot be saved, since '{key}' of its state of parameter "
+                                      f"{index} is a {type(value).__name__}, which safetensors cannot hold: torch.save("
+                                      "optimizer.state_dict(), ...) writes it, a tensor at a time")
             if isinstance(value, torch.Tensor):
                 items.append(item_of(f"{index}.{key}", value))
             else:
@@ -243,7 +248,7 @@ def _check_states(path: pathlib.Path, states: dict[int, dict[str, Any]], optimiz
         managed, master = managed_optimizer(optimizer), state.get(MASTER)
         if managed is not None and isinstance(master, Entry):
             check_master(managed.states, parameter, master.shape, f"{path}: the state of parameter {number}")
-        for key in kinds.known_states(unwrapped(optimizer), group):
+        for key in kinds.states(unwrapped(optimizer), group, parameter.dim()):
             value = state.get(key)
             if isinstance(value, Entry) and value.shape != tuple(parameter.shape):
                 raise InvalidArgument(f"{path} is not of this optimizer: '{number}.{key}' has the shape {value.shape}, "

@@ -7,14 +7,14 @@ import functools
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
 from ..._errors import FailedPrecondition
 from .._leased.store import Store
 from .._model import modules
-from .._optimizer.optimizer import ManagedOptimizer
+from .._optimizer.optimizer import ManagedOptimizer, step_soon
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter
@@ -42,14 +42,15 @@ class Job:
         self.stepped = stepped
         self.optimizers: list[ManagedOptimizer] = []
 
-    def step_with(self, optimizer: ManagedOptimizer) -> None:
-        """Steps with one more optimizer from now on."""
+    def step_with(self, optimizers: Sequence[ManagedOptimizer]) -> None:
+        """Steps with more optimizers from now on."""
         if self.in_backward:
             for one in self.parameters:
                 if one.gradient is not None:
-                    one.gradient.step_with(optimizer.step_soon)
-        optimizer.attach(self.stepped)
-        self.optimizers.append(optimizer)
+                    one.gradient.step_with(step_soon(optimizers))
+        for optimizer in optimizers:
+            optimizer.attach(self.stepped)
+            self.optimizers.append(optimizer)
         self.store.plan()
 
     def drop_gone(self) -> None:
@@ -89,15 +90,15 @@ def jobs() -> list[tuple[nn.Module, Job]]:
 
 def begin(model: nn.Module, store: Store, shared: SharedStore | None, parameters: list[ManagedParameter],
           in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str], masters: Masters,
-          stepped: ManagedOptimizer | None) -> None:
+          stepped: Sequence[ManagedOptimizer]) -> None:
     """All is where it is to be: the model is offloaded from now on."""
-    in_backward = stepped is not None and stepped.in_backward
+    in_backward = any(one.in_backward for one in stepped)
     for one in in_memory:
         one.finish()
     job = _jobs[model] = Job(store, shared, parameters, in_memory, shards, parts, masters, in_backward,
                              functools.partial(_name_replaced, weakref.ref(model), shards, set()))
     store.plan()
-    if stepped is not None:
+    if stepped:
         job.step_with(stepped)
     if in_memory:
         modules.call_first(model, functools.partial(_watch, in_memory))

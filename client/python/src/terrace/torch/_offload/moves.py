@@ -12,7 +12,7 @@ from torch import nn
 from .._device.device import give_back_free
 from .._device.streams import has_streams
 from .._leased.store import Store
-from .._optimizer.optimizer import ManagedOptimizer
+from .._optimizer.optimizer import ManagedOptimizer, step_soon
 from .._parameters.gradient import Gradient, Room
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.masters import Masters
@@ -64,12 +64,12 @@ def manage(store: Store, names: Names) -> list[ManagedParameter]:
 
 
 def make_gradients(store: Store, parameters: Sequence[ManagedParameter | ParameterInMemory], parts: frozenset[str],
-                   masters: Masters, stepped: ManagedOptimizer | None) -> None:
+                   masters: Masters, stepped: Sequence[ManagedOptimizer]) -> None:
     """Makes room for gradients, where they are to have any."""
     likes = {id(one): masters.gradient_like(one.parameter, one.like) for one in parameters}
-    if stepped is not None and stepped.in_backward:
+    if any(one.in_backward for one in stepped):
         for one in parameters:
-            one.gradient = Gradient(one.parameter, store, Room(likes[id(one)], []), stepped.step_soon)
+            one.gradient = Gradient(one.parameter, store, Room(likes[id(one)], []), step_soon(stepped))
         return
     if "gradients" not in parts:
         for one in parameters:
@@ -83,13 +83,13 @@ def make_gradients(store: Store, parameters: Sequence[ManagedParameter | Paramet
 
 
 def move(store: Store, managed: list[ManagedParameter], in_memory: list[ParameterInMemory], shards: Shards,
-         stepped: ManagedOptimizer | None, ranks: Ranks | None, undo: Undo) -> None:
+         stepped: Sequence[ManagedOptimizer], ranks: Ranks | None, undo: Undo) -> None:
     """Moves parameters and states; back again if that fails half way, or on another rank."""
     for shard in shards.all:
         undo.by(shard.restore, f"the parameter '{shard.slot.name}'")
-    if stepped is not None:
-        undo.by(stepped.states.give_back, "the optimizer's states")
-        stepped.states.reserve()
+    for optimizer in stepped:
+        undo.by(optimizer.states.give_back, "the optimizer's states")
+        optimizer.states.reserve()
     freed_bytes = 0
     for one in managed:
         if not isinstance(one.parameter, OffloadedParameter):
@@ -103,8 +103,8 @@ def move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramete
     for other in in_memory:
         _watch(other, undo)
     shards.move_in()
-    if stepped is not None:
-        stepped.states.adopt_all()
+    for optimizer in stepped:
+        optimizer.states.adopt_all()
     if ranks is not None:
         ranks.finish()
     give_back_free(store.device)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -19,8 +19,8 @@ from .._files.streamed import stream_saves
 from .._leased.store import Store
 from .._model import modules, operations
 from .._model.transforms import ask_transforms
-from .._optimizer import kinds
-from .._optimizer.optimizer import ManagedOptimizer, managed_optimizer, unwrapped
+from .._optimizer import kinds, trial
+from .._optimizer.optimizer import ManagedOptimizer, inner_of, managed_optimizer, unwrapped
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, built
@@ -32,6 +32,7 @@ from .._ranks.together import Ranks
 from .init import client_of
 from .job import Job, begin, job_if_any
 from .moves import Names, destroy, forget, give_back, make_gradients, manage, move, take_over
+from .other_optimizers import step_others
 from .parts import wanted_parts
 from .precision import Precision, check_precision, check_taken, renew_states, wanted_precision
 from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
@@ -41,7 +42,7 @@ from .undo import Undo
 TENSOR_BYTES_MIN = 4096
 _CALL = "terrace.torch.offload"
 Module = TypeVar("Module", bound=nn.Module)
-AnyOptimizer = TypeVar("AnyOptimizer", bound=optim.Optimizer | None)
+AnyOptimizer = TypeVar("AnyOptimizer", bound=optim.Optimizer | Sequence[optim.Optimizer] | None)
 
 
 def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | None = None,  # type: ignore[assignment]
@@ -56,6 +57,9 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     parameter, a gradient or a state leases it for that operation. Of what fully_shard() (FSDP2) has split over ranks,
     this rank's shards are moved, and leased while FSDP gathers them.
 
+    optimizer: that steps the model; a list or tuple of several that step parts of it; None: its states, and its steps, stay
+        as they are. One that is not known is tried first on a small copy: it must come to the same numbers where it steps its
+        parameters one by one (see declare()).
     client: the session to keep them in; None: the process's own, one for all calls that are not given one.
     what: a set of "parameters", "gradients" and "states" (the optimizer's), which go to Terrace, while the others stay
         in memory; None: all that there are.
@@ -79,8 +83,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
 
     Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
     to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are; timeout,
-    share_frozen, masters and gradients are as they were given first. With step_in_backward, which is to be given again, a model has one
-    optimizer at a time.
+    share_frozen, masters and gradients are as they were given first. With step_in_backward, which is to be given again, a
+    model has the optimizers of one call at a time.
 
     InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
     more than the place holds. Then the model is as it was.
@@ -100,20 +104,20 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     """ranks: that all do this now, and have what is frozen in common."""
     stream_saves()
     ask_transforms()
+    step_others()
     job = job_if_any(model)
-    steps = _check_asked(job, model, optimizer, step_in_backward)
-    if steps is not None:
-        warn_of_another(model, steps)
+    steps = _check_asked(job, model, optimizer, precision, step_in_backward)
+    for one in steps:
+        warn_of_another(model, one)
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(_CALL, "timeout", timeout)
-    if job is not None and steps is not None:
+    if job is not None:
         parts = _parts_of(_CALL, job, client, what, place, precision, step_in_backward, optimizer)
-        _take_optimizer(job, model, steps, parts, precision, bytes_min, ranks)
+        _take_optimizers(job, model, steps, parts, precision, bytes_min, ranks)
         return model, optimizer
     parts = _check_parts_asked(what, optimizer, step_in_backward, ranks)
     names, left = eligible(model, bytes_min, "parameters" in parts)
-    if steps is not None:
-        check_precision(_CALL, precision, model, steps)
+    check_precision(_CALL, precision, model, steps)
     warn_of_shown(left)
     chosen = _choose(model, names, parts, client, place, step_in_backward, ranks)
     store = Store(chosen.client, chosen.place, seconds,
@@ -130,19 +134,18 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         own, in_memory = _divide(store, chosen.whole, parts)
         managed = [*shared, *own]
         masters = Masters(store, *precision, in_terrace="states" in parts)
-        stepped = None if steps is None else ManagedOptimizer(steps, store, shards, in_memory, parts, bytes_min,
-                                                              step_in_backward, masters)
+        stepped = [ManagedOptimizer(one, store, shards, in_memory, parts, bytes_min, step_in_backward, masters)
+                   for one in steps]
         make_gradients(store, [*own, *in_memory], parts, masters, stepped)
         undo.by(masters.accumulate_as_before)
-        if stepped is not None:
-            stepped.states.make_all_masters()
+        for each in stepped:
+            each.states.make_all_masters()
         undo.by(functools.partial(modules.detach, model))
         modules.attach(model, {id(one.parameter): one for one in managed})
         check_room(model, store, shards, in_memory if "gradients" in parts else [], stepped)
         check_shared_room(model, chosen.frozen.store)
-        if steps is not None and masters:
-            undo.by(functools.partial(renew_states, steps, None))
-            renew_states(steps, masters.dtype)
+        for one in steps:
+            _renew_states(one, masters, undo)
         move(store, managed, in_memory, shards, stepped, ranks, undo)
         masters.accumulate_wide()
     chosen.frozen.finish()
@@ -150,21 +153,48 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     return model, optimizer
 
 
-def _check_asked(job: Job | None, model: nn.Module, optimizer: object, in_backward: bool) -> optim.Optimizer | None:
-    """The optimizer that steps, if one was given. Raises for a model or an optimizer that cannot be offloaded, or is."""
+def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, precision: Precision,
+                 in_backward: bool) -> list[optim.Optimizer]:
+    """The optimizers that step. Raises for a model or an optimizer that cannot be offloaded, or is."""
     if job is None:
         check_model(model, in_backward)
     elif optimizer is None:
         raise FailedPrecondition(f"{_CALL}: this model is offloaded already; offload(model, optimizer) takes another "
                                  "optimizer for it")
-    if optimizer is None:
-        return None
-    steps: optim.Optimizer = unwrapped(optimizer)
-    kinds.check(steps)
-    if managed_optimizer(steps) is not None:
-        raise FailedPrecondition(f"{_CALL}: this optimizer is offloaded already; offload models that share one "
-                                 "together, as a torch.nn.ModuleList of them")
-    return steps
+    given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    if optimizer is not None and not given:
+        raise InvalidArgument(f"{_CALL}: the list of optimizers is empty; leave it out, or give those that step the model")
+    steps: list[optim.Optimizer] = [unwrapped(one) for one in given]
+    for one in steps:
+        kinds.check(one)
+        if managed_optimizer(one) is not None:
+            raise FailedPrecondition(f"{_CALL}: this optimizer is offloaded already; offload models that share one "
+                                     "together, as a torch.nn.ModuleList of them")
+    _check_apart(steps)
+    masters = precision.masters if job is None or precision.masters is not None else job.masters.dtype
+    for one in steps:
+        trial.try_unknown(one, masters)
+    inner = [other for one in steps for other in inner_of(one)]
+    if in_backward and inner:
+        raise InvalidArgument(f"{_CALL}: step_in_backward=True cannot be had with a wrapper of another optimizer "
+                              f"({type(inner[0]).__name__}): offload without it")
+    for one in inner:
+        kinds.check(one)
+        trial.try_unknown(one, masters)
+    return steps + [one for one in inner if managed_optimizer(one) is None]
+
+
+def _check_apart(optimizers: list[optim.Optimizer]) -> None:
+    """Raises InvalidArgument for a parameter that two of them step."""
+    of: dict[int, optim.Optimizer] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                other = of.setdefault(id(one), optimizer)
+                if other is not optimizer:
+                    raise InvalidArgument(
+                        f"{_CALL}: {type(other).__name__} and {type(optimizer).__name__} both step a parameter of shape "
+                        f"{tuple(one.shape)}: of several optimizers in one call each parameter belongs to one")
 
 
 def _check_parts_asked(what: Any, optimizer: object, in_backward: bool, ranks: Ranks | None) -> frozenset[str]:
@@ -236,37 +266,45 @@ def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str 
     return parts
 
 
-def _take_optimizer(job: Job, model: nn.Module, optimizer: optim.Optimizer, parts: frozenset[str], precision: Precision,
-                    bytes_min: int, ranks: Ranks | None) -> None:
-    """Takes another optimizer for a model that is offloaded."""
+def _take_optimizers(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], parts: frozenset[str],
+                     precision: Precision, bytes_min: int, ranks: Ranks | None) -> None:
+    """Takes other optimizers for a model that is offloaded."""
     job.drop_gone()
     if job.in_backward and not all(one.states.gone for one in job.optimizers):
         raise FailedPrecondition(
-            "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has one optimizer: "
-            "let go of the one before first, and of what refers to it, as its learning-rate scheduler does")
+            "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has the optimizers of "
+            "one call: let go of those before first, and of what refers to them, as a learning-rate scheduler does")
     if precision.masters is not None and not job.masters:
         job.masters = Masters(job.store, precision.masters, in_terrace="states" in parts)
     if job.masters:
-        check_taken(_CALL, Precision(job.masters.dtype, job.masters.gradients), model, optimizer)
-    stepped = ManagedOptimizer(optimizer, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, job.masters)
+        check_taken(_CALL, Precision(job.masters.dtype, job.masters.gradients), model, optimizers)
+    stepped = [ManagedOptimizer(one, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, job.masters)
+               for one in optimizers]
     with Undo() as undo:
-        undo.by(stepped.states.let_go)
-        undo.by(stepped.states.give_back, "the optimizer's states")
-        stepped.states.make_all_masters()
-        if job.masters:
-            undo.by(functools.partial(renew_states, optimizer, None))
-            renew_states(optimizer, job.masters.dtype)
-        most, name = stepped.states.largest()
-        check_fits(job.store, most, f"the optimizer's step on '{name}'")
-        for one in (*job.parameters, *job.in_memory):
-            if one.gradient is not None and one.parameter.requires_grad:
-                one.gradient.reserve()
-        stepped.states.reserve()
-        stepped.states.adopt_all()
+        for one in stepped:
+            undo.by(one.states.let_go)
+            undo.by(one.states.give_back, "the optimizer's states")
+            one.states.make_all_masters()
+            _renew_states(one.states.optimizer, job.masters, undo)
+            most, name = one.states.largest()
+            check_fits(job.store, most, f"the optimizer's step on '{name}'")
+        for of in (*job.parameters, *job.in_memory):
+            if of.gradient is not None and of.parameter.requires_grad:
+                of.gradient.reserve()
+        for one in stepped:
+            one.states.reserve()
+            one.states.adopt_all()
         job.masters.accumulate_wide()
         if ranks is not None:
             ranks.finish()
     job.step_with(stepped)
+
+
+def _renew_states(optimizer: optim.Optimizer, masters: Masters, undo: Undo) -> None:
+    """Makes for masters those states that a constructor has made for weights."""
+    if masters:
+        undo.by(functools.partial(renew_states, optimizer, None))
+        renew_states(optimizer, masters.dtype)
 
 
 def _check_parts(call: str, parts: frozenset[str], adopted: list[str],

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,30 +42,30 @@ def wanted_precision(call: str, masters: Any, gradients: Any, optimizer: object)
     return Precision(masters, gradients)
 
 
-def check_precision(call: str, precision: Precision, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """Raises where masters cannot be had of what an optimizer steps."""
+def check_precision(call: str, precision: Precision, model: nn.Module, optimizers: Sequence[optim.Optimizer]) -> None:
+    """Raises where masters cannot be had of what optimizers step."""
     if precision.masters is not None:
-        _check_narrow(call, precision, optimizer)
-        check_taken(call, precision, model, optimizer)
+        _check_narrow(call, precision, optimizers)
+        check_taken(call, precision, model, optimizers)
 
 
-def _check_narrow(call: str, precision: Precision, optimizer: optim.Optimizer) -> None:
+def _check_narrow(call: str, precision: Precision, optimizers: Sequence[optim.Optimizer]) -> None:
     """Raises where there is nothing that could have masters."""
-    stepped = _stepped(optimizer)
+    stepped = _stepped(optimizers)
     if not any(one.dtype in NARROW for one in stepped):
         found = sorted({str(one.dtype) for one in stepped}) or ["nothing that requires a gradient"]
         raise InvalidArgument(f"{call}: masters={precision.masters} are of weights in {_TYPES}, and what the optimizer steps "
                               f"is {', '.join(found)}: leave masters out, or cast the model first")
 
 
-def _stepped(optimizer: optim.Optimizer) -> list[nn.Parameter]:
-    return [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+def _stepped(optimizers: Sequence[optim.Optimizer]) -> list[nn.Parameter]:
+    return [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
 
 
-def check_taken(call: str, precision: Precision, model: nn.Module, optimizer: optim.Optimizer) -> None:
-    """The same of an optimizer that may have nothing that could have masters."""
+def check_taken(call: str, precision: Precision, model: nn.Module, optimizers: Sequence[optim.Optimizer]) -> None:
+    """The same of optimizers that may have nothing that could have masters."""
     names = {id(one): name for name, one in model.named_parameters()}
-    narrow = [one for one in _stepped(optimizer) if one.dtype in NARROW]
+    narrow = [one for one in _stepped(optimizers) if one.dtype in NARROW]
     for parameter in narrow:
         name = names.get(id(parameter), "not of this model")
         if is_split(parameter):
@@ -72,7 +73,8 @@ def check_taken(call: str, precision: Precision, model: nn.Module, optimizer: op
                                   "the model in torch.float32, and give fully_shard() "
                                   f"MixedPrecisionPolicy(param_dtype={parameter.dtype})")
     _check_alone(call, narrow, names)
-    _check_states(call, optimizer, narrow, names)
+    for optimizer in optimizers:
+        _check_states(call, optimizer, narrow, names)
     for one in model.modules() if precision.gradients is not None else ():
         if isinstance(one, nn.parallel.DistributedDataParallel):
             raise InvalidArgument(f"{call}: {wrong_with(one, False, wide=True)}")

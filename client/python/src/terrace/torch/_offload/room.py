@@ -3,6 +3,7 @@
 
 import math
 import warnings
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -15,12 +16,12 @@ from .._ranks.shards import Shards
 
 
 def check_room(model: nn.Module, store: Store, shards: Shards, in_memory: list[ParameterInMemory],
-                stepped: ManagedOptimizer | None) -> None:
+                stepped: Sequence[ManagedOptimizer]) -> None:
     """Looks at all that the job leases from its own session at once."""
     most, what = max(modules.largest(model, store), shards.largest(),
                      *((one.like.room_bytes, f"the gradient of '{one.name}'") for one in in_memory))
-    if stepped is not None:
-        of_step, name = stepped.states.largest()
+    for optimizer in stepped:
+        of_step, name = optimizer.states.largest()
         if of_step > most:
             most, what = of_step, f"the optimizer's step on '{name}'"
     check_fits(store, most, what)

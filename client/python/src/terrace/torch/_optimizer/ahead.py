@@ -16,6 +16,7 @@ from .._parameters.parameter import ManagedParameter
 from .._pytorch.private import raw
 from .._tensors.offloaded import OffloadedTensor
 from . import kinds
+from .once import OnceAStep
 from .states import States
 from .trace import trace
 
@@ -46,6 +47,7 @@ class SteppedAhead:
         self._left_as: _StatesOf = {}  # that backward has left
         self._found_as: _StatesOf = {}  # of those that backward has not come to
         self._stepped_as: _StatesOf = {}  # what step() is to leave as it is: backward has stepped it
+        self.put_off: OnceAStep | None = None  # what was written once a run, and is to be once a step
         self._ahead: list[Gradient] = []  # of what was stepped
         self._left: list[Gradient] = []  # of parameters that step() itself is to step
 
@@ -155,6 +157,7 @@ class SteppedAhead:
     def loaded(self) -> None:
         """Other states were loaded: what was stepped is of a training that goes on no more."""
         self.stepped.clear()
+        self.put_off = None
         self._left_as.clear()
         self._found_as.clear()
         self._options_used.clear()
@@ -167,6 +170,7 @@ class SteppedAhead:
         while self._left:
             self._left.pop().step_is_over()
         self.stepped &= under_way
+        self.put_off = None
         self._left_as.clear()
         self._found_as.clear()
         self._options_used.clear()  # of a backward pass within the step, in its closure

@@ -19,7 +19,8 @@ from .._pytorch.private import raw
 from .._pytorch.split import is_split
 from .._tensors.offloaded import LeasedParameter, OffloadedTensor
 from . import kinds
-from .holders import AsGradient, Holder, InDTensor, InState, holder_of
+from .holders import AsGradient, Holder, InDTensor, holder_of
+from .kept import kept_in
 from .masters import MastersOfBatch, OfWeight
 from .states import States
 
@@ -45,6 +46,12 @@ def _references(_holder: Any, held: Any, _tensor: Any) -> int:
 _OF_ITS_STATE = _references(*deque([(None, object(), None)])[0])  # where nothing else has it
 
 
+def _is_alike(value: Any, tensor: torch.Tensor) -> bool:
+    """Whether it is an ordinary tensor of the same geometry."""
+    return (type(value) is torch.Tensor and value.layout == torch.strided and value.shape == tensor.shape
+            and value.stride() == tensor.stride() and value.dtype == tensor.dtype and value.device == tensor.device)
+
+
 class Batch:
     """Parameters with their gradients and states, leased for one round of the step."""
 
@@ -56,8 +63,10 @@ class Batch:
         self._stepped = stepped
         self._store = states.store
         self.parameters = parameters
-        self._managed = [managed for parameter in parameters if (managed := states.managed_of(parameter)) is not None]
-        self._masters = MastersOfBatch(states.store, states.masters, parameters, keeps, stepped)
+        with raw():  # what has no gradient is leased if it is used all the same
+            self._leased = [parameter for parameter in parameters if states.masters.own(parameter).grad is not None]
+        self._managed = [managed for parameter in self._leased if (managed := states.managed_of(parameter)) is not None]
+        self._masters = MastersOfBatch(states.store, states.masters, self._leased, keeps, stepped)
         self._written: deque[tuple[Holder, OffloadedTensor, torch.Tensor]] = deque()  # states, and shards of parameters
         self._gradients: deque[tuple[AnyHolder, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = deque()
         self._addresses: list[int] = []  # of the parameters in Terrace, while they are shown
@@ -68,8 +77,8 @@ class Batch:
         """Leases all of it as one set, and shows it where the step looks."""
         read = self._masters.begin()
         with raw():
-            found = [one for parameter in self.parameters for one in self._offloaded(parameter)]
-            gradients = [(holder, held) for parameter in self.parameters
+            found = [one for parameter in self._leased for one in self._offloaded(parameter)]
+            gradients = [(holder, held) for parameter in self._leased
                          if isinstance(held := (holder := _holder_of_gradient(parameter, self._states.masters)).get(),
                                        OffloadedTensor)]
         self._writes_gradients = kinds.writes_gradients_unseen(self._states.optimizer)
@@ -105,12 +114,9 @@ class Batch:
         """What is in Terrace of a parameter's states, and of this rank's part of it, and where it belongs."""
         if is_split(parameter) and isinstance(parameter._local_tensor, OffloadedTensor):
             yield InDTensor(parameter), parameter._local_tensor
-        state = self._states.state_of(parameter)
-        for key, value in state.items():
-            if isinstance(value, OffloadedTensor):
-                yield InState(state, key), value
-            elif is_split(value) and isinstance(value._local_tensor, OffloadedTensor):
-                yield InDTensor(value), value._local_tensor
+        for holder, _, held in kept_in(self._states.state_of(parameter)):
+            if isinstance(held, OffloadedTensor):
+                yield holder, held
 
     def leave(self) -> None:
         """Puts everything back, and moves to Terrace what the step has made."""
@@ -159,9 +165,7 @@ class Batch:
     def _put_back_state(self, holder: Holder, held: OffloadedTensor, tensor: torch.Tensor) -> None:
         """A step may have put another tensor in a state's place. It goes where that was, unless something has that yet."""
         value = holder.get()
-        if value is None or value is tensor or not kinds.state_like(tensor, value, 0):
-            pass
-        elif value.stride() == tensor.stride() and sys.getrefcount(held) == _OF_ITS_STATE:
+        if value is not tensor and _is_alike(value, tensor) and sys.getrefcount(held) == _OF_ITS_STATE:
             tensor.copy_(value)
             value = tensor
         if value is tensor:

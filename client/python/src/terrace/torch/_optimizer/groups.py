@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a step finds as `self.param_groups`: groups whose parameters are leased while the step is at them.
 
-PyTorch's own steps are shown a group in parts, one for each batch that is leased. Any other step sees each group once and
-whole (see members.py), but where it is run for a few parameters at a time, in the backward pass.
+PyTorch's own steps are shown a group in parts, one for each batch that is leased; and so are those of which a trial has
+shown that they come to the same so, once what they write to a group or to their optimizer takes effect once (see once.py).
+Any other step sees each group once and whole (see members.py), but where it is run for a few parameters at a time, in the
+backward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from torch import nn, optim
 from ..._errors import FailedPrecondition
 from .._pytorch.private import is_asked_by_call
 from . import kinds
-from .members import Few, Members
+from .members import Few, Members, Part
+from .once import Once
 from .run import DueRun, Group, Run
 
 
@@ -56,7 +59,9 @@ class _Groups(Sequence[Group]):
             return self._in_parts()
         run.show_all()
         if not isinstance(run, DueRun):
-            return self._whole()
+            tried = run.tried
+            in_parts = tried is not None and tried.in_parts and not is_asked_by_call(asks)
+            return self._each(tried if in_parts else None)
         if len(self) > 1 and is_asked_by_call(asks):
             _check_in_backward(run, "pairs its parameter groups with something (enumerate, zip)")
         return self._few(run, asks)
@@ -93,29 +98,57 @@ class _Groups(Sequence[Group]):
                     yield part
                 _keep_written(group, given, part)
 
-    def _whole(self) -> Iterator[Group]:
+    def _each(self, tried: kinds.Tried | None) -> Iterator[Group]:
+        """tried: shows that a group which is not leased at once may be shown in parts; None: it may not."""
         for group, batches in self._batches():
-            before, members = group["params"], Members(self._run, batches)
-            group["params"] = members  # of the group itself, so that what is written to it is at once what others see
-            try:
-                with members:
-                    yield group
-            finally:
-                if group.get("params") is members:
-                    group["params"] = before
+            if tried is None or len(batches) < 2:
+                yield from self._whole(group, batches)
+            else:
+                yield from self._in_tried_parts(group, batches, tried)
+
+    def _whole(self, group: Group, batches: list[list[nn.Parameter]]) -> Iterator[Group]:
+        before, members = group["params"], Members(self._run, batches)
+        group["params"] = members  # of the group itself, so that what is written to it is at once what others see
+        try:
+            with members:
+                yield group
+        finally:
+            if group.get("params") is members:
+                group["params"] = before
+
+    def _in_tried_parts(self, group: Group, batches: list[list[nn.Parameter]], tried: kinds.Tried) -> Iterator[Group]:
+        once = Once(self._run.optimizer, group, tried.writes)
+        for number, batch in enumerate(batches):
+            if number:
+                once.again()
+            members, given = Part(self._run, [batch]), dict(group)
+            part = {**given, "params": members}
+            with members:
+                yield part
+            _keep_written(group, given, part)
+            if members.odd:
+                raise FailedPrecondition(
+                    f"terrace.torch.offload: the step of {type(self._run.optimizer).__name__} {members.odd}, which it did not do "
+                    "in its trial, and was shown this group in parts: declare it with terrace.torch.declare(), and it is "
+                    "shown each group whole. This step's weights are of no use")
 
     def _few(self, run: DueRun, asks: FrameType) -> Iterator[Group]:
-        before = run.carried.of_groups(asks)
+        tried = run.tried
+        before = None if tried is not None and tried.alone else run.carried.of_groups(asks)
         run.loops_left += 1
         for group, batches in self._batches():
-            members, given = Few(run, batches), dict(group)
+            if tried is not None and tried.alone and tried.in_parts:
+                yield from self._in_tried_parts(group, batches, tried)
+                continue
+            members, given = Few(run, batches) if before is not None else Part(run, batches), dict(group)
             part = {**given, "params": members}
             with members:
                 yield part
             _keep_written(group, given, part)
             _check_in_backward(run, members.odd)
         run.loops_left -= 1
-        before.check()
+        if before is not None:
+            before.check()
 
 
 class _GroupByNumber(dict[str, Any]):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What holds the tensors that an optimizer's step works on, so that leased ones can be put there for its time."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import torch
@@ -10,16 +12,64 @@ from .._pytorch.split import is_split
 
 
 class InState(NamedTuple):
-    """A tensor under its name in the optimizer's state of a parameter."""
+    """A tensor under its name in the optimizer's state of a parameter, or in a dictionary there."""
 
-    state: dict[str, Any]
-    key: str
+    state: dict[Any, Any]
+    key: Any
 
     def get(self) -> Any:
         return self.state.get(self.key)
 
-    def put(self, tensor: torch.Tensor) -> None:
+    def put(self, tensor: Any) -> None:
         self.state[self.key] = tensor
+
+
+class InList(NamedTuple):
+    """One of a list, or of a deque, in a parameter's state."""
+
+    values: Any
+    at: int
+
+    def get(self) -> Any:
+        return self.values[self.at] if self.at < len(self.values) else None
+
+    def put(self, tensor: Any) -> None:
+        if self.at < len(self.values):
+            self.values[self.at] = tensor
+
+
+class InTuple(NamedTuple):
+    """One of a tuple, of which another one is made."""
+
+    holder: Holder
+    at: int
+
+    def get(self) -> Any:
+        values = self.holder.get()
+        return values[self.at] if isinstance(values, tuple) and self.at < len(values) else None
+
+    def put(self, tensor: Any) -> None:
+        values = self.holder.get()
+        if isinstance(values, tuple) and self.at < len(values):
+            made = [*values[:self.at], tensor, *values[self.at + 1:]]
+            self.holder.put(type(values)(*made) if hasattr(values, "_fields") else type(values)(made))
+
+
+class InAttribute(NamedTuple):
+    """A tensor that a tensor subclass is made of, as one of quantized states, or that an object has."""
+
+    whole: Any
+    name: str
+
+    def get(self) -> Any:
+        return getattr(self.whole, self.name, None)
+
+    def put(self, tensor: Any) -> None:
+        known = getattr(self.whole, "__dict__", {})
+        if self.name in known:  # also of what forbids that its attributes are set
+            known[self.name] = tensor
+        else:
+            setattr(self.whole, self.name, tensor)
 
 
 class AsGradient(NamedTuple):
@@ -30,7 +80,7 @@ class AsGradient(NamedTuple):
     def get(self) -> Any:
         return self.parameter.grad
 
-    def put(self, tensor: torch.Tensor) -> None:
+    def put(self, tensor: Any) -> None:
         self.parameter.grad = tensor
 
 
@@ -46,7 +96,7 @@ class InDTensor(NamedTuple):
         self.whole._local_tensor = tensor
 
 
-Holder = InState | AsGradient | InDTensor
+Holder = InState | InList | InTuple | InAttribute | AsGradient | InDTensor
 
 
 def holder_of(tensor: Any, otherwise: Holder) -> Holder:

@@ -64,25 +64,40 @@ class Members(list[nn.Parameter]):
             self._leased.enter()
 
 
-class Few(Members):
-    """Some parameters of a group, for a step that is run for a few at a time: it may not ask how many there are, or which has
+class Part(Members):
+    """Some parameters of a group, for a step that is shown a few at a time: it may not ask how many there are, or which has
     what number."""
 
-    def __init__(self, run: DueRun, batches: Sequence[list[nn.Parameter]]):
+    def __init__(self, run: Run, batches: Sequence[list[nn.Parameter]]):
         super().__init__(run, batches)
-        self._carried = run.carried
-        self._loops = self._ended = 0  # over it: how many have begun, and have come to its end
         self._numbered = False
 
     @property
     def odd(self) -> str:
         """What a step has done with it that it may not, in words."""
-        return ("counts or pairs the parameters of a group (enumerate, zip, list, len, by number)" if self._numbered else
-                "leaves its loop over group['params'] before the end" if self._loops > self._ended else
-                "runs several loops over group['params']" if self._loops > 1 else "")
+        return "counts or pairs the parameters of a group (enumerate, zip, list, len, by number)" if self._numbered else ""
 
     def __bool__(self) -> bool:
         return any(self._batches)
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        self._numbered |= is_asked_by_call(sys._getframe(1))
+        return self._loop()
+
+
+class Few(Part):
+    """Those for a step that is run for a few parameters at a time."""
+
+    def __init__(self, run: DueRun, batches: Sequence[list[nn.Parameter]]):
+        super().__init__(run, batches)
+        self._carried = run.carried
+        self._loops = self._ended = 0  # over it: how many have begun, and have come to its end
+
+    @property
+    def odd(self) -> str:
+        """What a step has done with it that it may not, in words."""
+        return super().odd or ("leaves its loop over group['params'] before the end" if self._loops > self._ended else
+                               "runs several loops over group['params']" if self._loops > 1 else "")
 
     def __iter__(self) -> Iterator[nn.Parameter]:
         asks = sys._getframe(1)
@@ -98,7 +113,7 @@ class Few(Members):
 
 
 def _numbering(name: str) -> Any:
-    def call(self: Few, *given: Any, **named: Any) -> Any:
+    def call(self: Part, *given: Any, **named: Any) -> Any:
         self._numbered = True
         return getattr(Members, name)(self, *given, **named)
 
@@ -109,4 +124,4 @@ def _numbering(name: str) -> Any:
 for _name in ("__len__", "__getitem__", "__reversed__", "__contains__", "__add__", "__mul__", "__rmul__", "__eq__", "__ne__",
               "__lt__", "__le__", "__gt__", "__ge__", "__iadd__", "__imul__", "__setitem__", "__delitem__", "index", "count",
               "copy", "pop", "append", "extend", "insert", "remove", "reverse", "sort", "clear", "__reduce_ex__", "__repr__"):
-    setattr(Few, _name, _numbering(_name))
+    setattr(Part, _name, _numbering(_name))

@@ -22,12 +22,13 @@ from .._parameters.in_memory import ParameterInMemory
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter
 from .._pytorch.modes import check_not_compiled
-from .._pytorch.private import raw
+from .._pytorch.private import complete_hooks, raw
 from .._ranks.shards import Shards
 from . import kinds, scaling
 from .ahead import IN_BACKWARD, SteppedAhead
 from .due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
 from .groups import end_by_number, is_proxy, proxy_class, proxy_of
+from .once import OnceAStep
 from .own import Own
 from .run import DueRun, Run
 from .saved_masters import take_loaded, uncast, with_masters
@@ -38,19 +39,35 @@ _COMPILED = ("the step of an offloaded optimizer was compiled, or is run by comp
              "call optimizer.step() as it is; it runs PyTorch's fused or foreach kernels")
 
 
+_INNER = {"AcceleratedOptimizer": "optimizer", "ZeroRedundancyOptimizer": "optim"}  # what of a wrapper steps, by its name
 _managed: weakref.WeakKeyDictionary[optim.Optimizer, ManagedOptimizer] = weakref.WeakKeyDictionary()
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """The optimizer that steps: of Accelerate's wrapper what is in it."""
-    while type(optimizer).__name__ == "AcceleratedOptimizer" and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
+    """The optimizer that steps: of Accelerate's wrapper what is in it, and of ZeroRedundancyOptimizer this rank's own."""
+    while (inner := _INNER.get(type(optimizer).__name__)) is not None and hasattr(optimizer, inner):
+        optimizer = getattr(optimizer, inner)
     return optimizer
+
+
+def inner_of(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
+    """The optimizers that a wrapper of others steps, as Lookahead does."""
+    return [one for one in vars(optimizer).values() if isinstance(one, optim.Optimizer)]
 
 
 def managed_optimizer(optimizer: optim.Optimizer) -> ManagedOptimizer | None:
     """What belongs to an offloaded optimizer; None for another one."""
     return _managed.get(unwrapped(optimizer))
+
+
+def batch_bytes_of(store: Store) -> int:
+    """What a step over a job's tensors leases at once, where no parameter needs more."""
+    return max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
+
+
+def step_soon(optimizers: Sequence[ManagedOptimizer]) -> Callable[[nn.Parameter, torch.Tensor], bool]:
+    """What steps a parameter in the backward pass, with that of several optimizers whose it is; whether it is any one's."""
+    return lambda parameter, gradient: any(one.step_soon(parameter, gradient) for one in optimizers)
 
 
 class ManagedOptimizer:
@@ -61,7 +78,7 @@ class ManagedOptimizer:
         """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace. masters: the job's."""
         self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
         self.states = States(optimizer, store, shards, in_memory, parts, bytes_min, masters)
-        self.batch_bytes = max(1, min(store.guarantee_bytes // 4, BATCH_BYTES_MAX))
+        self.batch_bytes = batch_bytes_of(store)
         self._stepped: Callable[[], None] = lambda: None
         self._proxy_class = proxy_class(type(optimizer), bool(masters))
         self._run: Run | None = None  # of the script's step, while it goes on
@@ -74,6 +91,7 @@ class ManagedOptimizer:
         self._stepped = stepped
         optimizer = self.states.optimizer
         _managed[optimizer] = self
+        complete_hooks(optimizer)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.register_load_state_dict_pre_hook(self._before_load)
@@ -125,10 +143,16 @@ class ManagedOptimizer:
         ahead.note_found()
         own = Own(optimizer)
         changed = ahead.changed_ahead(parameters)
+        tried = kinds.tried(optimizer)
+        once = OnceAStep(optimizer, tried.writes) if tried is not None and tried.alone else None
         with run.watched():
             step(proxy_of(optimizer, self._proxy_class, run))
             by_number = end_by_number(run)  # before the look at what is the optimizer's own, of which these are
-        odd = [f"changes {name}" for name in changed + own.changed()] + by_number
+        if once is not None:
+            once.put_off()
+            ahead.put_off = once
+        put_off = set() if once is None else once.words
+        odd = [f"changes {name}" for name in changed + own.changed() if name not in put_off] + by_number
         odd += ["leaves its loop over self.param_groups before the end"] if run.loops_left else []
         if odd:
             raise FailedPrecondition(
@@ -182,6 +206,8 @@ class ManagedOptimizer:
         if run is not None:
             run.end()
         changed = self._ahead is not None and self._ahead.changed_in_step()
+        if self._ahead is not None and self._ahead.put_off is not None:
+            self._ahead.put_off.take_effect()
         self._forget_step()
         self.states.store.steps.stepped()
         self._stepped()

@@ -11,6 +11,7 @@ from torch import nn, optim
 
 from .._parameters.masters import Master
 from .._parameters.parameter import ManagedParameter
+from . import kinds
 from .batch import Batch
 from .carried import Carried
 from .masters import StatesByMaster, let_gradients_go, settle, show_gradients
@@ -36,6 +37,11 @@ class Run:
     def optimizer(self) -> optim.Optimizer:
         """The script's optimizer, whose step this is."""
         return self._states.optimizer
+
+    @property
+    def tried(self) -> kinds.Tried | None:
+        """What a trial has shown of the optimizer."""
+        return kinds.tried(self.optimizer)
 
     @property
     def in_backward(self) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -10,19 +11,24 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from ..._errors import FailedPrecondition
+from ..._dtypes import number_of
+from ..._errors import FailedPrecondition, InvalidArgument
+from .._leased.placeholder import elements_spanned
 from .._leased.shown import owner_of
 from .._leased.slot import Slot, nobody
 from .._leased.store import Store
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.like import Like
 from .._parameters.masters import Masters, Wanted
-from .._parameters.parameter import ManagedParameter
+from .._parameters.parameter import ManagedParameter, is_kept_part
+from .._pytorch.storages import users_of
 from .._ranks.shards import Shards
 from .._tensors.offloaded import OffloadedTensor
 from . import kinds
-from .holders import Holder, InState, holder_of
+from .holders import Holder
+from .kept import Path, is_made_of_tensors, kept_in, made_anew
 
+_OTHERS_BYTES_MIN = 4096
 _Copied = tuple[Callable[[], Any], OffloadedTensor]  # a reference to a state, and what stands for it in Terrace
 
 
@@ -40,7 +46,7 @@ class States:
         self._parts = parts
         self._of_itself = ("parameters" in parts) + ("gradients" in parts)  # tensors in Terrace, beside the states
         self._bytes_min = bytes_min
-        self._reserved: dict[tuple[int, str], Slot] = {}
+        self._reserved: dict[tuple[int, Path], Slot] = {}
         self._slots: list[Slot] = []  # of all states
 
     @property
@@ -120,15 +126,15 @@ class States:
         """Makes room for the states that there are going to be, so that it is not missing later."""
         if "states" not in self._parts:
             return
-        keys: list[tuple[int, str]] = []
+        keys: list[tuple[int, Path]] = []
         wanted: list[tuple[str, str, torch.Tensor]] = []
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 of = self.like_of(parameter)
                 if of is None:
                     continue
-                for key in kinds.states(self.optimizer, group):
-                    keys.append((id(parameter), key))
+                for key in kinds.states(self.optimizer, group, of.placeholder.dim()):
+                    keys.append((id(parameter), (key,)))
                     wanted.append((f"{of.name}/{key}", of.owner, self._made_like(of)))
         if wanted:
             self._slots = self.store.create(wanted)
@@ -136,24 +142,26 @@ class States:
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that a step must lease at once, and the parameter's name."""
-        found = [(self._leased_bytes(parameter, of, self._states_of(group)), of.name)
+        found = [(self._leased_bytes(parameter, of, of.room_bytes * self._named(group, of)), of.name)
                  for group in self.optimizer.param_groups for parameter in group["params"]
                  if (of := self.like_of(parameter)) is not None]
         return max(found, default=(0, ""))
 
-    def _states_of(self, group: dict[str, Any]) -> int:
-        """How many states of each parameter are in Terrace, of those that are named."""
-        return len(kinds.states(self.optimizer, group)) if "states" in self._parts else 0
+    def _named(self, group: dict[str, Any], of: Like) -> int:
+        """How many states of a parameter like this are in Terrace, of those that are named."""
+        return len(kinds.states(self.optimizer, group, of.placeholder.dim())) if "states" in self._parts else 0
 
     def leased_in(self, group: dict[str, Any]) -> Callable[[nn.Parameter], int]:
         """What gives the bytes that a step leases of a parameter of a group, with its gradient and its states; 0 of what
         the job does not have."""
-        named, more = self._states_of(group), kinds.may_keep_more(self.optimizer)
+        more = kinds.may_keep_more(self.optimizer)
 
         def leased(parameter: nn.Parameter) -> int:
             of = self.like_of(parameter)
-            states = max(named, self._states_kept(parameter)) if more else named
-            return 0 if of is None else self._leased_bytes(parameter, of, states)
+            if of is None:
+                return 0
+            states_bytes = of.room_bytes * self._named(group, of)
+            return self._leased_bytes(parameter, of, max(states_bytes, self._states_bytes(parameter)) if more else states_bytes)
 
         return leased
 
@@ -162,18 +170,17 @@ class States:
         """What the states of a parameter that are known by name are made like: each is of its shape and type."""
         return of.placeholder
 
-    def _leased_bytes(self, parameter: nn.Parameter, of: Like, states: int) -> int:
-        """What a parameter takes where it is leased: with its master, its gradient, and so many states that are made like
-        `of`."""
+    def _leased_bytes(self, parameter: nn.Parameter, of: Like, states_bytes: int) -> int:
+        """What a parameter takes where it is leased: with its master, its gradient, and states of so many bytes. of: what
+        these are made like."""
         master = self.masters.of(self.masters.own(parameter))
         itself = of.room_bytes * self._of_itself if master is None else master.room_bytes("gradients" in self._parts)
-        return itself + of.room_bytes * states
+        return itself + states_bytes
 
-    def _states_kept(self, parameter: nn.Parameter) -> int:
-        """How many states of a parameter are in Terrace."""
-        state = self.state_of(parameter)
-        return sum(isinstance(holder_of(value, InState(state, key)).get(), OffloadedTensor)
-                   for key, value in state.items())
+    def _states_bytes(self, parameter: nn.Parameter) -> int:
+        """What those states of a parameter take, where they are leased, that are in Terrace."""
+        return sum(held.terrace_slot.room_bytes for _, _, held in kept_in(self.state_of(parameter))
+                   if isinstance(held, OffloadedTensor))
 
     def adopt(self, parameters: Sequence[nn.Parameter], copied: dict[int, _Copied] | None = None) -> None:
         """Moves to Terrace the states of parameters that are in memory. Who has one beside them has what is there.
@@ -191,45 +198,52 @@ class States:
                 copied[id(held)] = weakref.ref(held), made
             holder.put(made)
 
-    def _take(self, holder: Holder, of: Like, where: tuple[int, str], held: torch.Tensor) -> None:
-        _check_not_shown(of, where[1], held)
+    def _take(self, holder: Holder, of: Like, where: tuple[int, Path], held: torch.Tensor) -> None:
+        _check_not_shown(of, ".".join(where[1]), held)
         slot = self._moved(of, where, held)
         if held.requires_grad or held._is_view():
             holder.put(OffloadedTensor.of(slot, self.store))
         else:
             OffloadedTensor.take_place_of(held, slot, self.store)
-            holder.put(held)
+            if holder.get() is not held:
+                holder.put(held)
 
     def adopt_all(self) -> None:
         """Moves to Terrace the states that are in memory. If there are any, none is the script's too from then on."""
         copied: dict[int, _Copied] = {}
+        self._make_anew()
         for group in self.optimizer.param_groups:
             self.adopt(group["params"], copied)
         if copied:
             kinds.make_states_own(self.optimizer)
 
+    def _make_anew(self) -> None:
+        """Of states that are made of other tensors, has the optimizer have its own: a state dict that was loaded goes on
+        having those that it has."""
+        for group in self.optimizer.param_groups if "states" in self._parts else ():
+            for parameter in group["params"]:
+                state = self.state_of(parameter)
+                for key, value in state.items():
+                    if is_made_of_tensors(value) and self.like_of(parameter) is not None:
+                        state[key] = made_anew(value)
+
     def _in_memory_states(
-            self, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[Holder, Like, tuple[int, str], torch.Tensor]]:
+            self, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[Holder, Like, tuple[int, Path], torch.Tensor]]:
         """Those that are to be in Terrace, each with what holds it, what it is like, and whose it is under which name."""
         for parameter in parameters if "states" in self._parts else ():
             of = self.like_of(parameter)
             if of is None:
                 continue
-            state = self.state_of(parameter)
-            for key, value in list(state.items()):
-                holder = holder_of(value, InState(state, key))
-                held = holder.get()
+            for holder, path, held in list(kept_in(self.state_of(parameter))):
                 if isinstance(held, OffloadedTensor) and held.terrace_store is not self.store:
                     held = held.clone()  # of another job: from now on this one's own
-                if kinds.state_like(of.placeholder, held, self._bytes_min):
-                    yield holder, of, (id(self.masters.own(parameter)), key), held
+                if _can_be_moved(of, held, self._bytes_min):
+                    yield holder, of, (id(self.masters.own(parameter)), path), held
 
     def give_back(self) -> None:
         """Brings the states back that were moved to Terrace."""
         for state in self.optimizer.state.values():
-            for key, value in list(state.items()):
-                holder = holder_of(value, InState(state, key))
-                held = holder.get()
+            for holder, _, held in list(kept_in(state)) if isinstance(state, dict) else ():
                 if isinstance(held, OffloadedTensor) and held.terrace_store is self.store:
                     holder.put(held.clone())
 
@@ -241,7 +255,7 @@ class States:
         self._reserved.clear()
         return bool(kept)
 
-    def _moved(self, of: Like, where: tuple[int, str], value: torch.Tensor) -> Slot:
+    def _moved(self, of: Like, where: tuple[int, Path], value: torch.Tensor) -> Slot:
         """Where a state is in Terrace from now on."""
         slot = self._reserved.get(where)
         if slot is not None and not slot.lazies and not slot.shown and not _has_geometry_of(slot, value):
@@ -249,13 +263,36 @@ class States:
             self.store.forget([slot])
             slot = None
         if slot is None or slot.lazies or slot.shown:
-            (slot,) = self.store.create([(f"{of.name}/{where[1]}", of.owner, value)])
+            (slot,) = self.store.create([(f"{of.name}/{'.'.join(where[1])}", of.owner, value)])
             self._slots.append(slot)
         self._reserved[where] = slot  # for what is loaded in its place
         self.store.unneeded.discard(slot)
         (shown,) = self.store.lease([slot], "overwrite")
         shown.copy_(value)
         return slot
+
+
+def _can_be_moved(of: Like, value: torch.Tensor, bytes_min: int) -> bool:
+    """Whether a state is one to move: an ordinary tensor with its memory to itself, that is not too small. Of another size
+    than the parameter's are counts, and tables that optimizers share."""
+    least = bytes_min if value.numel() == of.placeholder.numel() else max(bytes_min, _OTHERS_BYTES_MIN)
+    if (type(value) is not torch.Tensor or value.layout != torch.strided or value.nbytes < least
+            or value.device != of.placeholder.device or not _is_known(value.dtype)
+            or elements_spanned(value.shape, value.stride()) != value.numel()):
+        return False
+    if owner_of(value) is not None:  # it shows what is leased
+        return True
+    return users_of(value) == 1 + value._is_view() and not is_kept_part(value)
+
+
+@functools.cache
+def _is_known(dtype: torch.dtype) -> bool:
+    """Whether Terrace has a number for an element type."""
+    try:
+        number_of(dtype)
+    except InvalidArgument:
+        return False
+    return True
 
 
 def _check_not_shown(of: Like, key: str, value: torch.Tensor) -> None:

@@ -204,7 +204,7 @@ class ManagedParameter:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' was given the memory of '{source.name}' as its data, and would share it: "
                 "clone() the value, or tie the parameters instead, before terrace.torch.offload()")
-        if not self.being_built and _is_kept_part(value):
+        if not self.being_built and is_kept_part(value):
             raise FailedPrecondition(
                 f"the parameter '{self.name}' was given a view as its data, and would share the memory of the tensor that "
                 "it is a view of, which the script still has: clone() the value; the parameter is then changed by what is "
@@ -254,7 +254,7 @@ def _references(view: torch.Tensor) -> int:
 _OF_A_VIEW = _references(torch.zeros(2, device="cpu")[:1])  # where nobody else has that tensor
 
 
-def _is_kept_part(value: torch.Tensor) -> bool:
+def is_kept_part(value: torch.Tensor) -> bool:
     """Whether it is a view of a tensor that somebody has."""
     return _references(value) > _OF_A_VIEW
 

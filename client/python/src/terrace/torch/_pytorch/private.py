@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,8 @@ leave_functorch = temporarily_clear_interpreter_stack
 leave_dispatch_modes = _disable_current_modes
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 compiler_of_thread: Callable[[], Any] = _C._dynamo.eval_frame.get_eval_frame_callback  # is_compiling() is of traced code
+
+COMPILER = "torch._dynamo"  # takes seconds to import: whether something compiles already is asked of sys.modules
 
 
 def is_traced_by_make_fx() -> bool:
@@ -212,6 +215,14 @@ def module_called(frame: FrameType, otherwise: nn.Module) -> Any:
 def unhooked(step: Any) -> Any:
     """An optimizer class's step without PyTorch's hooks around it, which the class's first optimizer puts there."""
     return step.__wrapped__ if getattr(step, "__code__", None) is _HOOKED_STEP else step
+
+
+def complete_hooks(optimizer: optim.Optimizer) -> None:
+    """Has a wrapper of another optimizer, which was not made by PyTorch's constructor, have the hooks that this makes."""
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_load_state_dict_post_hooks"):
+        if not hasattr(optimizer, name):
+            setattr(optimizer, name, OrderedDict())
+    optimizer._patch_step_function()
 
 
 def code_of_step(kind: type[optim.Optimizer]) -> CodeType:
