@@ -294,13 +294,14 @@ def test_several_optimizers_that_cannot_be_had(clients):
             terrace.torch.offload(model, wrong, client=clients[0])
 
 
+@pytest.mark.parametrize("what", [None, "gradients"], ids=str)
 @pytest.mark.parametrize("kind", [Compiled, next(iter(REFUSED)), torch.optim.AdamW], ids=names)
-def test_an_optimizer_that_was_not_given_steps_over_leased_memory(clients, kind):
+def test_an_optimizer_that_was_not_given_steps_over_leased_memory(clients, kind, what):
     """So what its step compiles sees ordinary tensors; its states stay where they are."""
     found = []
     for client in (None, *clients):
         model, optimizer = made(kind)
         if client is not None:
-            terrace.torch.offload(model, client=client, tensor_bytes_min=1)
+            terrace.torch.offload(model, client=client, tensor_bytes_min=1, what=what)
         found.append(said(model, optimizer, trained(model, optimizer, range(3))))
     assert found[1] == found[0] and found[2] == found[0]

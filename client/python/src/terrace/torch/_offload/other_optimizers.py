@@ -15,6 +15,7 @@ from .._optimizer.groups import is_proxy, proxy_class, proxy_of
 from .._optimizer.optimizer import batch_bytes_of, managed_optimizer
 from .._optimizer.run import Run
 from .._optimizer.states import States
+from .._parameters.in_memory import is_of_a_job
 from .._parameters.masters import Masters
 from .._parameters.parameter import is_managed_parameter, managed_of
 from .job import Job, jobs
@@ -46,10 +47,12 @@ def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _job_of(optimizer: optim.Optimizer) -> Job | None:
-    """Whose parameters an optimizer steps: of those that are in Terrace, the first one's."""
+    """Whose parameters an optimizer steps: of those that are in Terrace, or whose gradients are, the first one's."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if is_managed_parameter(parameter):
                 store = managed_of(parameter).store
                 return next((job for _, job in jobs() if job.store is store), None)
+            if is_of_a_job(parameter):
+                return next((job for _, job in jobs() if any(one.stands_for(parameter) for one in job.in_memory)), None)
     return None
