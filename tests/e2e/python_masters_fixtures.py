@@ -52,6 +52,25 @@ class Collecting(SignMomentum):
                 one.sub_(momentum.lerp_(gradient, 0.1).sign(), alpha=group["lr"])
 
 
+class Untold(SignMomentum):
+    """One that nobody has declared, which steps nothing but float32, and keeps a row of each matrix."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if parameter.dtype != FLOAT or parameter.grad.dtype != FLOAT:
+                    raise TypeError(f"steps {FLOAT}, not {parameter.dtype}")
+                state = self.state[parameter]
+                if not state:
+                    state["row"] = torch.zeros(parameter.shape[-1:])
+                state["row"].add_(parameter.grad.square().reshape(-1, parameter.shape[-1]).mean(0))
+                parameter.sub_(parameter.grad / (state["row"] / group["steps"] + 0.1).sqrt(), alpha=group["lr"])
+
+
 class Halving(torch.optim.SGD):
     """One that changes gradients in a loop of its own, and then runs PyTorch's step."""
 

@@ -15,6 +15,7 @@ from python_masters_fixtures import (
     Copies,
     Halving,
     SignMomentum,
+    Untold,
     compare,
     narrow,
     replaced,
@@ -60,6 +61,7 @@ def test_fifty_steps_have_the_bits_of_a_loop_with_copies(roomy, recipe, options)
     replaced(kind=torch.optim.Adagrad, options=(("lr", 0.01), ("initial_accumulator_value", 0.1))),
     replaced(kind=torch.optim.RMSprop, options=(("lr", 1e-3), ("centered", True))),
     replaced(kind=SignMomentum, options=ADAMW, accumulation=2), replaced(kind=Collecting, options=ADAMW, clip=True),
+    replaced(kind=Untold, options=ADAMW, accumulation=2), replaced(kind=Untold, options=ADAMW),
     replaced(kind=Halving, options=(("lr", 0.1), ("momentum", 0.9)), accumulation=2)], ids=str)
 def test_optimizers(restless, recipe, dtype):
     compare(restless, recipe, dtype)

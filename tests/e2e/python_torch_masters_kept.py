@@ -16,6 +16,7 @@ from python_masters_fixtures import (
     SMALL,
     Copies,
     SignMomentum,
+    Untold,
     fresh,
     goes_on_as,
     narrow,
@@ -312,3 +313,41 @@ def test_room_that_is_missing_leaves_all_as_it_was():
         assert all(torch.equal(state["sum"], sums[number]["sum"]) and state["sum"].dtype == BFLOAT16
                    for number, state in optimizer.state_dict()["state"].items())
         train(model, optimizer, SMALL, steps=1)
+
+
+def test_another_optimizer_that_nobody_knows_is_tried_on_masters(roomy):
+    """One that comes to a model which has masters already."""
+    model, _, copies = trained(roomy)
+    optimizer = Untold(model.parameters(), 1e-3)
+    with pytest.raises(terrace.InvalidArgument, match="steps torch.float32, not torch.bfloat16"):
+        other, _ = narrow(SMALL, BFLOAT16)
+        terrace.torch.offload(other, Untold(other.parameters(), 1e-3), client=roomy)
+    terrace.torch.offload(model, optimizer, client=roomy)
+    copies.optimizer = Untold([master for _, master in copies.pairs], 1e-3)
+    goes_on_as(copies, model, optimizer)
+
+
+def test_several_optimizers_have_masters(roomy):
+    def halves(parameters):
+        return torch.optim.AdamW(parameters[::2], lr=1e-3), Untold(parameters[1::2], 1e-3)
+
+    copies = Copies(SMALL, BFLOAT16)
+    model, _ = narrow(SMALL, BFLOAT16)
+    masters = {id(weight): master for weight, master in copies.pairs}
+    plain = halves([masters[id(one)] for one in copies.model.parameters()])
+    ours = halves(list(model.parameters()))
+    terrace.torch.offload(model, ours, client=roomy, masters=FLOAT, tensor_bytes_min=1)
+    for number in range(4):
+        for one in (copies.model, model):
+            torch.manual_seed(number)
+            loss_of(one, number).backward()
+        copies.take()
+        for one in (*plain, *ours):
+            one.step()
+        for one in ours:
+            one.zero_grad()
+        with torch.no_grad():
+            for weight, master in copies.pairs:
+                weight.copy_(master)
+                master.grad = None
+        assert_same(weights(model), weights(copies.model))
