@@ -177,7 +177,7 @@ def test_what_would_make_another_job_of_it(roomy):
         terrace.torch.offload(model)
     with pytest.raises(terrace.FailedPrecondition, match="this optimizer is offloaded already"):
         terrace.torch.offload(model, optimizer)
-    with pytest.raises(terrace.FailedPrecondition, match="it has one optimizer: let go of the one before first"):
+    with pytest.raises(terrace.FailedPrecondition, match="it has the optimizers of one call: let go of those before first"):
         terrace.torch.offload(model, other, step_in_backward=True)
     with terrace.Client(roomy.socket) as session:
         for options, said in (({}, "step_in_backward is False"), ({"client": session}, "client is of another session"),
