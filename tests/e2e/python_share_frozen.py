@@ -161,7 +161,7 @@ def what_fails_on_one_before_the_share_fails_on_all(client, _folder):
     before = weights(model)
     if distributed.get_rank() == 1:
         optimizer = torch.optim.LBFGS(model.parameters())
-    with pytest.raises(terrace.InvalidArgument, match="LBFGS is not known to treat every element by itself"):
+    with pytest.raises(terrace.InvalidArgument, match="LBFGS does not treat its parameters one by one"):
         offload(client, model, optimizer)
     assert_as_it_was(client, model, before)
 

@@ -185,7 +185,7 @@ def test_what_would_make_another_job_of_it(roomy):
                               ({"what": {"parameters"}, "step_in_backward": True}, r"what is \['parameters'\]")):
             with pytest.raises(terrace.InvalidArgument, match=f"{said}.*stay as they are.*place='host'"):
                 terrace.torch.offload(model, other, **options)
-    with pytest.raises(terrace.InvalidArgument, match="LBFGS is not known"):
+    with pytest.raises(terrace.InvalidArgument, match="LBFGS does not treat its parameters one by one"):
         terrace.torch.offload(model, torch.optim.LBFGS(model.parameters()), step_in_backward=True)
     steps(model, optimizer)
 

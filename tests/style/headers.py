@@ -43,9 +43,9 @@ def compiler_and_arguments() -> tuple[str, list[str]]:
 
 
 def of_pytorch() -> list[str]:
-    """PyTorch's own headers, and Python's: tests/gpu/torch_device is built with them by its own script."""
+    """PyTorch's own headers, and Python's, behind the system's: PyTorch brings a protobuf of its own."""
     torch = next((tree.ROOT / "build/venv").glob("lib/python*/site-packages/torch"), None)
-    return [] if torch is None else [f"-isystem{torch / name}" for name in ("include", "include/torch/csrc/api/include")]
+    return [] if torch is None else [f"-idirafter{torch / name}" for name in ("include", "include/torch/csrc/api/include")]
 
 
 compiler, arguments = compiler_and_arguments()

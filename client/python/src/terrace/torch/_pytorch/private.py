@@ -219,7 +219,8 @@ def unhooked(step: Any) -> Any:
 
 def complete_hooks(optimizer: optim.Optimizer) -> None:
     """Has a wrapper of another optimizer, which was not made by PyTorch's constructor, have the hooks that this makes."""
-    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_load_state_dict_post_hooks"):
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_optimizer_load_state_dict_pre_hooks",
+                 "_optimizer_load_state_dict_post_hooks", "_optimizer_state_dict_post_hooks"):
         if not hasattr(optimizer, name):
             setattr(optimizer, name, OrderedDict())
     optimizer._patch_step_function()
