@@ -15,6 +15,16 @@ namespace {
 
 constexpr Duration kDeclaredMax = std::chrono::hours(24);
 
+// What it asks to have where, taken out of the body.
+template <typename Body>
+Admission admission_of(Admission::Kind kind, Body& body) {
+  Admission admission;
+  admission.kind = kind;
+  admission.place = body.place;
+  admission.tensors = std::move(body.tensors);
+  return admission;
+}
+
 }  // namespace
 
 void Service::on(const Request& request, Acquire&& body) {
@@ -24,29 +34,18 @@ void Service::on(const Request& request, Acquire&& body) {
                                  "a lease to write is a use, and not passing: ask for one to read, or leave it out"));
   if (const auto fit = body.modes.fit(body.tensors.size()); !fit)
     return requests_.answer(request.id, std::unexpected(fit.error()));
-  Admission admission;
+  Admission admission = admission_of(Admission::Kind::kAcquire, body);
   admission.passing = body.passing;
-  admission.kind = Admission::Kind::kAcquire;
   admission.modes = std::move(body.modes);
-  admission.place = body.place;
-  admission.tensors = std::move(body.tensors);
   admissions_.admit(request, std::move(admission), false);
 }
 
 void Service::on(const Request& request, Move&& body) {
-  Admission admission;
-  admission.kind = Admission::Kind::kMove;
-  admission.place = body.place;
-  admission.tensors = std::move(body.tensors);
-  admissions_.admit(request, std::move(admission), true);
+  admissions_.admit(request, admission_of(Admission::Kind::kMove, body), true);
 }
 
 void Service::on(const Request& request, Pin&& body) {
-  Admission admission;
-  admission.kind = Admission::Kind::kPin;
-  admission.place = body.place;
-  admission.tensors = std::move(body.tensors);
-  admissions_.admit(request, std::move(admission), false);
+  admissions_.admit(request, admission_of(Admission::Kind::kPin, body), false);
 }
 
 void Service::on(const Request& request, CreateTensors&& body) {

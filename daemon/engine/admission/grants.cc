@@ -99,12 +99,10 @@ void Grants::settle_granted(Session& session, const Admission& admission, Slot s
     if (!admission.passing) steps_.note_lease(session, slot);
     if (fresh && mode == shm::Mode::kOverwrite) lives_.overwritten_at(session, slot, level);
     if (writes) lives_.written(session, slot);
-    records_.touch(session, slot);
     if (fresh) words_.publish(session, slot, level, admission.member, mode);
     if (writes) transfers_.give_up_clean(session, slot);  // it would not count
     return;
   }
-  records_.touch(session, slot);
   if (admission.is(Admission::Kind::kPin)) lives_.pin(session, slot, level, admission.member);
   if (admission.is(Admission::Kind::kPrefetch) && admission.fetched > 0) tensor.prefetched = true;
   if (admission.is(Admission::Kind::kPrefetch) && !admission.planned && !admission.revoked)
