@@ -327,6 +327,31 @@ def test_another_optimizer_that_nobody_knows_is_tried_on_masters(roomy):
     goes_on_as(copies, model, optimizer)
 
 
+def has_states(parameters):
+    """An optimizer that nobody knows, whose constructor makes states of the weights."""
+    optimizer = Untold(parameters, 1e-3)
+    for one in optimizer.param_groups[0]["params"]:
+        optimizer.state[one]["row"] = torch.zeros_like(one)
+    return optimizer
+
+
+def test_one_that_has_states_is_refused_for_that(roomy):
+    model, _ = narrow(SMALL, BFLOAT16)
+    with pytest.raises(terrace.FailedPrecondition, match="the optimizer has states already, as 'row'"):
+        terrace.torch.offload(model, has_states(model.parameters()), client=roomy, masters=FLOAT)
+
+
+def test_another_that_is_refused_leaves_a_model_without_masters(roomy):
+    plain, steps = narrow(SMALL, BFLOAT16)
+    model, optimizer = narrow(SMALL, BFLOAT16)
+    terrace.torch.offload(model, client=roomy, tensor_bytes_min=1)
+    with pytest.raises(terrace.FailedPrecondition, match="the optimizer has states already"):
+        terrace.torch.offload(model, has_states(model.parameters()), masters=FLOAT)
+    terrace.torch.offload(model, optimizer, tensor_bytes_min=1)
+    assert train(model, optimizer, SMALL, steps=3) == train(plain, steps, SMALL, steps=3)
+    assert_same(weights(model), weights(plain))
+
+
 def test_several_optimizers_have_masters(roomy):
     def halves(parameters):
         return torch.optim.AdamW(parameters[::2], lr=1e-3), Untold(parameters[1::2], 1e-3)

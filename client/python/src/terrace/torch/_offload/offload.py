@@ -106,7 +106,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     ask_transforms()
     step_others()
     job = job_if_any(model)
-    steps = _check_asked(job, model, optimizer, precision, step_in_backward)
+    steps = _check_asked(job, model, optimizer, step_in_backward)
     for one in steps:
         warn_of_another(model, one)
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
@@ -118,6 +118,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     parts = _check_parts_asked(what, optimizer, step_in_backward, ranks)
     names, left = eligible(model, bytes_min, "parameters" in parts)
     check_precision(_CALL, precision, model, steps)
+    _try(steps, precision.masters)
     warn_of_shown(left)
     chosen = _choose(model, names, parts, client, place, step_in_backward, ranks)
     store = Store(chosen.client, chosen.place, seconds,
@@ -153,8 +154,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     return model, optimizer
 
 
-def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, precision: Precision,
-                 in_backward: bool) -> list[optim.Optimizer]:
+def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, in_backward: bool) -> list[optim.Optimizer]:
     """The optimizers that step. Raises for a model or an optimizer that cannot be offloaded, or is."""
     if job is None:
         check_model(model, in_backward)
@@ -171,17 +171,19 @@ def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, precision: P
             raise FailedPrecondition(f"{_CALL}: this optimizer is offloaded already; offload models that share one "
                                      "together, as a torch.nn.ModuleList of them")
     _check_apart(steps)
-    masters = precision.masters if job is None or precision.masters is not None else job.masters.dtype
-    for one in steps:
-        trial.try_unknown(one, masters)
     inner = [other for one in steps for other in inner_of(one)]
     if in_backward and inner:
         raise InvalidArgument(f"{_CALL}: step_in_backward=True cannot be had with a wrapper of another optimizer "
                               f"({type(inner[0]).__name__}): offload without it")
     for one in inner:
         kinds.check(one)
-        trial.try_unknown(one, masters)
     return steps + [one for one in inner if managed_optimizer(one) is None]
+
+
+def _try(optimizers: list[optim.Optimizer], masters: torch.dtype | None) -> None:
+    """Tries those that are not known, once it is clear that they are given what they are to step."""
+    for one in optimizers:
+        trial.try_unknown(one, masters)
 
 
 def _check_apart(optimizers: list[optim.Optimizer]) -> None:
@@ -269,23 +271,25 @@ def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str 
 def _take_optimizers(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], parts: frozenset[str],
                      precision: Precision, bytes_min: int, ranks: Ranks | None) -> None:
     """Takes other optimizers for a model that is offloaded."""
+    masters = job.masters
+    if precision.masters is not None and not masters:
+        masters = Masters(job.store, precision.masters, in_terrace="states" in parts)
+    if masters:
+        check_taken(_CALL, Precision(masters.dtype, masters.gradients), model, optimizers)
+    _try(optimizers, masters.dtype)
     job.drop_gone()
     if job.in_backward and not all(one.states.gone for one in job.optimizers):
         raise FailedPrecondition(
             "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has the optimizers of "
             "one call: let go of those before first, and of what refers to them, as a learning-rate scheduler does")
-    if precision.masters is not None and not job.masters:
-        job.masters = Masters(job.store, precision.masters, in_terrace="states" in parts)
-    if job.masters:
-        check_taken(_CALL, Precision(job.masters.dtype, job.masters.gradients), model, optimizers)
-    stepped = [ManagedOptimizer(one, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, job.masters)
+    stepped = [ManagedOptimizer(one, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, masters)
                for one in optimizers]
     with Undo() as undo:
         for one in stepped:
             undo.by(one.states.let_go)
             undo.by(one.states.give_back, "the optimizer's states")
             one.states.make_all_masters()
-            _renew_states(one.states.optimizer, job.masters, undo)
+            _renew_states(one.states.optimizer, masters, undo)
             most, name = one.states.largest()
             check_fits(job.store, most, f"the optimizer's step on '{name}'")
         for of in (*job.parameters, *job.in_memory):
@@ -294,9 +298,10 @@ def _take_optimizers(job: Job, model: nn.Module, optimizers: list[optim.Optimize
         for one in stepped:
             one.states.reserve()
             one.states.adopt_all()
-        job.masters.accumulate_wide()
+        masters.accumulate_wide()
         if ranks is not None:
             ranks.finish()
+    job.masters = masters
     job.step_with(stepped)
 
 
