@@ -21,7 +21,8 @@ using namespace nb::literals;
 
 void Hold::used_on(std::uintptr_t stream) const {
   auto* const used = reinterpret_cast<void*>(stream);
-  if (std::ranges::find(streams_, used) == streams_.end()) streams_.push_back(used);
+  if (std::ranges::find(streams_, used) != streams_.end()) return;  // nor is it new to what this carries
+  streams_.push_back(used);
   for (const std::shared_ptr<const Hold>& other : carried_) other->used_on(stream);
 }
 
