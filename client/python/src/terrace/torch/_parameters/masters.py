@@ -228,8 +228,8 @@ class Masters:
     def drop_gone(self) -> None:
         """Deletes those whose parameters the model has lost."""
         gone = [one for one in self._by.values() if one.gone]
+        self._by = {key: one for key, one in self._by.items() if not one.gone}
         for one in gone:
-            self._by = {key: other for key, other in self._by.items() if other is not one}
             del self._by_stepped[id(one.stepped)]
         self._store.forget([one.managed.slot for one in gone if one.managed is not None])
 
