@@ -23,12 +23,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="a folder with a causal language model of bytes, or of more tokens")
     parser.add_argument("--steps", type=int, default=10, help="steps of training (%(default)s)")
     parser.add_argument("--layers", type=int, default=8, help="the depth of a new model (%(default)s)")
-    parser.add_argument("--width", type=int, default=384, help="the width of a new model (%(default)s)")
+    parser.add_argument("--width", type=int, default=384, help=f"the width of a new model, a multiple of {Shape.heads} (%(default)s)")
     parser.add_argument("--batch", type=int, default=4, help="sequences a step (%(default)s)")
     parser.add_argument("--memory", default="128MiB", help="size of the memory tier (%(default)s)")
     parser.add_argument("--block", default="/var/tmp:4GiB", help="folder and size of the block tier (%(default)s)")
     parser.add_argument("--output", default="finetuned", help="folder for the model afterwards (%(default)s)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    Shape(width=arguments.width)  # checks it
+    return arguments
 
 
 class Rows(torch.utils.data.Dataset):
@@ -51,7 +53,7 @@ def make_model(arguments: argparse.Namespace) -> torch.nn.Module:
         return AutoModelForCausalLM.from_pretrained(arguments.model)
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=arguments.width, intermediate_size=4 * arguments.width,
-        num_hidden_layers=arguments.layers, num_attention_heads=6, num_key_value_heads=6, bos_token_id=None,
+        num_hidden_layers=arguments.layers, num_attention_heads=Shape.heads, num_key_value_heads=Shape.heads, bos_token_id=None,
         eos_token_id=None))
 
 

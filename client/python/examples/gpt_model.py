@@ -30,6 +30,10 @@ class Shape:
     context: int = 128
     batch: int = 8
 
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise SystemExit(f"width {self.width}: the model has {self.heads} heads, and its width is a multiple of that")
+
     @property
     def layers(self) -> int:
         return self.blocks + 2

@@ -9,6 +9,7 @@ JAX's arrays do not change, so that reading needs no copy and writing is one int
 Python goes on: a result must be there (`block_until_ready`) before the lease that it reads from ends.
 """
 
+import argparse
 import sys
 import time
 
@@ -30,6 +31,7 @@ def loss_of(weight: jax.Array, hidden: jax.Array) -> jax.Array:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     random = numpy.random.default_rng(0)
     batch = jnp.asarray(random.standard_normal((64, WIDTH), dtype="float32"))
     value_and_gradient = jax.jit(jax.value_and_grad(loss_of))

@@ -36,14 +36,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--memory", default="32MiB", help="size of the memory tier (%(default)s)")
     parser.add_argument("--block", default="/var/tmp:2GiB", help="folder and size of the block tier (%(default)s)")
     parser.add_argument("--restarts", type=int, default=2, help="how often torchrun may start over (%(default)s)")
-    parser.add_argument("--checkpoint", type=pathlib.Path, default="two_ranks", help="folder to save in (%(default)s)")
+    parser.add_argument("--checkpoint", type=pathlib.Path, default="two_ranks", help="folder to save in, whose step-* go (%(default)s)")
     return parser.parse_args()
 
 
 def launch(arguments: argparse.Namespace) -> int:
     """Starts a daemon, and two ranks that find it by their environment."""
-    arguments.checkpoint.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(arguments.checkpoint)  # this training begins at its first step
+    (arguments.checkpoint / "latest").unlink(missing_ok=True)  # this training begins at its first step
+    for older in arguments.checkpoint.glob("step-*"):
+        shutil.rmtree(older)
     with contextlib.ExitStack() as daemon:
         # The last: each attempt gets a store of its own. In the one that they share otherwise gloo finds the addresses
         # of the ranks before (PyTorch 2.13), and cannot connect.
@@ -129,6 +130,7 @@ class Parts(Whole):
 
 def finish(folder: pathlib.Path, step: int) -> None:
     """Makes a checkpoint, which is whole now, the one that counts: `latest` names it."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "latest.partial").write_text(str(step))
     os.replace(folder / "latest.partial", folder / "latest")
     for older in folder.glob("step-*"):
