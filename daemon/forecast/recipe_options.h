@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The recipe of one step on a command line: the options of every program that makes a model's workload
-// (docs/reference/workloads.md, "Made workloads").
+// (docs/reference/workloads-made.md, "Made workloads").
 #pragma once
 
 #include <cstdint>

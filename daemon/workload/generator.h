@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workloads of models that nobody here trains, from their shapes (docs/reference/workloads.md, "Made workloads").
+// Workloads of models that nobody here trains, from their shapes (docs/reference/workloads-made.md, "Made workloads").
 #pragma once
 
 #include <array>
@@ -49,7 +49,7 @@ struct Generated {
 };
 
 // The same recipe gives the same workload. InvalidArgument names what cannot be: the limits of
-// docs/reference/workloads.md.
+// docs/reference/workloads-made.md.
 Result<Generated> generate(const Recipe& recipe);
 
 }  // namespace terrace::workload

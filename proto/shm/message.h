@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Messages on data.sock (SOCK_SEQPACKET, one message a packet, fixed sizes): session set-up, its going on with a
-// restarted daemon, and the passing of segments. Docs: docs/reference/formats.md.
+// restarted daemon, and the passing of segments. Docs: docs/reference/formats-socket.md.
 #pragma once
 
 #include <array>
@@ -104,7 +104,7 @@ inline constexpr std::uint64_t kSeamsBegin = std::uint64_t{1} << 48;
 inline constexpr std::size_t kStitchPiecesMax = 28;  // in one message
 
 // A seam comes in one message or several, its parts in order: it is whole once as many bytes of it were mapped. Seams
-// lie outside of the place's range, at offsets that are given out once (docs/reference/formats.md).
+// lie outside of the place's range, at offsets that are given out once (docs/reference/formats-socket.md).
 struct StitchMessage {
   MessageHeader header{.type = MessageType::kStitch, .bytes = 0};
   std::uint32_t place = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shows that every field of shared memory and of the data socket lies where docs/reference/formats.md says.
+// Shows that every field of shared memory and of the data socket lies where docs/reference/formats.md says, and
+// formats-socket.md beside it.
 #include "shm/layout.h"
 
 #include <gtest/gtest.h>
