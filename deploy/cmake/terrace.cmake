@@ -22,7 +22,17 @@ target_compile_options(terrace_options INTERFACE -Wall -Wextra -Wpedantic -Wshad
 if(TERRACE_SANITIZE)
   add_compile_options(-fsanitize=${TERRACE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${TERRACE_SANITIZE})
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    # A driver's functions, which are looked up by name, were not compiled with our declarations of them.
+    add_compile_options(-fno-sanitize=function)
+    # GCC says so by itself.
+    foreach(name ADDRESS THREAD)
+      string(TOLOWER ${name} sanitizer)
+      if(TERRACE_SANITIZE MATCHES ${sanitizer})
+        add_compile_definitions(__SANITIZE_${name}__)
+      endif()
+    endforeach()
+  else()
     # GCC loses track of what is initialised between the sanitizers' checks, and warns of std::variant.
     add_compile_options(-Wno-maybe-uninitialized)
   endif()
@@ -56,6 +66,13 @@ function(terrace_layer name)
     add_library(${name} INTERFACE)
     target_include_directories(${name} INTERFACE ${include})
     target_link_libraries(${name} INTERFACE ${ARG_LINKS})
+  endif()
+endfunction()
+
+# terrace_seldom_runs(TARGET): what runs for milliseconds of a test, and includes much, is not optimised beside a sanitizer.
+function(terrace_seldom_runs name)
+  if(TERRACE_SANITIZE)
+    target_compile_options(${name} PRIVATE -O0)
   endif()
 endfunction()
 

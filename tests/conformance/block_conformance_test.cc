@@ -219,11 +219,11 @@ TEST_F(BlockConformance, WhatComesNextIsReadBeforeASmallChunkIsChecked) {
 // later round, and a mover that goes meanwhile waits for them.
 TEST_F(BlockConformance, ManySmallChunksAreAllChecked) {
   constexpr std::uint64_t kSmall = 64 * kKiB;
-  constexpr int kCount = 200;
+  constexpr std::size_t kCount = 200;
   Rig rig;
   std::vector<mover::Transfer> coming;
   std::vector<tier::Location> sources;
-  for (int index = 0; index < kCount; ++index) {
+  for (std::size_t index = 0; index < kCount; ++index) {
     sources.push_back(rig.random_source(kSmall));
     const auto home = rig.place(kBlock, kSmall);
     ASSERT_TRUE(rig.run(copy(sources.back(), home, kSmall)).result);
@@ -235,7 +235,7 @@ TEST_F(BlockConformance, ManySmallChunksAreAllChecked) {
     rig.mover->start(transfer);
   }
   const auto done = rig.settle();
-  for (int index = 0; index < kCount; ++index) {
+  for (std::size_t index = 0; index < kCount; ++index) {
     EXPECT_EQ(done.at(coming[index].id).result.has_value(), index != 70) << index;
     if (index != 70) {
       EXPECT_TRUE(equal(rig.bytes(sources[index], kSmall), rig.bytes(coming[index].to, kSmall))) << index;

@@ -103,7 +103,7 @@ TEST_F(HostPinsTest, SeveralThreadsPinAtOnceAndEachPieceOnce) {
   control.hold_registering = 1;
   {
     std::vector<std::jthread> threads;
-    for (const std::uint64_t piece : {0, 1, 2, 1, 2})
+    for (const std::uint64_t piece : {0U, 1U, 2U, 1U, 2U})
       threads.emplace_back([&, piece] { pins.pin(gpu, memory + piece * kPiece, kPiece, false); });
     EXPECT_TRUE(eventually([&] { return control.registering == 3; }));
     EXPECT_EQ(pins.pinned_bytes(), 0U);
@@ -144,7 +144,7 @@ TEST_F(HostPinsTest, APieceThatTheDriverRefusesIsNotTakenForPinned) {
   EXPECT_EQ(pins.pinned_bytes(), 2 * kPiece);
   EXPECT_EQ(registered(), 2 * kPiece);
   const auto asked = count(control, Call::kHostRegister);
-  for (const std::uint64_t piece : {0, 1, 2}) pins.pin(gpu, memory + piece * kPiece, kPiece, false);
+  for (const std::uint64_t piece : {0U, 1U, 2U}) pins.pin(gpu, memory + piece * kPiece, kPiece, false);
   EXPECT_EQ(count(control, Call::kHostRegister), asked) << "it was asked for again";
   pins.remove(memory, 3 * kPiece);
   EXPECT_EQ(registered(), 0U);
@@ -172,7 +172,7 @@ class PinnedRange : public HostPinsTest {
 };
 
 TEST_F(PinnedRange, WhatIsMappedBeforeIsPinnedTogether) {
-  for (const std::uint64_t segment : {0, 1, 2}) map(segment);
+  for (const std::uint64_t segment : {0U, 1U, 2U}) map(segment);
   EXPECT_TRUE(mapped(2)) << "nothing is pinned yet";
   control.hold_registering = 1;
   std::jthread reader([&] { range->pin(gpu); });
@@ -187,19 +187,19 @@ TEST_F(PinnedRange, WhatIsMappedBeforeIsPinnedTogether) {
 
 TEST_F(PinnedRange, SegmentsThatComeArePinnedTogetherBeforeALeaseHasThem) {
   range->pin(gpu);
-  for (const std::uint64_t segment : {0, 1, 2, 3}) map(segment);
+  for (const std::uint64_t segment : {0U, 1U, 2U, 3U}) map(segment);
   EXPECT_EQ(range->unfinished(), 4U);
   ASSERT_TRUE(range->unmap(kPiece, kPiece));  // the daemon may take it back at once
   set_fault(control, Call::kHostRegister, cuda::kOutOfMemory);
   control.hold_registering = 1;
   std::jthread reader([&] { range->finish(); });
   EXPECT_TRUE(eventually([&] { return control.registering >= at_once(5); }));
-  for (const std::uint64_t segment : {0, 1, 2, 3}) EXPECT_FALSE(mapped(segment)) << segment;
+  for (const std::uint64_t segment : {0U, 1U, 2U, 3U}) EXPECT_FALSE(mapped(segment)) << segment;
   control.hold_registering = 0;
   reader.join();
   EXPECT_EQ(range->unfinished(), 0U);
   EXPECT_EQ(registered(), 5 * kPiece) << "three in two views, but for the one that was refused";
-  for (const std::uint64_t segment : {0, 2, 3}) EXPECT_TRUE(mapped(segment)) << segment;
+  for (const std::uint64_t segment : {0U, 2U, 3U}) EXPECT_TRUE(mapped(segment)) << segment;
   EXPECT_FALSE(mapped(1));
   EXPECT_TRUE(range->unmap(2 * kPiece, kPiece));
   EXPECT_LE(registered(), 4 * kPiece);

@@ -54,7 +54,7 @@ TEST(Foreseen, TheStatusSaysHowSureItIs) {
   plan.match = {.matched = 2, .missed = 1, .added = 1};
   plan.fetches.push_back({.from = 1, .slot = planned.tensors[2].slot, .place = kDevice, .due_ns = 2 * kApartNs});
   planned.plan(std::move(plan));
-  for (const std::uint32_t tensor : {0, 1, 2, 4}) planned.read(tensor);
+  for (const std::uint32_t tensor : {0U, 1U, 2U, 4U}) planned.read(tensor);
   const SessionStatus status = planned.session();
   EXPECT_EQ(status.plan_kind, 2u);
   EXPECT_EQ(status.plan_uses, 3u);
@@ -82,12 +82,12 @@ TEST(Foreseen, WhatThePlanBringsIsThereBeforeItIsLeased) {
 TEST(Foreseen, WhatIsNeededSoonerDoesNotGoForWhatAPlanBrings) {
   Planned planned;
   planned.mark_step();
-  for (const std::uint32_t tensor : {0, 1, 2, 3}) planned.read(tensor);
+  for (const std::uint32_t tensor : {0U, 1U, 2U, 3U}) planned.read(tensor);
   foresight::Plan plan = planned.plan_of({0, 1, 2, 3, 4});
   plan.fetches.push_back({.from = 0, .slot = planned.tensors[4].slot, .place = kDevice, .due_ns = 4 * kApartNs});
   planned.mark_step();
   planned.plan(std::move(plan));
-  for (const std::uint32_t tensor : {0, 1, 2, 3}) EXPECT_TRUE(planned.is_in_device(tensor)) << tensor;
+  for (const std::uint32_t tensor : {0U, 1U, 2U, 3U}) EXPECT_TRUE(planned.is_in_device(tensor)) << tensor;
   EXPECT_FALSE(planned.is_in_device(4));
 }
 
@@ -120,10 +120,10 @@ TEST(Foreseen, WhatShouldHaveBeenWrittenDownBeforeIsIfItStillGoes) {
   first.uses[0].give_up = true;
   for (foresight::PlannedUse& use : first.uses) use.next_ns = use.at_ns + 2 * kApartNs;
   planned.plan(std::move(first));
-  for (const std::uint32_t tensor : {0, 1}) harness.write(planned.client, planned.tensors[tensor], 7);
+  for (const std::uint32_t tensor : {0U, 1U}) harness.write(planned.client, planned.tensors[tensor], 7);
   planned.mark_step();
   foresight::Plan second = planned.plan_of({0, 1});
-  for (const std::uint32_t tensor : {0, 1})
+  for (const std::uint32_t tensor : {0U, 1U})
     second.cleans.push_back({.slot = planned.tensors[tensor].slot, .place = kDevice, .overdue = true});
   planned.plan(std::move(second));
   ASSERT_EQ(harness.transfers.size(), 1u) << "of the one that the former plan has go";
@@ -141,10 +141,10 @@ TEST(Foreseen, WhatMemoryWritesDownWaitsForADeviceThatIsLateWithIt) {
   for (foresight::PlannedUse& use : plan.uses) use.next_ns = use.at_ns + 3 * kApartNs;
   plan.cleans.push_back({.after = 2, .slot = planned.tensors[0].slot, .place = kHost});
   planned.plan(std::move(plan));
-  for (const std::uint32_t tensor : {0, 1}) harness.write(planned.client, planned.tensors[tensor], 7);
+  for (const std::uint32_t tensor : {0U, 1U}) harness.write(planned.client, planned.tensors[tensor], 7);
   harness.settle();
   ASSERT_EQ(link_bytes(harness, mover::LinkKind::kBlockWrite), kTensors * kMiB) << "of before the plan alone";
-  for (const std::uint32_t tensor : {2, 3, 4, 5}) harness.write(planned.client, planned.tensors[tensor], 7);
+  for (const std::uint32_t tensor : {2U, 3U, 4U, 5U}) harness.write(planned.client, planned.tensors[tensor], 7);
   harness.settle();
   EXPECT_EQ(link_bytes(harness, mover::LinkKind::kBlockWrite), (kTensors + 1) * kMiB);
 }
@@ -155,7 +155,7 @@ TEST(Foreseen, APlannedWriteBackWaitsForASlide) {
   planned.mark_step();
   const Handle wide = harness.create(planned.client, "wide", 2 * kMiB);
   harness.write(planned.client, wide, 5000, kHost);
-  for (const std::uint32_t tensor : {0, 1, 2, 3}) harness.write(planned.client, planned.tensors[tensor], 7);
+  for (const std::uint32_t tensor : {0U, 1U, 2U, 3U}) harness.write(planned.client, planned.tensors[tensor], 7);
   harness.settle();
   ASSERT_TRUE(harness.ask(planned.client.id, DontNeed{{planned.tensors[0], planned.tensors[2]}}));
   harness.send(planned.client.id, Prefetch{kDevice, {wide}});
@@ -163,7 +163,7 @@ TEST(Foreseen, APlannedWriteBackWaitsForASlide) {
   ASSERT_EQ(harness.transfers.front().link.kind, mover::LinkKind::kMemcpy) << "of tensor 1, or of tensor 3";
   const std::uint64_t before = link_bytes(harness, mover::LinkKind::kDeviceToHost);
   foresight::Plan plan = planned.plan_of({1, 3});
-  for (const std::uint32_t tensor : {1, 3})
+  for (const std::uint32_t tensor : {1U, 3U})
     plan.cleans.push_back({.slot = planned.tensors[tensor].slot, .place = kDevice});
   planned.plan(std::move(plan));
   harness.settle();
@@ -176,7 +176,7 @@ void begin_far_plan(Planned& planned) {
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 0; i < 60; ++i) order.push_back(i % 2);
   order[40] = 5;
-  for (const std::uint32_t i : {41, 43, 45}) order[i] = 2;
+  for (const std::uint32_t i : {41U, 43U, 45U}) order[i] = 2;
   planned.mark_step();
   foresight::Plan plan = planned.plan_of(order);
   plan.fetches.push_back({.from = 30, .slot = planned.tensors[4].slot, .place = kDevice, .due_ns = 50 * kApartNs});

@@ -49,7 +49,7 @@ TEST(Hints, GoBeforeWhatAPlanBrings) {
 TEST(Hints, WhatOneBroughtDoesNotGoForAPlan) {
   Planned planned;
   planned.mark_step();
-  for (const std::uint32_t tensor : {0, 1, 2}) planned.read(tensor);
+  for (const std::uint32_t tensor : {0U, 1U, 2U}) planned.read(tensor);
   ASSERT_TRUE(planned.harness.ask(planned.client.id, Prefetch{kDevice, {planned.tensors[3]}}));
   ASSERT_TRUE(planned.is_in_device(3));
   planned.mark_step();
@@ -67,7 +67,7 @@ TEST(Hints, WhatOneBroughtDoesNotGoForAPlan) {
 TEST(Hints, WhatIsThereAlreadyIsKeptToo) {
   Planned planned;
   planned.mark_step();
-  for (const std::uint32_t tensor : {0, 1, 2, 3}) planned.read(tensor);
+  for (const std::uint32_t tensor : {0U, 1U, 2U, 3U}) planned.read(tensor);
   ASSERT_TRUE(planned.harness.ask(planned.client.id, Prefetch{kDevice, {planned.tensors[3]}}));
   planned.mark_step();
   foresight::Plan plan = planned.plan_of({0, 1, 2, 4});
@@ -80,7 +80,7 @@ TEST(Hints, WhatIsThereAlreadyIsKeptToo) {
 void goes_for_a_demand_after_what_is_used_later(const std::optional<std::vector<std::uint32_t>>& order = {}) {
   Planned planned;
   planned.mark_step();
-  for (const std::uint32_t tensor : {0, 1, 2}) planned.read(tensor);
+  for (const std::uint32_t tensor : {0U, 1U, 2U}) planned.read(tensor);
   planned.mark_step();
   planned.plan(planned.plan_of({0, 1, 2}));
   ASSERT_TRUE(planned.harness.ask(planned.client.id, Prefetch{kDevice, {planned.tensors[3]}}));

@@ -120,7 +120,7 @@ TEST_F(ModesOfASet, AreUndoneOneByOneAfterARestart) {
 // It is torn while the set that reads another one, and overwrites it, is on its way; and while one that reads it is.
 TEST_F(ModesOfASet, OnItsWayFailsByATearOfWhatItReadsAlone) {
   fill_all();
-  for (const std::size_t torn : {2, 0}) {
+  for (const std::size_t torn : {2U, 0U}) {
     for (std::size_t at = 0; at < set_.size(); ++at)
       harness_.write(*client_, set_[at], 100 * (at + 1), at == torn ? kDevice : kHost);
     ASSERT_TRUE(harness_.ask(client_->id, Move{shm::kPlaceBlock, {set_[1], set_[torn == 2 ? 0 : 2]}}));

@@ -20,7 +20,7 @@ TEST(NextUsePolicy, WithoutAPlanItsOrderIsThatOfItsFallback) {
   const auto policy = with_copies(4);
   const auto fallback = make_scan_resistant_policy();
   for (std::uint32_t slot = 0; slot < 4; ++slot) fallback->arrived(Slot{slot}, Time{});
-  for (const std::uint32_t slot : {1, 0, 1, 2}) {
+  for (const std::uint32_t slot : {1U, 0U, 1U, 2U}) {
     policy->used(Slot{slot}, Time{});
     fallback->used(Slot{slot}, Time{});
   }

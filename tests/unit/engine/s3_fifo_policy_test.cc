@@ -91,7 +91,7 @@ class Copies {
 };
 
 TEST(S3FifoPolicy, KeepsAsMuchAsTheAlgorithm) {
-  for (const std::uint64_t seed : {1, 2, 3}) {
+  for (const std::uint64_t seed : {1U, 2U, 3U}) {
     Random random(seed);
     Queues queues;
     Copies copies;

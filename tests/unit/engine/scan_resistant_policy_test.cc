@@ -68,7 +68,7 @@ double hits_of_loop(std::unique_ptr<Policy> policy, std::uint32_t tensors, int u
 }
 
 TEST(ScanResistantPolicy, ALoopOfAnyLengthKeepsNearlyAllThatCanBeKept) {
-  for (const std::uint32_t tensors : {33, 36, 48, 64, 128, 1024})
+  for (const std::uint32_t tensors : {33U, 36U, 48U, 64U, 128U, 1024U})
     EXPECT_GE(hits_of_loop(make_scan_resistant_policy(), tensors, 1), 0.9 * kLoopCopies / tensors) << tensors;
 }
 

@@ -229,7 +229,7 @@ constexpr std::uint64_t kHalf = kMiB / 2;
 TEST(Swap, CopiesSlideFartherWhereOneWouldBeWrittenToTheDrives) {
   // Half of what is wanted is free at either end, and thirteen times as much lies between.
   const std::vector<std::uint64_t> sizes(28, kHalf);
-  for (const std::uint64_t memory : {8, 0}) {
+  for (const std::uint64_t memory : {8U, 0U}) {
     Full full(sizes, memory);
     ASSERT_TRUE(full.harness.ask(full.client.id, DontNeed{{full.tensors.front(), full.tensors.back()}}));
     const std::uint64_t before = full.written();

@@ -67,7 +67,7 @@ TEST_F(WriteBack, WhatIsDirtyIsSafeInMemory) {
 
 TEST_F(WriteBack, WhatIsWrittenAgainIsWrittenDownAgain) {
   const Handle a = node_.create(client_, "a", kMiB);
-  for (const std::uint64_t value : {1, 2, 3}) {
+  for (const std::uint64_t value : {1U, 2U, 3U}) {
     node_.write(client_, a, value);
     ASSERT_EQ(look().size(), 1U);
     node_.settle();
@@ -309,7 +309,7 @@ TEST_F(WriteBackToHomesInMemory, IsDone) {
 }
 
 TEST(WriteBackOptions, AreOfDevicesAlone) {
-  for (const std::size_t tier : {1, 2}) {
+  for (const std::size_t tier : {1U, 2U}) {
     Options options = three_tiers();
     options.tiers[tier].write_back_early = true;
     EXPECT_THROW(Harness{options}, sim::Violation);

@@ -281,7 +281,7 @@ TEST(Rehearsal, RunsAtBothPlacesMoveBetweenThem) {
 TEST(Rehearsal, ARunDoesNotStandInItsOwnWay) {
   workload::Workload own;
   own.name = "own";
-  for (const std::uint64_t mib : {12, 12, 14, 14}) own.tensors.push_back({.bytes = mib * kMiB});
+  for (const std::uint64_t mib : {12U, 12U, 14U, 14U}) own.tensors.push_back({.bytes = mib * kMiB});
   const auto run = [&](std::vector<workload::TensorId> read, std::vector<workload::TensorId> write,
                        std::vector<workload::TensorId> free) {
     own.runs.emplace_back();
@@ -303,7 +303,7 @@ TEST(Rehearsal, ARunDoesNotStandInItsOwnWay) {
 TEST(Rehearsal, ATensorThatMemoryDoesNotHoldIsFilledInHbm) {
   workload::Workload wide;
   wide.name = "wide";
-  for (const std::uint64_t mib : {12, 2}) wide.tensors.push_back({.bytes = mib * kMiB, .home = true});
+  for (const std::uint64_t mib : {12U, 2U}) wide.tensors.push_back({.bytes = mib * kMiB, .home = true});
   wide.runs.emplace_back();
   wide.runs.back().read = {0, 1};
   wide.steps.push_back({.end = 1});

@@ -130,7 +130,7 @@ TEST(DataConnection, TakesASeamBackThatWasNotSent) {
   }
   EXPECT_FALSE(pair.daemon->take_back_seam(part.place, part.offset)) << "it was sent in part";
   part.offset += 4096;
-  for (const std::uint64_t at : {0, 1}) {
+  for (const std::uint64_t at : {0U, 1U}) {
     part.at = at;
     ASSERT_TRUE(pair.daemon->send(part));
   }
