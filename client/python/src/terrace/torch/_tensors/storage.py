@@ -90,9 +90,9 @@ def reduced(slot: Slot, store: Store) -> Any:
     """What pickles as an ordinary tensor of the slot's content."""
     geometry = slot.placeholder
     of: Any = storage_of(slot, store)
-    if slot.dtype in new_dtypes():
+    if slot.dtype in new_dtypes():  # which have no typed storage: torch.load() makes one of bytes of what PyTorch saves
         return (rebuild_tensor_of_new_type,
-                (of, 0, tuple(geometry.shape), geometry.stride(), False, OrderedDict(), slot.dtype))
+                (typed_storage(of, torch.uint8), 0, tuple(geometry.shape), geometry.stride(), False, OrderedDict(), slot.dtype))
     typed = typed_storage(of, slot.dtype)
     return rebuild_tensor, (typed, 0, tuple(geometry.shape), geometry.stride(), False, OrderedDict())
 
