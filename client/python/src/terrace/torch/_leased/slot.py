@@ -6,12 +6,15 @@ dangle. While anything shows it, the same lease is shown again, and a lease to w
 to read.
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..._dtypes import number_of
+from ..._errors import InvalidArgument
 from ..._terrace import Lease, Tensor
 from .._device.streams import stream_of, tensor_of
 from .._pytorch.storages import over
@@ -46,7 +49,9 @@ class Slot:
         self.placeholder = placeholder
         self.dtype = placeholder.dtype
         self._cuda_device = placeholder.device.index  # None: a CPU's
-        self.plain = placeholder.stride() == plain_strides(placeholder.shape)
+        # what is leased is a tensor of this geometry as it comes
+        self.plain = (placeholder.stride() == plain_strides(placeholder.shape)
+                      and dtype_in_terrace(placeholder.dtype) == placeholder.dtype)
         self.lease: Lease | None = None
         self.lazies = 0  # tensors of the script that stand for its content
         self.writing = False  # the lease is one to write
@@ -122,3 +127,31 @@ def shape_in_terrace(tensor: torch.Tensor) -> list[int]:
     if tensor.stride() == plain_strides(tensor.shape):
         return list(tensor.shape)
     return [elements_spanned(tensor.shape, tensor.stride())]
+
+
+@functools.cache
+def dtype_in_terrace(dtype: torch.dtype) -> torch.dtype:
+    """The element type to create a tensor of this type as: its own, or, of one that Terrace has no number for (as those of
+    microscaled weights), integers or complex numbers of its size, whose bytes are its own. InvalidArgument where there is
+    none of its size."""
+    try:
+        number_of(dtype)
+    except InvalidArgument:
+        return _dtype_of_size(dtype)
+    return dtype
+
+
+def _dtype_of_size(dtype: torch.dtype) -> torch.dtype:
+    for carrier in (torch.uint8, torch.int16, torch.int32, torch.int64, torch.complex128):
+        if carrier.itemsize == dtype.itemsize:
+            return carrier
+    raise InvalidArgument(f"no element type of {dtype.itemsize} bytes, as {dtype} is, can be in Terrace")
+
+
+def copy_bits(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies the elements of a dense tensor to another of the same geometry, also of types that have no kernel for it."""
+    carrier = dtype_in_terrace(target.dtype)
+    if carrier != target.dtype:
+        target, source = (over(one.untyped_storage(), carrier, int(one.storage_offset()), one.shape, one.stride())
+                          for one in (target, source))
+    target.copy_(source)

@@ -21,7 +21,7 @@ from .._pytorch.modes import ordinary
 from .order import Order
 from .passing import Passing
 from .placeholder import PlaceholderSpace
-from .slot import Slot, shape_in_terrace
+from .slot import Slot, dtype_in_terrace, shape_in_terrace
 from .steps import Steps
 from .waits import note
 
@@ -107,7 +107,7 @@ class Store:
         specs = []
         for name, _, like in wanted:
             tail = name.encode()[-(NAME_BYTES_MAX - 40):].decode(errors="ignore")
-            specs.append((f"{self.prefix}.{next(self._count)}/{tail}", shape_in_terrace(like), like.dtype))
+            specs.append((f"{self.prefix}.{next(self._count)}/{tail}", shape_in_terrace(like), dtype_in_terrace(like.dtype)))
         return self._over(wanted, self.client.create_many(specs, timeout=self.timeout))
 
     def _over(self, wanted: Sequence[Wanted], tensors: list[Tensor]) -> list[Slot]:

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from ..._dtypes import number_of
 from ..._errors import FailedPrecondition, InvalidArgument
 from .._leased.placeholder import elements_spanned
 from .._leased.shown import owner_of
-from .._leased.slot import Slot, nobody
+from .._leased.slot import Slot, copy_bits, dtype_in_terrace, nobody
 from .._leased.store import Store
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.like import Like
@@ -25,7 +24,7 @@ from .._pytorch.storages import users_of
 from .._ranks.shards import Shards
 from .._tensors.offloaded import OffloadedTensor
 from . import kinds
-from .holders import Holder
+from .holders import Holder, InAttribute
 from .kept import Path, is_made_of_tensors, kept_in, made_anew
 
 _OTHERS_BYTES_MIN = 4096
@@ -201,7 +200,7 @@ class States:
     def _take(self, holder: Holder, of: Like, where: tuple[int, Path], held: torch.Tensor) -> None:
         _check_not_shown(of, ".".join(where[1]), held)
         slot = self._moved(of, where, held)
-        if held.requires_grad or held._is_view():
+        if held.requires_grad or held._is_view() or isinstance(holder, InAttribute):  # its whole may come to it by C++
             holder.put(OffloadedTensor.of(slot, self.store))
         else:
             OffloadedTensor.take_place_of(held, slot, self.store)
@@ -268,7 +267,7 @@ class States:
         self._reserved[where] = slot  # for what is loaded in its place
         self.store.unneeded.discard(slot)
         (shown,) = self.store.lease([slot], "overwrite")
-        shown.copy_(value)
+        copy_bits(shown, value)
         return slot
 
 
@@ -287,9 +286,9 @@ def _can_be_moved(of: Like, value: torch.Tensor, bytes_min: int) -> bool:
 
 @functools.cache
 def _is_known(dtype: torch.dtype) -> bool:
-    """Whether Terrace has a number for an element type."""
+    """Whether elements of a type can be in Terrace."""
     try:
-        number_of(dtype)
+        dtype_in_terrace(dtype)
     except InvalidArgument:
         return False
     return True

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..._client import Client
 from ..._errors import Error, InvalidArgument, PermissionDenied
 from ..._terrace import Tensor
-from .._leased.slot import Slot
+from .._leased.slot import Slot, copy_bits
 from .._leased.store import Store, Wanted
 from .._pytorch.bits import same_bits
 from .together import Ranks, number
@@ -42,7 +42,7 @@ class SharedStore(Store):
         """Makes the tensors; their names in the share, by the parameters'."""
         for slot, (_, _, like) in zip(self.create(wanted), wanted, strict=True):
             (shown,) = self.lease([slot], "overwrite")
-            shown.copy_(like)
+            copy_bits(shown, like)
             del shown
         return {slot.name: slot.tensor.name for slot in self.slots}
 
