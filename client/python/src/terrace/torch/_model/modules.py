@@ -19,8 +19,17 @@ from .._leased.store import Store
 from .._parameters.parameter import ManagedParameter, by_store, enter_each, leave
 from .._parameters.saved import pop, push, push_over_others
 from .._pytorch.modes import check_not_compiled, is_traced
-from .._pytorch.private import COMPILED_CALL, NO_BACKWARD, mark_hooked, module_called, running_backward, unmark_hooked
+from .._pytorch.private import (
+    COMPILED_CALL,
+    NO_BACKWARD,
+    mark_hooked,
+    module_called,
+    running_backward,
+    sequence_number,
+    unmark_hooked,
+)
 from .._ranks.ddp import check_running
+from .graphs import let_go
 from .transforms import as_views, saves_unasked
 
 
@@ -31,8 +40,17 @@ class _Uses:
         self.parameters = parameters
         self.sets = by_store(parameters)
         self.names: dict[str, nn.Parameter] = {}
+        self.keeps_frozen = False  # some are frozen, which functions may keep for the backward pass unasked
         self.packs_only = False  # it uses them to see whether it can pack a batch, and for nothing else
         self.first: list[Callable[[nn.Module], None]] = []  # to call, before anything is leased
+
+    def forget_gone(self) -> None:
+        """Leases what is gone no more: a layer in four bits makes other scales where it packs its weight anew."""
+        gone = [one for one in self.parameters if one.gone]
+        self.parameters = [one for one in self.parameters if not one.gone]
+        self.sets = by_store(self.parameters)
+        for one in gone:
+            one.store.forget([one.slot])
 
 
 _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
@@ -97,13 +115,20 @@ class _Caller:
             return called._call_impl(*inputs, **options)
         for first in uses.first:
             first(module)
+        if uses.keeps_frozen and any(one.gone for one in uses.parameters):
+            uses.forget_gone()
         leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
         pushed = _enter(uses) if leases else push_over_others()
         try:
             if leases and saves_unasked() and not is_compiled(module):
-                with as_views(module, [one.parameter for one in uses.parameters]):
+                with as_views(module, [one.parameter for one in uses.parameters if one.kind is nn.Parameter]):
                     return module._call_impl(*inputs, **options)
-            return module._call_impl(*inputs, **options)
+            if not leases or not uses.keeps_frozen or not torch.is_grad_enabled():
+                return module._call_impl(*inputs, **options)
+            before = sequence_number()
+            made = module._call_impl(*inputs, **options)
+            let_go(made, before)
+            return made
         finally:
             try:
                 if pushed:
@@ -178,10 +203,14 @@ def used_by_each(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:
             if part not in left_out and not isinstance(part, _LISTS)}
 
 
-def attach(module: nn.Module, managed: dict[int, ManagedParameter]) -> None:
-    """Leases the parameters of a module and all in it, module by module, from now on."""
+def attach(module: nn.Module, managed: Mapping[int, ManagedParameter],
+           pieces: Mapping[nn.Module, Sequence[ManagedParameter]]) -> None:
+    """Leases the parameters of a module and all in it, module by module, from now on.
+
+    pieces: what modules have of frozen weights that is no parameter, and is leased with them."""
     for part, used in used_by_each(module).items():
         own = [managed[id(parameter)] for parameter in used if id(parameter) in managed]
+        own += dict.fromkeys(one for below in (part.modules() if _is_whole(part) else (part,)) for one in pieces.get(below, ()))
         if not own:
             continue
         for one in own if is_compiled(part) else ():
@@ -189,6 +218,7 @@ def attach(module: nn.Module, managed: dict[int, ManagedParameter]) -> None:
         uses = _use(part, own)
         uses.names = {key: one for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
                       if id(one) in managed}
+        uses.keeps_frozen = not is_compiled(part) and any(not one.parameter.requires_grad for one in own)
         uses.packs_only = isinstance(part, nn.TransformerEncoder) and not uses.names
 
 

@@ -16,7 +16,7 @@ from ..._errors import FailedPrecondition
 from .._parameters.parameter import ManagedParameter, is_managed_parameter, managed_of, shown_parameter
 from .._parameters.saved import entered
 from .._pytorch.private import Overload, foreach_zero, get_data, is_moved_by_module, raw, set_data
-from .._tensors.offloaded import OffloadedParameter, OffloadedTensor, given_memory, leaves
+from .._tensors.offloaded import OffloadedParameter, OffloadedTensor, OffloadedView, given_memory, leaves
 from .._tensors.storage import storage_of
 from .transforms import saves_unasked, view_of
 from .writes import may_write_unseen, overwritten, read_only_target, resolved, slot_of, store_of, write_the_same
@@ -41,7 +41,7 @@ def _replaced(value: Any, by: Mapping[int, torch.Tensor]) -> Any:
 def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a function of PyTorch that was called with offloaded tensors."""
     special = _SPECIAL.get(func)
-    if special is not None:
+    if special is not None and not (func in _OF_WHOLES and any(isinstance(one, OffloadedView) for one in args)):
         answer = special(*args, **kwargs)
         if answer is not NotImplemented:
             return answer
@@ -97,13 +97,16 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
                                                 list(slots.values())))
             by.update(zip(slots, leased, strict=True))
             leased.clear()
+        for lazy in tensors:
+            if isinstance(lazy, OffloadedView):
+                by[id(lazy)] = lazy.terrace_seen(by[id(lazy)])
         before = {key: shown._version for key, shown in by.items()}
         if parameters and saves_unasked() and func not in _OF_GRAPHS:
             by.update((id(one.parameter), view_of(one.parameter)) for one in parameters)
         try:
             result = func(*_replaced(args, by), **_replaced(kwargs, by))
             for lazy in tensors:
-                if by[id(lazy)].shape != lazy.terrace_slot.placeholder.shape:
+                if not isinstance(lazy, OffloadedView) and by[id(lazy)].shape != lazy.terrace_slot.placeholder.shape:
                     raise FailedPrecondition(f"'{lazy.terrace_slot.name}' lives in Terrace as {tuple(lazy.shape)}, and "
                                              "was given another shape: it keeps the one it had")
         finally:
@@ -299,6 +302,10 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.module_load: _loaded,
     foreach_zero: _all_zeroed,
 }
+
+# What these say of a tensor is so of a slot's whole content.
+_OF_WHOLES = frozenset((torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.contiguous, torch.Tensor.cpu,
+                        torch.Tensor.zero_))
 
 _OF_GRAPHS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)  # they look for the parameter itself
 _CASTS = frozenset(getattr(torch.Tensor, name)

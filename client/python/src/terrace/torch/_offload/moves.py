@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from .._device.device import give_back_free
@@ -17,7 +16,6 @@ from .._parameters.gradient import Gradient, Room
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, managed_of
-from .._pytorch.private import set_data
 from .._ranks.shards import Shards
 from .._ranks.together import Ranks
 from .._tensors.offloaded import OffloadedParameter
@@ -94,7 +92,7 @@ def move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramete
     for one in managed:
         if not isinstance(one.parameter, OffloadedParameter):
             one.move_in()
-            undo.by(functools.partial(_restore, one), f"the parameter '{one.name}'")
+            undo.by(one.restore, f"the parameter '{one.name}'")
             freed_bytes += one.slot.nbytes
         _watch(one, undo)
         if has_streams(one.store.device) and freed_bytes > _FREED_BYTES_MAX:
@@ -114,14 +112,6 @@ def _watch(one: ManagedParameter | ParameterInMemory, undo: Undo) -> None:
     if one.gradient is not None:
         undo.by(one.gradient.unwatch)
     one.watch()
-
-
-def _restore(one: ManagedParameter) -> None:
-    """Makes a parameter an ordinary one again."""
-    found = one.parameter
-    (shown,) = one.store.lease([one.slot])
-    found.__class__ = nn.Parameter
-    set_data(found, shown.clone(memory_format=torch.preserve_format))
 
 
 def destroy(store: Store, names: Names) -> None:

@@ -34,6 +34,7 @@ from .job import Job, begin, job_if_any
 from .moves import Names, destroy, forget, give_back, make_gradients, manage, move, take_over
 from .other_optimizers import step_others
 from .parts import wanted_parts
+from .quantized import Pieces
 from .precision import Precision, check_precision, check_taken, renew_states, wanted_precision
 from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
 from .room import check_fits, check_room, check_shared_room
@@ -116,7 +117,9 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         _take_optimizers(job, model, steps, parts, precision, bytes_min, ranks)
         return model, optimizer
     parts = _check_parts_asked(what, optimizer, step_in_backward, ranks)
-    names, left = eligible(model, bytes_min, "parameters" in parts)
+    pieces = Pieces(model, bytes_min, _device_of(model) if "parameters" in parts else None)
+    names, left = eligible(model, bytes_min, "parameters" in parts, pieces.shown_with)
+    left += pieces.left
     check_precision(_CALL, precision, model, steps)
     _try(steps, precision.masters)
     warn_of_shown(left)
@@ -133,7 +136,8 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         take_over(chosen.buildings, store, names)
         shards = Shards(store, chosen.sharded, groups_of(model))
         own, in_memory = _divide(store, chosen.whole, parts)
-        managed = [*shared, *own]
+        beside = pieces.manage(store, [*shared, *own])
+        managed = [*shared, *own, *beside]
         masters = Masters(store, *precision, in_terrace="states" in parts)
         stepped = [ManagedOptimizer(one, store, shards, in_memory, parts, bytes_min, step_in_backward, masters)
                    for one in steps]
@@ -142,7 +146,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         for each in stepped:
             each.states.make_all_masters()
         undo.by(functools.partial(modules.detach, model))
-        modules.attach(model, {id(one.parameter): one for one in managed})
+        modules.attach(model, {id(one.parameter): one for one in managed}, pieces.by_module(beside))
         check_room(model, store, shards, in_memory if "gradients" in parts else [], stepped)
         check_shared_room(model, chosen.frozen.store)
         for one in steps:
@@ -152,6 +156,12 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     chosen.frozen.finish()
     begin(model, store, chosen.frozen.store, managed, in_memory, shards, parts, masters, stepped)
     return model, optimizer
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where a model is: its parameters, or its buffers if it has none."""
+    first = next(model.parameters(), next(model.buffers(), None))
+    return torch.device("cpu") if first is None else first.device
 
 
 def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, in_backward: bool) -> list[optim.Optimizer]:

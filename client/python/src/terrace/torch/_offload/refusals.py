@@ -5,7 +5,7 @@ import gc
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -13,16 +13,16 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from ... import _checks
 from ..._client import Client
-from ..._dtypes import number_of
 from ..._errors import FailedPrecondition, InvalidArgument
 from .._device.device import device_of
 from .._device.streams import can_be_in_terrace
 from .._leased.placeholder import elements_spanned
+from .._leased.slot import dtype_in_terrace
 from .._model.modules import is_called_by_us, is_compiled, used_by_each
 from .._parameters.in_memory import is_of_a_job
 from .._parameters.parameter import managed_of
 from .._pytorch.private import COMPILED_CALL
-from .._pytorch.split import is_split, local_of
+from .._pytorch.split import is_made_of_others, is_split, local_of
 from .._pytorch.storages import may_be_statistics, users_of
 from .._pytorch.storages import number_of as number_of_storage
 from .._ranks.ddp import wrong_with
@@ -146,9 +146,10 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, and no fully_shard() of this model has "
                               "made it (but distribute_tensor, or tensor parallelism), so that it cannot be "
                               f"offloaded; {_RANKS}")
-    if type(parameter) is not nn.Parameter:
-        raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__}; ordinary parameters "
-                              "can be offloaded")
+    if type(parameter) is not nn.Parameter and parameter.requires_grad:
+        raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__} that requires a gradient; of "
+                              "parameters that are not ordinary ones, as quantized weights, frozen ones can be offloaded: "
+                              "requires_grad_(False), and train adapters over it (docs/guides/qlora.md)")
     if not can_be_in_terrace(parameter.device):
         raise _elsewhere(name, parameter, "the CPU, or on a GPU of CUDA's,")
 
@@ -158,21 +159,24 @@ def _elsewhere(name: str, parameter: nn.Parameter, where: str) -> InvalidArgumen
                            f"{where} can be offloaded")
 
 
-def eligible(model: nn.Module, bytes_min: int, moves: bool) -> tuple[dict[nn.Parameter, tuple[str, str]],
-                                                                     list[tuple[str, str]]]:
-    """The parameters to offload, with their names and modules; and those left alone, each with the reason.
+def eligible(model: nn.Module, bytes_min: int, moves: bool,
+             shown_with: Callable[[nn.Parameter], int]) -> tuple[dict[nn.Parameter, tuple[str, str]], list[tuple[str, str]]]:
+    """The parameters to offload, with their names and modules; and those left alone, each with the reason. Not those that are
+    made of other tensors, and have no memory themselves.
 
-    moves: they are to be in Terrace themselves, and not only their gradients or states."""
+    moves: they are to be in Terrace themselves, and not only their gradients or states. shown_with: how many other tensors
+        show a parameter's memory, and are going to be where it is."""
     chosen: dict[nn.Parameter, tuple[str, str]] = {}
     left: list[tuple[str, str]] = []
     storages: dict[int, int] = {}
-    buffered = {buffer.untyped_storage().data_ptr() for buffer in model.buffers() if buffer.layout == torch.strided}
-    parameters = list(model.named_parameters())
+    buffered = {buffer.untyped_storage().data_ptr() for buffer in model.buffers()
+                if buffer.layout == torch.strided and not is_made_of_others(buffer)}
+    parameters = [(name, one) for name, one in model.named_parameters() if not is_made_of_others(one)]
     for _, parameter in parameters:
         if not isinstance(parameter, OffloadedParameter):
             address = local_of(parameter).untyped_storage().data_ptr()
             storages[address] = storages.get(address, 0) + 1
-    shown = _shown_elsewhere(model, (parameter for _, parameter in parameters)) if moves else set()
+    shown = _shown_elsewhere(model, (parameter for _, parameter in parameters), shown_with) if moves else set()
     for name, parameter in parameters:
         reason = ""
         if not isinstance(parameter, OffloadedParameter):  # of init(): it is in Terrace already
@@ -189,7 +193,7 @@ def eligible(model: nn.Module, bytes_min: int, moves: bool) -> tuple[dict[nn.Par
         if reason:
             left.append((name, reason))
         else:
-            number_of(parameter.dtype)
+            dtype_in_terrace(parameter.dtype)
             chosen[parameter] = (name, name.rpartition(".")[0])
     return chosen, left
 
@@ -200,6 +204,10 @@ def alone(parameter: torch.Tensor, bytes_min: int) -> str:
         return f"smaller than {bytes_min} bytes"
     if parameter.layout != torch.strided or not _dense(parameter):
         return "its elements overlap or have gaps"
+    if parameter.is_quantized:
+        return "has its scales in itself (torch.quantize_per_tensor)"
+    if parameter.is_inference():
+        return "was made in inference mode, outside of which it cannot be given other memory"
     if parameter.device.type == "cpu" and parameter.is_shared():  # all of a GPU's can be
         return "is in memory that processes share"
     return ""
@@ -211,12 +219,13 @@ def are_statistics(name: str, parameter: torch.Tensor) -> bool:
     return named and not parameter.requires_grad and may_be_statistics(parameter)
 
 
-def _shown_elsewhere(model: nn.Module, parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+def _shown_elsewhere(model: nn.Module, parameters: Iterable[nn.Parameter],
+                     shown_with: Callable[[nn.Parameter], int]) -> set[nn.Parameter]:
     """Those whose memory something else shows, which would go on to show what was there as they were moved."""
     expected = _shown_by_hooks(model)
 
     def shown(parameter: nn.Parameter) -> bool:
-        return users_of(parameter) > 1 + expected[number_of_storage(parameter.untyped_storage())]
+        return users_of(parameter) > 1 + shown_with(parameter) + expected[number_of_storage(parameter.untyped_storage())]
 
     found = [one for one in parameters if not isinstance(one, OffloadedParameter) and not is_split(one) and shown(one)]
     if found:

@@ -7,18 +7,32 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 
 from ..._errors import Error, FailedPrecondition
 from .._leased.shown import owner_of
-from .._leased.slot import Slot, nobody
+from .._leased.slot import Slot, copy_bits, nobody
 from .._leased.store import Store
 from .._pytorch.private import raw, sequence_number, set_data
-from .._tensors.offloaded import LeasedParameter, OffloadedParameter, OffloadedTensor
+from .._tensors.offloaded import LeasedParameter, OffloadedParameter, OffloadedTensor, offloaded_kind
 from .like import Like
+
+
+class Twin(Protocol):
+    """A tensor beside a parameter that is of the same memory, and is leased with it."""
+
+    def is_for(self, tensor: torch.Tensor, /) -> bool: ...
+
+    def show(self, shown: torch.Tensor, /) -> None: ...
+
+    def hide(self, managed: ManagedParameter, /) -> None: ...
+
+    def wrote(self) -> bool: ...
+
+    def part(self) -> None: ...
 
 
 class ManagedParameter:
@@ -27,10 +41,12 @@ class ManagedParameter:
     def __init__(self, name: str, parameter: nn.Parameter, slot: Slot, store: Store):
         self.name = name
         self.reference = weakref.ref(parameter)
+        self.kind: type[Any] = getattr(parameter, "terrace_kind", type(parameter))  # of whose class it is
+        self.twins: list[Twin] = []  # other tensors of all of its memory
         self.slot = slot
         self.store = store
         self.uses = 0  # that are under way
-        self.version = parameter._version
+        self.version = getattr(parameter, "_version", 0)
         self.writes = 0  # that the version does not tell of, as of PyTorch's fused kernels
         self.address = 0  # of the memory that is shown
         self.aliased = False  # something outlived the last use, and may have written
@@ -79,7 +95,7 @@ class ManagedParameter:
         if self.store.writable:
             (shown,) = self.store.lease([self.slot], "overwrite")
             with torch.no_grad():
-                shown.copy_(self.parameter.detach())
+                copy_bits(shown, self.parameter.detach())
             del shown
         self.hide()
 
@@ -105,12 +121,32 @@ class ManagedParameter:
         found = self.parameter
         with raw():
             set_data(found, shown)
+        self.note_seen(found)
+        self.appear(found)  # once it is right for who comes
+        for twin in self.twins:
+            twin.show(shown)
+        self.aliased = self.saved_alias = False
+        self.address = shown.data_ptr()
+
+    def note_seen(self, found: torch.Tensor) -> None:
+        """This thread sees it as it is now: what is cast from now on is cast of that."""
+        with raw():
             seen = (threading.get_ident(), found._version, self.writes)
         if seen != self.seen:
             self.seen, self.seen_at = seen, sequence_number()
-        found.__class__ = nn.Parameter if self.compiled else LeasedParameter  # once it is right for who comes
-        self.aliased = self.saved_alias = False
-        self.address = shown.data_ptr()
+
+    def appear(self, found: Any) -> None:
+        """Has it be of the class that it is while it is leased: one of another library's is of its own."""
+        found.__class__ = LeasedParameter if self.kind is nn.Parameter and not self.compiled else self.kind
+
+    def vanish(self, found: Any) -> None:
+        """Has it lease whenever it is used."""
+        found.__class__ = offloaded_kind(self.kind)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it may come to be of another shape: what keeps weights of its own kind may pack them anew."""
+        return self.kind is not nn.Parameter and self.store.writable
 
     def hide(self) -> None:
         """Shows the placeholder from now on; what was written meanwhile is kept."""
@@ -119,13 +155,20 @@ class ManagedParameter:
         changed = found.shape != geometry.shape or found.stride() != geometry.stride()
         replaced = self.address != 0 and found.data_ptr() != self.address
         self.address = 0
+        if self.adapts and (changed or replaced):
+            self._renew(found.detach())
+            geometry, changed, replaced = self.slot.placeholder, False, False
         wrote = found._version != self.version
+        for twin in self.twins:
+            wrote |= twin.wrote()
         if wrote:
             self.store.may_be_written(self.slot)
             self.version = found._version
-        found.__class__ = OffloadedParameter  # before its data: who comes meanwhile is to lease
+        self.vanish(found)  # before its data: who comes meanwhile is to lease
         with raw():
             set_data(found, geometry)
+        for twin in self.twins:
+            twin.hide(self)
         if self.slot.shown and not self.saved_alias:
             self.aliased = True
             self.aliases += 1
@@ -140,6 +183,31 @@ class ManagedParameter:
             raise FailedPrecondition(
                 f"the parameter '{self.name}' lives in Terrace, and was given other memory while it was leased (set_(), "
                 ".data of a compiled module's), of which nothing is kept: write with copy_()")
+
+    def _renew(self, value: torch.Tensor) -> None:
+        """Has another content from now on, of whatever geometry."""
+        (slot,) = self.store.create([(self.slot.name, self.slot.owner, value)])
+        (shown,) = self.store.lease([slot], "overwrite")
+        copy_bits(shown, value)
+        del shown
+        for twin in self.twins:
+            twin.part()
+        self.twins.clear()
+        old, self.slot = self.slot, slot
+        old.reference, slot.reference = nobody, weakref.ref(self)
+        self.store.forget([old])
+
+    def restore(self) -> None:
+        """Makes it an ordinary tensor in memory again."""
+        found = self.parameter
+        (shown,) = self.store.lease([self.slot])
+        value = torch.empty_strided(shown.shape, shown.stride(), dtype=shown.dtype, device=shown.device)
+        copy_bits(value, shown)
+        del shown
+        found.__class__ = self.kind
+        set_data(found, value)
+        for twin in self.twins:
+            twin.show(value)
 
     def written(self) -> None:
         """Whoever asked may write to what is shown, unseen."""
@@ -162,7 +230,12 @@ class ManagedParameter:
     def replace_data(self, value: torch.Tensor) -> None:
         """`parameter.data = value`: the same bytes from then on, in the same slot."""
         found = self.parameter
-        if value is found or value is self.taken.get(id(value)):
+        if value is found or value is self.taken.get(id(value)) or any(twin.is_for(value) for twin in self.twins):
+            return
+        if self.adapts and not self.uses and not self._like(value):
+            self._renew(value.detach())
+            with raw():
+                set_data(found, self.slot.placeholder)
             return
         if self.being_built and not (self._like(value) and value.stride() == self.slot.placeholder.stride()):
             self.building.take_back(self, value)

@@ -28,6 +28,7 @@ from .._pytorch.private import (
     raw,
     top_hooks,
 )
+from .._pytorch.split import is_made_of_others
 from .._pytorch.storages import over
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor
 from .._tensors.packed import Here
@@ -55,6 +56,22 @@ class Note(NamedTuple):
         return _unpack_note(self)
 
 
+class Whole(NamedTuple):
+    """A tensor that is made of others, some of them a frozen weight's."""
+
+    kind: Any
+    context: Any
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    parts: dict[str, Any]  # what is kept of each
+
+    def unpack(self) -> torch.Tensor:
+        """The tensor, over leased memory."""
+        parts = {name: _unpack(part) for name, part in self.parts.items()}
+        made: torch.Tensor = self.kind.__tensor_unflatten__(parts, self.context, self.size, self.stride)
+        return made
+
+
 class _Below(NamedTuple):
     """What the hooks below ours made of a tensor."""
 
@@ -66,14 +83,26 @@ def _pack(tensor: torch.Tensor) -> Any:
     return Here(tensor) if found is None else found
 
 
-def _ours(tensor: torch.Tensor) -> Note | torch.Tensor | None:
+def _ours(tensor: torch.Tensor) -> Note | Whole | torch.Tensor | None:
     """What to keep in place of what is a parameter's, or in Terrace; None: it is neither."""
     managed = parameter_of(tensor)
     if managed is not None:
         return _note(managed, tensor, False)
     if tensor.grad_fn is not None and (managed := _cast_of(tensor)) is not None:
         return _note(managed, tensor, True)
-    return None if type(tensor) is torch.Tensor else of_hidden(tensor)
+    if type(tensor) is torch.Tensor:
+        return None
+    return _whole(tensor) if is_made_of_others(tensor) and tensor.grad_fn is None else of_hidden(tensor)
+
+
+def _whole(tensor: Any) -> Whole | None:
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: getattr(tensor, name) for name in names}
+    kept = {name: _ours(part) for name, part in parts.items()}
+    if not any(isinstance(one, Note | Whole) for one in kept.values()):
+        return None
+    return Whole(type(tensor), context, tuple(tensor.shape), tensor.stride(),
+                 {name: parts[name] if one is None else one for name, one in kept.items()})
 
 
 def _note(managed: ManagedParameter, tensor: torch.Tensor, cast: bool) -> Note:
@@ -154,7 +183,7 @@ def _over(below: Hooks) -> Hooks:
 
     def pack(tensor: torch.Tensor) -> Any:
         packed = _ours(tensor)
-        return packed if type(packed) is Note else _Below(pack_below(tensor))
+        return packed if isinstance(packed, Note | Whole) else _Below(pack_below(tensor))
 
     def unpack(packed: Any) -> Any:
         return unpack_below(packed.packed) if type(packed) is _Below else _unpack(packed)

@@ -9,6 +9,11 @@ def is_split(tensor: Any) -> bool:
     return hasattr(tensor, "_local_tensor")
 
 
+def is_made_of_others(tensor: Any) -> bool:
+    """Whether it is over other tensors, which it names (`__tensor_flatten__`), and has no memory itself; but for a DTensor."""
+    return hasattr(tensor, "__tensor_flatten__") and not is_split(tensor)
+
+
 def local_of(tensor: Any) -> Any:
     """A DTensor's local tensor, and any other tensor itself."""
     return getattr(tensor, "_local_tensor", tensor)

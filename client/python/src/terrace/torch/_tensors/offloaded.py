@@ -8,6 +8,8 @@ every operation on them to `__torch_function__`, which runs it on leased memory.
 
 from __future__ import annotations
 
+import copy
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
@@ -32,6 +34,7 @@ from .._pytorch.private import (
     rebuild_parameter_with_state,
     set_data,
 )
+from .._pytorch.storages import over
 from .storage import reduced
 
 
@@ -169,6 +172,42 @@ class OffloadedTensor(torch.Tensor):
         return copied
 
 
+class OffloadedView(OffloadedTensor):
+    """Part of a slot's content, or the same bytes seen in another shape or type."""
+
+    @staticmethod
+    def on(slot: Slot, store: Store, parameter: InTerrace, like: torch.Tensor) -> OffloadedTensor:
+        """What stands for a tensor over the slot's leased memory."""
+        whole = slot.placeholder
+        geometry = like.dtype, int(like.storage_offset()), like.shape, like.stride()
+        if geometry == (whole.dtype, 0, whole.shape, whole.stride()):
+            return OffloadedTensor.of(slot, store, parameter)
+        begin = int(whole.storage_offset()) * whole.itemsize // like.itemsize
+        shape = over(whole.untyped_storage(), like.dtype, begin + geometry[1], like.shape, like.stride())
+        made: OffloadedView = make_subclass(OffloadedView, shape)
+        made.terrace_slot, made.terrace_store, made.terrace_parameter = slot, store, parameter
+        made.terrace_offset = geometry[1]
+        parameter.taken[id(made)] = made
+        return made
+
+    terrace_offset: int  # where it begins in the slot's memory, in elements
+
+    def terrace_alias(self) -> OffloadedTensor:
+        made: OffloadedView = make_subclass(OffloadedView, self)
+        made.__dict__.update(self.__dict__)
+        assert made.terrace_parameter is not None
+        made.terrace_parameter.taken[id(made)] = made
+        return made
+
+    def terrace_seen(self, whole: torch.Tensor) -> torch.Tensor:
+        """The same part of leased memory."""
+        with raw():
+            return over(whole.untyped_storage(), self.dtype, self.terrace_offset, self.shape, self.stride())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.clone().__reduce_ex__(protocol)
+
+
 def _sent(tensor: OffloadedTensor) -> Any:
     """What another process is sent, as by a queue or as an argument of its own: an ordinary tensor of the content."""
     copied = tensor.clone(memory_format=torch.preserve_format)
@@ -179,6 +218,7 @@ def _sent(tensor: OffloadedTensor) -> Any:
 
 
 ForkingPickler.register(OffloadedTensor, _sent)
+ForkingPickler.register(OffloadedView, _sent)
 
 
 def _gone(slot: Slot, store: Store) -> None:
@@ -251,6 +291,51 @@ class OffloadedParameter(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         return _copied_plain(self, memo)
+
+
+@functools.cache
+def offloaded_kind(kind: type[nn.Parameter]) -> type[nn.Parameter]:
+    """What a parameter of a class is while its bytes are in Terrace: also of a class of another library's, as that of a
+    weight in four bits, whose methods and attributes it keeps."""
+    if kind is nn.Parameter:
+        return OffloadedParameter
+    moves = {name: getattr(torch.Tensor, name) for name in _MOVES if hasattr(kind, name)}
+    made: type[nn.Parameter] = type(kind)(
+        kind.__name__, (OffloadedParameter, kind),  # PEFT knows bitsandbytes' classes by their names
+        {"__module__": __name__, "__doc__": OffloadedParameter.__doc__, "terrace_kind": kind, **moves,
+         "__deepcopy__": _copied_of_kind, "__copy__": _alike, "__reduce_ex__": _reduced_of_kind})
+    return made
+
+
+_MOVES = ("to", "cpu", "cuda", "xpu")  # which another class may have of its own, over memory that is not leased
+
+
+def _copied_of_kind(parameter: Any, memo: dict[int, Any]) -> Any:
+    """What the parameter's own class makes, of leased memory."""
+    def copied(shown: Any) -> Any:
+        shown.__class__ = type(parameter).terrace_kind if isinstance(shown, OffloadedParameter) else type(shown)
+        return copy.deepcopy(shown, memo)
+
+    if id(parameter) not in memo:
+        memo[id(parameter)] = parameter.terrace.store.operations.run(copied, (parameter,), {})
+    return memo[id(parameter)]
+
+
+def _alike(parameter: Any) -> Any:
+    """Another one of the same content: the class's own would be made over a placeholder."""
+    return copy.deepcopy(parameter)
+
+
+def _reduced_of_kind(parameter: Any, protocol: Any) -> Any:
+    """What pickles as the parameter's own class has it."""
+    return _without_ours(parameter.terrace_kind.__reduce_ex__(parameter, protocol))
+
+
+def _without_ours(part: Any) -> Any:
+    """Part of what pickles, without what we have put to a parameter's attributes."""
+    if type(part) is tuple:
+        return tuple(_without_ours(one) for one in part)
+    return {key: value for key, value in part.items() if key != "terrace"} if type(part) is dict else part
 
 
 class LeasedParameter(nn.Parameter):
