@@ -63,12 +63,13 @@ def preferring(model, optimizer, steps=3):
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("options", [{}, {"what": {"states"}}, {"checkpointing": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"what": {"states"}}, {"checkpointing": True}, {"trains": False}], ids=str)
 def test_with_a_reference_pass(restless, how, options):
+    """trains: else the reference pass packs weights anew between a forward pass and its backward pass."""
     checkpointing = options.get("checkpointing", False)
 
     def run(offload):
-        model = adapted(how, checkpointing).train()
+        model = adapted(how, checkpointing).train(options.get("trains", True))
         optimizer = optimizer_of(model)
         offload(model, optimizer)
         return preferring(model, optimizer), state_bits(model)
@@ -129,6 +130,19 @@ def test_adapters_are_merged_as_without(restless, how):
     terrace.torch.offload(model, optimizer_of(model), client=restless)
     assert isinstance(model, PeftModel)
     assert merged(model) == merged(plain)
+
+
+@pytest.mark.parametrize("how", ["four", "four twice"])
+def test_a_quantized_model_is_read_straight_into_terrace(restless, how):
+    plain = adapted(how)
+    with terrace.torch.init(client=restless):
+        model = adapted(how)
+    weights = [one for name, one in model.named_parameters() if name.endswith("base_layer.weight")]
+    assert len(weights) == 14 and all(type(one).__name__ == "Params4bit" for one in weights)
+    assert all(hasattr(one, "terrace") for one in weights)
+    terrace.torch.offload(model, optimizer_of(model))
+    assert state_bits(model) == state_bits(plain)
+    assert preferring(model, optimizer_of(model)) == preferring(plain, optimizer_of(plain))
 
 
 def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ from .._parameters.parameter import ManagedParameter
 from .._pytorch.private import set_data
 from .._pytorch.storages import users_of
 from .._tensors.offloaded import tell_of_copies
+from .quantized import is_of_another_class
 from .refusals import alone, are_statistics, check_offered, place_on
 
 WAITING_BYTES_MAX = 64 << 20
@@ -53,7 +54,7 @@ class Building:
     def note(self, parameter: nn.Parameter, name: str) -> None:
         """A parameter was made. name: for people."""
         known = self._waiting.get(id(parameter))
-        if type(parameter) is not nn.Parameter or (known is not None and known[0]() is parameter):
+        if not _may_wait(parameter) or (known is not None and known[0]() is parameter):
             return
         if parameter.device != self.store.device or alone(parameter, self._bytes_min) or are_statistics(name, parameter):
             return
@@ -79,7 +80,7 @@ class Building:
         """The parameter becomes an ordinary one again, with other data: it was cast."""
         found = managed.parameter
         del found.__dict__["terrace"]
-        found.__class__ = nn.Parameter
+        found.__class__ = managed.kind
         set_data(found, value)
         self.store.forget([managed.slot])
         self.note(found, managed.name)
@@ -90,7 +91,7 @@ class Building:
         self._move(reference(), name)
 
     def _move(self, parameter: nn.Parameter | None, name: str) -> None:
-        if parameter is None or type(parameter) is not nn.Parameter or alone(parameter, self._bytes_min):
+        if parameter is None or not _may_wait(parameter) or alone(parameter, self._bytes_min):
             return
         if users_of(parameter) > 1:
             if self.open:
@@ -113,6 +114,11 @@ class Building:
         """Gives back what parameters had that are gone."""
         self._moved = 0
         self.store.forget([slot for slot in self.store.slots if slot.parameter is None])
+
+
+def _may_wait(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is one to move: an ordinary one, or a frozen one of another library's class, as a quantized weight."""
+    return type(parameter) is nn.Parameter or (is_of_another_class(parameter) and not parameter.requires_grad)
 
 
 class _Thread(threading.local):

@@ -195,7 +195,10 @@ class ManagedParameter:
         self.twins.clear()
         old, self.slot = self.slot, slot
         old.reference, slot.reference = nobody, weakref.ref(self)
-        self.store.forget([old])
+        standing = [one for one in self.taken.values() if isinstance(one, OffloadedTensor) and one.terrace_slot is old]
+        for one in standing:  # what a graph keeps is what it was
+            one.terrace_stand_alone()
+        self.store.forget([] if standing else [old])
 
     def restore(self) -> None:
         """Makes it an ordinary tensor in memory again."""

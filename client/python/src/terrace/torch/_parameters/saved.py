@@ -41,6 +41,7 @@ class Note(NamedTuple):
     """Part of a parameter, or of a cast of it, as it was at a version."""
 
     managed: ManagedParameter
+    slot: Slot  # where it was
     version: int
     writes: int
     cast: bool  # its numbers were converted to this type; else its bytes are seen as of this type
@@ -108,7 +109,7 @@ def _whole(tensor: Any) -> Whole | None:
 def _note(managed: ManagedParameter, tensor: torch.Tensor, cast: bool) -> Note:
     found = managed.parameter
     with raw():
-        return Note(managed, found._version, managed.writes, cast, tensor.dtype, tuple(tensor.shape), tensor.stride(),
+        return Note(managed, managed.slot, found._version, managed.writes, cast, tensor.dtype, tuple(tensor.shape), tensor.stride(),
                     int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg())
 
 
@@ -160,7 +161,7 @@ def _unpack_note(packed: Note) -> torch.Tensor:
         version = found._version
     # A cast was another tensor, which kept what it had whoever wrote to the parameter, and cannot be had again.
     cast_is_lost = packed.cast and managed.writes != packed.writes
-    if version != packed.version or cast_is_lost:
+    if version != packed.version or cast_is_lost or managed.slot is not packed.slot:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: the "
             f"parameter '{managed.name}' is at version {version}; expected version {packed.version} instead")

@@ -147,6 +147,12 @@ class OffloadedTensor(torch.Tensor):
         made.terrace_unseen = self.terrace_unseen
         return made
 
+    def terrace_stand_alone(self) -> None:
+        """Stands for the slot's content by itself from now on: the parameter whose this was has another one."""
+        self.terrace_parameter = None
+        self.terrace_slot.lazies += 1
+        weakref.finalize(self, _gone, self.terrace_slot, self.terrace_store).atexit = False
+
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (),
                            kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -195,8 +201,10 @@ class OffloadedView(OffloadedTensor):
     def terrace_alias(self) -> OffloadedTensor:
         made: OffloadedView = make_subclass(OffloadedView, self)
         made.__dict__.update(self.__dict__)
-        assert made.terrace_parameter is not None
-        made.terrace_parameter.taken[id(made)] = made
+        if made.terrace_parameter is None:
+            made.terrace_stand_alone()
+        else:
+            made.terrace_parameter.taken[id(made)] = made
         return made
 
     def terrace_seen(self, whole: torch.Tensor) -> torch.Tensor:
