@@ -10,8 +10,9 @@ import pytest
 import terrace
 import terrace.torch
 import torch
-from python_quantized_fixtures import KINDS, WIDTH, bits, build, eight_bits, loss_of, state_bits, train
+from python_quantized_fixtures import KINDS, WIDTH, bits, build, loss_of, state_bits, train
 from python_torch_models import nothing_stays_leased, restless, roomy  # noqa: F401 (fixtures)
+from terrace.torch._optimizer.states import States
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
@@ -158,16 +159,43 @@ def test_one_that_requires_a_gradient_is_refused_by_name(roomy):
         terrace.torch.offload(nn.Sequential(Layer()), client=roomy)
 
 
-def test_what_fails_leaves_it_as_it_was(roomy):
-    model = nn.Sequential(eight_bits(), nn.Linear(WIDTH, WIDTH)).requires_grad_(False)
-    given = torch.ones(2, WIDTH)
-    wanted, parameters = model(given), [(type(one), one.data_ptr()) for one in model.parameters()]
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_fails_at_the_end_leaves_all_as_it_was(roomy, kind, monkeypatch):
+    def fails(self):
+        raise terrace.ResourceExhausted("no room")
+
+    model, optimizer = build(kind)
+    wanted, kinds = state_bits(model), [type(one) for one in model.parameters()]
+    loss = loss_of(model, 0).item()
+    monkeypatch.setattr(States, "adopt_all", fails)
     with pytest.raises(terrace.ResourceExhausted):
-        with terrace.serve("2MiB", metrics=False) as small:
-            big = nn.Sequential(model, nn.Linear(2048, 2048))
-            terrace.torch.offload(big, client=small)
-    assert [(type(one), one.data_ptr()) for one in model.parameters()] == parameters
-    assert torch.equal(model(given), wanted)
+        terrace.torch.offload(model, optimizer, client=roomy)
+    assert [type(one) for one in model.parameters()] == kinds
+    assert state_bits(model) == wanted and loss_of(model, 0).item() == loss
+
+
+@pytest.fixture
+def alone():
+    """A group of ranks that has one."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["nf4 twice", "llm.int8", "buffers"])
+@pytest.mark.parametrize("first", ["wrapped", "offloaded"])
+def test_distributed_data_parallel(restless, alone, kind, first):
+    """Which sends all buffers to all ranks in each step."""
+    def run(offload):
+        model, optimizer = build(kind)
+        if first == "offloaded":
+            offload(model, optimizer)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        if first == "wrapped":
+            offload(wrapped, optimizer)
+        return train(wrapped, optimizer), state_bits(model)
+
+    assert run(lambda *both: terrace.torch.offload(*both, client=restless)) == run(lambda *both: None)
 
 
 @pytest.mark.parametrize("kind", ["nf4 twice", "llm.int8", "torchao int8", "buffers", "buffers, a function's", "microscaled",

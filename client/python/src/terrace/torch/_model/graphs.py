@@ -5,6 +5,7 @@ operation, so that the graph keeps nothing leased."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -36,21 +37,21 @@ def let_go(made: Any, since: int) -> None:
 
 def _leasing(value: Any) -> Any:
     """The same, with what leases in the place of what shows a frozen weight's leased memory."""
-    if isinstance(value, tuple) and type(value) is tuple:
+    if type(value) in (tuple, list):
         parts = [_leasing(part) for part in value]
-        return value if all(map(_is, parts, value)) else tuple(parts)
-    if type(value) is list:
-        value[:] = [_leasing(part) for part in value]
-    elif isinstance(value, torch.Tensor) and not isinstance(value, OffloadedTensor) and not is_managed_parameter(value):
+        return value if all(map(operator.is_, parts, value)) else type(value)(parts)  # a list may be the module's own
+    if isinstance(value, torch.Tensor) and not isinstance(value, OffloadedTensor) and not is_managed_parameter(value):
         managed = parameter_of(value)
-        if managed is not None and not value.requires_grad and not _is_part_of(managed, value):
+        if managed is not None and not _is_trained(managed) and not _is_part_of(managed, value):
             with raw():
                 return OffloadedView.on(managed.slot, managed.store, managed, value)
     return value
 
 
-def _is(one: Any, other: Any) -> bool:
-    return one is other
+def _is_trained(managed: ManagedParameter) -> bool:
+    """Whether it may be stepped, also within the backward pass, which is to use what it was."""
+    with raw():
+        return managed.parameter.requires_grad
 
 
 def _is_part_of(managed: ManagedParameter, tensor: torch.Tensor) -> bool:
