@@ -42,10 +42,6 @@ if(TERRACE_SANITIZE)
   endif()
 endif()
 
-if(TERRACE_FUZZ)
-  add_compile_options(-fsanitize=fuzzer-no-link)  # every layer says where it went; libFuzzer is linked to its targets alone
-endif()
-
 # terrace_layer(NAME [ROOM folder] SOURCES a.cc ... LINKS lower_layer ... [PRIVATE_LINKS ...])
 # A static library of one folder, or of the folder ROOM in it. Headers are included by their path below daemon/
 # ("engine/engine.h"), from an include folder that holds this layer's alone: whoever does not link a layer, directly or

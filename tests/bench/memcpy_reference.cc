@@ -67,9 +67,9 @@ Took share(std::uint64_t bytes, unsigned threads,
            const std::function<void(std::uint64_t begin, std::uint64_t end)>& part) {
   std::vector<double> cpu_seconds(threads);
   const auto begin = std::chrono::steady_clock::now();
+  const std::uint64_t each = align_up((bytes + threads - 1) / threads, kHugePageBytes);
   {
     std::vector<std::jthread> running;
-    const std::uint64_t each = align_up((bytes + threads - 1) / threads, kHugePageBytes);
     for (unsigned i = 0; i < threads; ++i)
       running.emplace_back([&, i] {
         bind_to_node(i);
