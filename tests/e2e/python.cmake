@@ -6,7 +6,7 @@ if(NOT TERRACE_SANITIZE)
   list(APPEND python_suites docs activations activations_ahead activations_made_again activations_unseen demo stage typing torch torch_scripts
                             torch_states torch_compiled torch_interrupts torch_files torch_docs torch_step_in_backward
                             torch_refused torch_aliases torch_heap torch_init torch_matrix torch_steps torch_order
-                            torch_progress torch_summary torch_places torch_parts torch_elementwise torch_casts torch_phases
+                            torch_progress torch_summary torch_places torch_parts torch_elementwise torch_casts torch_phases torch_grown
                             torch_odd_models torch_odd_optimizers torch_tried optimizers torch_gradients_set torch_transforms
                             torch_masters torch_masters_kept quantized qlora huggingface ranks ddp fsdp share_frozen)
 endif()

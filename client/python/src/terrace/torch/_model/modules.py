@@ -39,18 +39,19 @@ class _Uses:
     def __init__(self, parameters: Sequence[ManagedParameter]):
         self.parameters = parameters
         self.sets = by_store(parameters)
-        self.names: dict[str, nn.Parameter] = {}
+        self.pieces: Sequence[ManagedParameter] = ()  # of them, those that are no parameters: see _parameters/pieces.py
+        self.names: dict[str, weakref.ref[nn.Parameter]] = {}  # the module's own
         self.keeps_frozen = False  # some are frozen, which functions may keep for the backward pass unasked
         self.packs_only = False  # it uses them to see whether it can pack a batch, and for nothing else
         self.first: list[Callable[[nn.Module], None]] = []  # to call, before anything is leased
 
-    def forget_gone(self) -> None:
-        """Leases what is gone no more: a layer in four bits makes other scales where it packs its weight anew."""
+    def drop_gone(self) -> list[ManagedParameter]:
+        """Uses no more what the module was given others for, and nobody has. What that is."""
         gone = [one for one in self.parameters if one.gone]
-        self.parameters = [one for one in self.parameters if not one.gone]
-        self.sets = by_store(self.parameters)
-        for one in gone:
-            one.store.forget([one.slot])
+        if gone:
+            self.parameters = [one for one in self.parameters if one not in gone]
+            self.sets = by_store(self.parameters)
+        return gone
 
 
 _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
@@ -90,7 +91,12 @@ def _enter(uses: _Uses) -> bool:
         _check_not_ahead(uses.parameters)
     for store, _ in uses.sets:
         store.drop_unneeded()
-    enter_each(uses.sets)
+    try:
+        enter_each(uses.sets)
+    except FailedPrecondition:
+        if not uses.drop_gone():
+            raise
+        enter_each(uses.sets)
     try:
         return push()
     except BaseException:
@@ -116,7 +122,8 @@ class _Caller:
         for first in uses.first:
             first(module)
         if uses.keeps_frozen and any(one.gone for one in uses.parameters):
-            uses.forget_gone()
+            for one in uses.drop_gone():  # a layer in four bits makes other scales where it packs its weight anew
+                one.store.forget([one.slot])
         leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
         pushed = _enter(uses) if leases else push_over_others()
         try:
@@ -204,19 +211,26 @@ def used_by_each(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:
 
 
 def attach(module: nn.Module, managed: Mapping[int, ManagedParameter],
-           pieces: Mapping[nn.Module, Sequence[ManagedParameter]]) -> None:
-    """Leases the parameters of a module and all in it, module by module, from now on.
+           pieces: Mapping[nn.Module, Sequence[ManagedParameter]] | None = None) -> None:
+    """Leases these parameters of a module and all in it, by id, module by module, from now on, and no others.
 
-    pieces: what modules have of frozen weights that is no parameter, and is leased with them."""
+    pieces: what modules have of frozen weights that is no parameter, and is leased with them; None: what they had."""
     for part, used in used_by_each(module).items():
-        own = [managed[id(parameter)] for parameter in used if id(parameter) in managed]
-        own += dict.fromkeys(one for below in (part.modules() if _is_whole(part) else (part,)) for one in pieces.get(below, ()))
-        if not own:
+        before = _uses.get(part)
+        if pieces is not None:
+            below = part.modules() if _is_whole(part) else (part,)
+            beside = list(dict.fromkeys(one for owner in below for one in pieces.get(owner, ())))
+        else:
+            beside = [] if before is None else [one for one in before.pieces if not one.gone]
+        own = [managed[id(parameter)] for parameter in used if id(parameter) in managed] + beside
+        if before is None and not own:
             continue
         for one in own if is_compiled(part) else ():
             one.compiled = True
         uses = _use(part, own)
-        uses.names = {key: one for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
+        uses.pieces = beside
+        uses.first = [] if before is None else before.first
+        uses.names = {key: weakref.ref(one) for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
                       if id(one) in managed}
         uses.keeps_frozen = not is_compiled(part) and any(not one.parameter.requires_grad for one in own)
         uses.packs_only = isinstance(part, nn.TransformerEncoder) and not uses.names
@@ -240,7 +254,7 @@ def replaced(module: nn.Module) -> list[str]:
     return [f"{name}.{key}".lstrip(".")
             for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
             for key, expected in uses.names.items()
-            if part._parameters.get(key, expected) is not expected and part._parameters[key] is not None]
+            if (now := part._parameters.get(key)) is not None and now is not expected()]
 
 
 def _called(name: str, part: nn.Module) -> str:

@@ -7,17 +7,20 @@ import functools
 import gc
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._errors import FailedPrecondition
+from .._leased.slot import Slot
 from .._leased.store import Store
 from .._model import modules
 from .._optimizer.optimizer import ManagedOptimizer, step_soon
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter
+from .._pytorch.split import is_split
 from .._ranks.ddp import check_running
 from .._ranks.shards import Shards
 from .._ranks.shared import SharedStore
@@ -26,21 +29,44 @@ from .._ranks.shared import SharedStore
 class Job:
     """What belongs to one offloaded model."""
 
-    def __init__(self, store: Store, shared: SharedStore | None, parameters: list[ManagedParameter],
-                 in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str], masters: Masters,
+    def __init__(self, store: Store, shared: SharedStore | None, shards: Shards, parts: frozenset[str], masters: Masters,
                  in_backward: bool, stepped: Callable[[], None]):
         """parts: of PARTS, those that are in Terrace. in_backward: and are stepped in the backward pass. stepped: called
         after each step."""
         self.store = store
         self.shared = shared  # of frozen parameters that other ranks have as well
-        self.parameters = parameters
-        self.in_memory = in_memory
+        self.parameters: list[ManagedParameter] = []
+        self.in_memory: list[ParameterInMemory] = []
         self.shards = shards
         self.parts = parts
         self.masters = masters
         self.in_backward = in_backward
         self.stepped = stepped
         self.optimizers: list[ManagedOptimizer] = []
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that the model had when it was offloaded last
+        self._known_split: set[str] = set()  # those of fully_shard(), by name: what moves a module swaps them, and cannot swap
+        # what is referred to weakly
+        self._kept: list[tuple[Slot, Sized]] = []  # of what is gone, what a script has yet, each with what else stands for it
+
+    def know(self, model: nn.Module) -> None:
+        """All that the model has now is known, be it in Terrace or not."""
+        for name, one in model.named_parameters():
+            if is_split(one):
+                self._known_split.add(name)
+            else:
+                self._known[one] = True
+
+    def new_in(self, model: nn.Module) -> dict[nn.Parameter, str]:
+        """The parameters that the model was given since, by name."""
+        return {one: name for name, one in model.named_parameters()
+                if (name not in self._known_split if is_split(one) else one not in self._known)}
+
+    def take_in(self, parameters: Sequence[ManagedParameter], in_memory: Sequence[ParameterInMemory]) -> None:
+        """Has more parameters from now on."""
+        for one in in_memory:
+            one.finish()
+        self.parameters += parameters
+        self.in_memory += in_memory
 
     def step_with(self, optimizers: Sequence[ManagedOptimizer]) -> None:
         """Steps with more optimizers from now on."""
@@ -54,11 +80,20 @@ class Job:
         self.store.plan()
 
     def drop_gone(self) -> None:
-        """Forgets parameters that are there no more, and deletes the states of optimizers that are not."""
+        """Forgets parameters and optimizers that are there no more, and deletes what of them is in Terrace, but for what the
+        script has of it yet."""
         gc.collect()  # what is gone may be held by a cycle, as one of a Trainer is
         self.optimizers = [one for one in self.optimizers if not one.states.gone or one.states.let_go()]
-        self.parameters = [one for one in self.parameters if not one.gone]
-        self.in_memory = [one for one in self.in_memory if not one.gone]
+        for one in [one for one in (*self.parameters, *self.in_memory) if one.gone]:
+            if isinstance(one, ManagedParameter) and one.store is self.store:
+                self._kept.append((one.slot, one.taken))
+            if one.gradient is not None:
+                self._kept += [(slot, ()) for slot in one.gradient.slots]
+        free = [slot for slot, others in self._kept if not (slot.lazies or slot.shown or len(others))]
+        self._kept = [one for one in self._kept if one[0] not in free]
+        self.store.forget(free)
+        self.parameters[:] = [one for one in self.parameters if not one.gone]
+        self.in_memory[:] = [one for one in self.in_memory if not one.gone]
         self.masters.drop_gone()
 
 
@@ -93,15 +128,15 @@ def begin(model: nn.Module, store: Store, shared: SharedStore | None, parameters
           stepped: Sequence[ManagedOptimizer]) -> None:
     """All is where it is to be: the model is offloaded from now on."""
     in_backward = any(one.in_backward for one in stepped)
-    for one in in_memory:
-        one.finish()
-    job = _jobs[model] = Job(store, shared, parameters, in_memory, shards, parts, masters, in_backward,
+    job = _jobs[model] = Job(store, shared, shards, parts, masters, in_backward,
                              functools.partial(_name_replaced, weakref.ref(model), shards, set()))
+    job.take_in(parameters, in_memory)
+    job.know(model)
     store.plan()
     if stepped:
         job.step_with(stepped)
-    if in_memory:
-        modules.call_first(model, functools.partial(_watch, in_memory))
+    if "parameters" not in parts:
+        modules.call_first(model, functools.partial(_watch, job.in_memory))
     modules.call_first(model, store.steps.forward)
     store.steps.begin()
 

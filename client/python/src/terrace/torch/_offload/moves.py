@@ -61,6 +61,13 @@ def manage(store: Store, names: Names) -> list[ManagedParameter]:
     return [managed_of(parameter) for parameter in names]
 
 
+def divide(store: Store, whole: Names, parts: frozenset[str]) -> tuple[list[ManagedParameter], list[ParameterInMemory]]:
+    """The parameters of a job's own that are in Terrace, or those that stay in memory."""
+    if "parameters" in parts:
+        return manage(store, whole), []
+    return [], [ParameterInMemory(*name, one, store) for one, name in whole.items()]
+
+
 def make_gradients(store: Store, parameters: Sequence[ManagedParameter | ParameterInMemory], parts: frozenset[str],
                    masters: Masters, stepped: Sequence[ManagedOptimizer]) -> None:
     """Makes room for gradients, where they are to have any."""
@@ -88,6 +95,17 @@ def move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramete
     for optimizer in stepped:
         undo.by(optimizer.states.give_back, "the optimizer's states")
         optimizer.states.reserve()
+    move_parameters(managed, in_memory, undo)
+    shards.move_in()
+    for optimizer in stepped:
+        optimizer.states.adopt_all()
+    if ranks is not None:
+        ranks.finish()
+    give_back_free(store.device)
+
+
+def move_parameters(managed: Sequence[ManagedParameter], in_memory: Sequence[ParameterInMemory], undo: Undo) -> None:
+    """Moves parameters, but for those that stay in memory, and sees to the gradients of all."""
     freed_bytes = 0
     for one in managed:
         if not isinstance(one.parameter, OffloadedParameter):
@@ -100,12 +118,6 @@ def move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramete
             freed_bytes = 0
     for other in in_memory:
         _watch(other, undo)
-    shards.move_in()
-    for optimizer in stepped:
-        optimizer.states.adopt_all()
-    if ranks is not None:
-        ranks.finish()
-    give_back_free(store.device)
 
 
 def _watch(one: ManagedParameter | ParameterInMemory, undo: Undo) -> None:

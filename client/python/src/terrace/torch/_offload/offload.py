@@ -21,7 +21,6 @@ from .._model import modules, operations
 from .._model.transforms import ask_transforms
 from .._optimizer import kinds, trial
 from .._optimizer.optimizer import ManagedOptimizer, inner_of, managed_optimizer, unwrapped
-from .._parameters.in_memory import ParameterInMemory
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, built
 from .._pytorch.split import is_split, local_of
@@ -29,9 +28,12 @@ from .._ranks.frozen import Frozen
 from .._ranks.fsdp import groups_of
 from .._ranks.shards import Shards
 from .._ranks.together import Ranks
+from .grown import Grown, most_taken, take_in
+from .grown import find as find_grown
+from .grown import finish as finish_grown
 from .init import client_of
 from .job import Job, begin, job_if_any
-from .moves import Names, destroy, forget, give_back, make_gradients, manage, move, take_over
+from .moves import Names, destroy, divide, forget, give_back, make_gradients, move, move_parameters, take_over
 from .other_optimizers import step_others
 from .parts import wanted_parts
 from .quantized import Pieces
@@ -85,7 +87,9 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
     to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are; timeout,
     share_frozen, masters and gradients are as they were given first. With step_in_backward, which is to be given again, a
-    model has the optimizers of one call at a time.
+    model has the optimizers of one call at a time. Parameters that the model was given since are taken in (a larger
+    vocabulary, an adapter), also with an optimizer that is offloaded already, or without one; what they took the place of
+    is deleted once nobody has it.
 
     InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
     more than the place holds. Then the model is as it was.
@@ -107,14 +111,17 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     ask_transforms()
     step_others()
     job = job_if_any(model)
-    steps = _check_asked(job, model, optimizer, step_in_backward)
+    new = {} if job is None else job.new_in(model)
+    steps = _check_asked(job, model, optimizer, step_in_backward, bool(new))
     for one in steps:
         warn_of_another(model, one)
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     seconds = _checks.seconds(_CALL, "timeout", timeout)
     if job is not None:
         parts = _parts_of(_CALL, job, client, what, place, precision, step_in_backward, optimizer)
-        _take_optimizers(job, model, steps, parts, precision, bytes_min, ranks)
+        grown = find_grown(_CALL, job, model, new, bytes_min)
+        _check_parts(_CALL, job.parts, [grown.names[one.parameter][0] for one in built(list(grown.names))], {})
+        _take_more(job, model, steps, grown, parts, precision, bytes_min, ranks)
         return model, optimizer
     parts = _check_parts_asked(what, optimizer, step_in_backward, ranks)
     pieces = Pieces(model, bytes_min, _device_of(model) if "parameters" in parts else None)
@@ -135,7 +142,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         shared = chosen.frozen.share(store)
         take_over(chosen.buildings, store, names)
         shards = Shards(store, chosen.sharded, groups_of(model))
-        own, in_memory = _divide(store, chosen.whole, parts)
+        own, in_memory = divide(store, chosen.whole, parts)
         beside = pieces.manage(store, [*shared, *own])
         managed = [*shared, *own, *beside]
         masters = Masters(store, *precision, in_terrace="states" in parts)
@@ -164,11 +171,13 @@ def _device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, in_backward: bool) -> list[optim.Optimizer]:
-    """The optimizers that step. Raises for a model or an optimizer that cannot be offloaded, or is."""
+def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, in_backward: bool,
+                 grown: bool) -> list[optim.Optimizer]:
+    """The optimizers that step. Raises for a model or an optimizer that cannot be offloaded, or is. grown: the model is
+    offloaded, and has new parameters, which its own optimizer may have, too."""
     if job is None:
         check_model(model, in_backward)
-    elif optimizer is None:
+    elif optimizer is None and not grown:
         raise FailedPrecondition(f"{_CALL}: this model is offloaded already; offload(model, optimizer) takes another "
                                  "optimizer for it")
     given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
@@ -177,7 +186,8 @@ def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, in_backward:
     steps: list[optim.Optimizer] = [unwrapped(one) for one in given]
     for one in steps:
         kinds.check(one)
-        if managed_optimizer(one) is not None:
+        managed = managed_optimizer(one)
+        if managed is not None and not (grown and job is not None and managed in job.optimizers):
             raise FailedPrecondition(f"{_CALL}: this optimizer is offloaded already; offload models that share one "
                                      "together, as a torch.nn.ModuleList of them")
     _check_apart(steps)
@@ -253,13 +263,6 @@ def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Clien
                    {one: one.building for one in adopted if one.parameter not in frozen.names})
 
 
-def _divide(store: Store, whole: Names, parts: frozenset[str]) -> tuple[list[ManagedParameter], list[ParameterInMemory]]:
-    """The parameters of a job's own that are in Terrace, or those that stay in memory."""
-    if "parameters" in parts:
-        return manage(store, whole), []
-    return [], [ParameterInMemory(*name, one, store) for one, name in whole.items()]
-
-
 def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str | None, precision: Precision,
               in_backward: bool, optimizer: object) -> frozenset[str]:
     """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
@@ -278,9 +281,11 @@ def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str 
     return parts
 
 
-def _take_optimizers(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], parts: frozenset[str],
-                     precision: Precision, bytes_min: int, ranks: Ranks | None) -> None:
-    """Takes other optimizers for a model that is offloaded."""
+def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], grown: Grown, parts: frozenset[str],
+               precision: Precision, bytes_min: int, ranks: Ranks | None) -> None:
+    """Takes other optimizers for a model that is offloaded, and parameters that it was given since."""
+    known = [one for one in map(managed_optimizer, optimizers) if one is not None]  # by which it is stepped already
+    optimizers = [one for one in optimizers if managed_optimizer(one) is None]
     masters = job.masters
     if precision.masters is not None and not masters:
         masters = Masters(job.store, precision.masters, in_terrace="states" in parts)
@@ -288,31 +293,37 @@ def _take_optimizers(job: Job, model: nn.Module, optimizers: list[optim.Optimize
         check_taken(_CALL, Precision(masters.dtype, masters.gradients), model, optimizers)
     _try(optimizers, masters.dtype)
     job.drop_gone()
-    if job.in_backward and not all(one.states.gone for one in job.optimizers):
+    if job.in_backward and optimizers and not all(one.states.gone for one in job.optimizers):
         raise FailedPrecondition(
             "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has the optimizers of "
             "one call: let go of those before first, and of what refers to them, as a learning-rate scheduler does")
     stepped = [ManagedOptimizer(one, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, masters)
                for one in optimizers]
     with Undo() as undo:
+        taken = take_in(job, model, grown, masters, stepped, undo)
         for one in stepped:
             undo.by(one.states.let_go)
             undo.by(one.states.give_back, "the optimizer's states")
+        for one in (*known, *stepped):
             one.states.make_all_masters()
+        for one in stepped:
             _renew_states(one.states.optimizer, masters, undo)
-            most, name = one.states.largest()
-            check_fits(job.store, most, f"the optimizer's step on '{name}'")
+        check_fits(job.store, *most_taken(job, model, grown, taken, [*known, *stepped]))
         for of in (*job.parameters, *job.in_memory):
             if of.gradient is not None and of.parameter.requires_grad:
                 of.gradient.reserve()
-        for one in stepped:
+        move_parameters(taken.managed, taken.in_memory, undo)
+        for one in (*known, *stepped):
             one.states.reserve()
             one.states.adopt_all()
         masters.accumulate_wide()
         if ranks is not None:
             ranks.finish()
     job.masters = masters
-    job.step_with(stepped)
+    finish_grown(job, model, grown, taken)
+    if stepped:
+        job.step_with(stepped)
+    job.store.plan()
 
 
 def _renew_states(optimizer: optim.Optimizer, masters: Masters, undo: Undo) -> None:

@@ -85,8 +85,9 @@ def _is_on(client: Client, place: str, device: torch.device) -> bool:
         return False
 
 
-def check_model(model: nn.Module, in_backward: bool) -> None:
-    """Raises InvalidArgument for a model that cannot be offloaded. in_backward: and be stepped in the backward pass."""
+def check_model(model: nn.Module, in_backward: bool, new: Container[nn.Parameter] | None = None) -> None:
+    """Raises InvalidArgument for a model that cannot be offloaded. in_backward: and be stepped in the backward pass. new:
+    which of its parameters are not offloaded yet; None: all."""
     call = "terrace.torch.offload"
     _checks.is_a(call, "model", model, nn.Module, "a torch.nn.Module")
     for name, part in model.named_modules():
@@ -107,6 +108,11 @@ def check_model(model: nn.Module, in_backward: bool) -> None:
     check_groups(model)
     sharded = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
     for name, parameter in model.named_parameters():
+        if new is not None and parameter not in new:
+            continue
+        if new is not None and is_split(parameter):
+            raise InvalidArgument(f"{call}: the parameter '{name}' is new in this model, which is offloaded already, and "
+                                  "fully_shard() has split it: build and split all of the model, then offload it")
         if parameter in sharded:
             if parameter.device.type != "cpu":
                 raise _elsewhere(name, parameter, "the CPU, where fully_shard() has split them,")
@@ -141,7 +147,8 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
             return
     if isinstance(parameter, OffloadedParameter) or is_of_a_job(parameter):
         raise FailedPrecondition(f"{call}: the parameter '{name}' is offloaded already, with another model: offload models "
-                                 "that share one together, as a torch.nn.ModuleList of them")
+                                 "that share one together, as a torch.nn.ModuleList of them, or give offload() the model that "
+                                 "was offloaded, where this one is built around it")
     if is_split(parameter):
         raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, and no fully_shard() of this model has "
                               "made it (but distribute_tensor, or tensor parallelism), so that it cannot be "

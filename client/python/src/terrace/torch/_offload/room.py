@@ -15,16 +15,22 @@ from .._parameters.in_memory import ParameterInMemory
 from .._ranks.shards import Shards
 
 
-def check_room(model: nn.Module, store: Store, shards: Shards, in_memory: list[ParameterInMemory],
-                stepped: Sequence[ManagedOptimizer]) -> None:
-    """Looks at all that the job leases from its own session at once."""
+def most_at_once(model: nn.Module, store: Store, shards: Shards, in_memory: Sequence[ParameterInMemory],
+                 stepped: Sequence[ManagedOptimizer]) -> tuple[int, str]:
+    """Bytes of the largest set that the job leases from its own session at once, and what leases it."""
     most, what = max(modules.largest(model, store), shards.largest(),
                      *((one.like.room_bytes, f"the gradient of '{one.name}'") for one in in_memory))
     for optimizer in stepped:
         of_step, name = optimizer.states.largest()
         if of_step > most:
             most, what = of_step, f"the optimizer's step on '{name}'"
-    check_fits(store, most, what)
+    return most, what
+
+
+def check_room(model: nn.Module, store: Store, shards: Shards, in_memory: Sequence[ParameterInMemory],
+               stepped: Sequence[ManagedOptimizer]) -> None:
+    """Looks at all that the job leases from its own session at once."""
+    check_fits(store, *most_at_once(model, store, shards, in_memory, stepped))
 
 
 def check_fits(store: Store, most: int, what: str) -> None:

@@ -64,6 +64,10 @@ class States:
         """Whether the script has the optimizer no more."""
         return self._reference() is None
 
+    def know(self, in_memory: Iterable[ParameterInMemory]) -> None:
+        """There are more parameters that stay in memory."""
+        self._in_memory |= {id(one.parameter): one for one in in_memory}
+
     def managed_of(self, parameter: nn.Parameter) -> ManagedParameter | None:
         """What belongs to a parameter, if it is in Terrace."""
         managed: ManagedParameter | None = parameter.__dict__.get("terrace")
@@ -122,7 +126,7 @@ class States:
                 master.widened()
 
     def reserve(self) -> None:
-        """Makes room for the states that there are going to be, so that it is not missing later."""
+        """Makes room for the states that there are going to be and have none, so that it is not missing later."""
         if "states" not in self._parts:
             return
         keys: list[tuple[int, Path]] = []
@@ -133,11 +137,14 @@ class States:
                 if of is None:
                     continue
                 for key in kinds.states(self.optimizer, group, of.placeholder.dim()):
+                    if (id(parameter), (key,)) in self._reserved:
+                        continue
                     keys.append((id(parameter), (key,)))
                     wanted.append((f"{of.name}/{key}", of.owner, self._made_like(of)))
         if wanted:
-            self._slots = self.store.create(wanted)
-            self._reserved = dict(zip(keys, self._slots, strict=True))
+            made = self.store.create(wanted)
+            self._slots += made
+            self._reserved |= dict(zip(keys, made, strict=True))
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that a step must lease at once, and the parameter's name."""

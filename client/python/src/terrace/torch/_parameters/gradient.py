@@ -46,11 +46,11 @@ class Room:
 
     def __init__(self, like: Like, slots: list[Slot]):
         self._like = like
-        self._slots = slots
+        self.slots = slots
 
     def reserve(self, store: Store) -> None:
         """Makes a slot, so that it is not missing later."""
-        if not self._slots:
+        if not self.slots:
             self._make(store)
 
     def take(self, store: Store, made: torch.Tensor) -> OffloadedTensor:
@@ -63,15 +63,15 @@ class Room:
 
     def _free_slot(self, store: Store) -> Slot:
         """The script may have kept the gradient before."""
-        for slot in self._slots:
+        for slot in self.slots:
             if not slot.lazies and not slot.shown:
                 return slot
         return self._make(store)
 
     def _make(self, store: Store) -> Slot:
         like = self._like
-        (made,) = store.create([(f"{like.name}/grad{len(self._slots)}", like.owner, like.placeholder)])
-        self._slots.append(made)
+        (made,) = store.create([(f"{like.name}/grad{len(self.slots)}", like.owner, like.placeholder)])
+        self.slots.append(made)
         return made
 
     def fits(self, made: torch.Tensor) -> bool:
@@ -116,6 +116,11 @@ class Gradient:
         self._zeroed = False  # it was used up, and then set to zero
         self._zeros: SpentTensor | None = None  # in whose place there are zeros, while optimizer.step() is under way
         self.ahead: SteppedAs | None = None  # the parameter was stepped, and its optimizer.step() is yet to come
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Where it has been in Terrace."""
+        return [slot for room in (self._room, self._wide) if room is not None for slot in room.slots]
 
     @property
     def in_backward(self) -> bool:

@@ -186,8 +186,20 @@ class Masters:
         """Whether a parameter is to have one, and has none."""
         return self.dtype is not None and parameter.dtype in NARROW and parameter.requires_grad and self.of(parameter) is None
 
+    def before_their_job(self, parameters: Iterable[nn.Parameter]) -> list[Master]:
+        """Those that parameters were given before a job had them."""
+        return [found for one in parameters if (found := self.of(one)) is not None and found.own is None]
+
+    def put_back(self, parameters: Iterable[nn.Parameter], masters: Sequence[Master]) -> None:
+        """Of these parameters has these again, in the place of those that were made since."""
+        self.drop(parameters)
+        for one in masters:
+            self._by[id(one.parameter)] = self._by_stepped[id(one.stepped)] = one
+        self.accumulate_wide()
+
     def make(self, wanted: Sequence[Wanted]) -> None:
-        """Makes masters, without content: each is made of its weight when it is stepped first."""
+        """Makes masters, without content: each is made of its weight when it is stepped first. One that takes another's place
+        has its content."""
         assert self.dtype is not None
         there = [one for one in wanted if self._in_terrace and one.like is not None]
         slots = self._store.create([(f"{one.like.name}/master", one.like.owner, _empty(one.parameter, self.dtype))
@@ -196,7 +208,20 @@ class Masters:
         for one in wanted:
             gradient_like = None if one.like is None else self.gradient_like(one.parameter, one.like)
             made = Master(one, self.dtype, self._store, slot_of.get(id(one.parameter)), gradient_like)
+            before = self.of(one.parameter)
             self._by[id(one.parameter)] = self._by_stepped[id(made.stepped)] = made
+            if before is not None:
+                del self._by_stepped[id(before.stepped)]
+                self._take_from(before, made)
+
+    def _take_from(self, before: Master, made: Master) -> None:
+        """Has a master have what another one has, and the gradient that was added up so far."""
+        made.load(before.stepped.detach() if before.made else None)
+        held = before.held_gradient()
+        before.accumulate_in(None)
+        made.accumulate_in(self.gradients)
+        if held is not None:
+            made.give_gradient(held, False)
 
     def of(self, parameter: nn.Parameter) -> Master | None:
         """The master of a parameter, if it has one."""
@@ -227,8 +252,15 @@ class Masters:
 
     def drop_gone(self) -> None:
         """Deletes those whose parameters the model has lost."""
-        gone = [one for one in self._by.values() if one.gone]
-        self._by = {key: one for key, one in self._by.items() if not one.gone}
+        self._drop([one for one in self._by.values() if one.gone])
+
+    def drop(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Deletes those of parameters that have one."""
+        self._drop([found for one in parameters if (found := self.of(one)) is not None])
+
+    def _drop(self, gone: Sequence[Master]) -> None:
+        dropped = set(map(id, gone))
+        self._by = {key: one for key, one in self._by.items() if id(one) not in dropped}
         for one in gone:
             del self._by_stepped[id(one.stepped)]
         self._store.forget([one.managed.slot for one in gone if one.managed is not None])
