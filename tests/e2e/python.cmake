@@ -8,7 +8,8 @@ if(NOT TERRACE_SANITIZE)
                             torch_refused torch_aliases torch_heap torch_init torch_matrix torch_steps torch_order
                             torch_progress torch_summary torch_places torch_parts torch_elementwise torch_casts torch_phases torch_grown
                             torch_odd_models torch_odd_optimizers torch_tried optimizers torch_gradients_set torch_transforms
-                            torch_masters torch_masters_kept quantized qlora huggingface ranks ddp fsdp share_frozen)
+                            torch_masters torch_masters_kept torch_autocast torch_autocast_kept quantized qlora
+                            huggingface ranks ddp fsdp share_frozen)
 endif()
 # Suites run side by side: a thread of PyTorch's that waits is to sleep, and not to take another suite's core.
 foreach(suite ${python_suites})

@@ -16,6 +16,8 @@ import torch
 from python_fixtures import LIMIT_SECONDS, disk  # noqa: F401 (a fixture)
 from python_rank_fixtures import Checks, run_ranks
 from python_torch_models import Gpt, assert_same, loss_of, weights
+from terrace.torch._leased.store import Store
+from terrace.torch._parameters import casts
 from torch import distributed, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -62,7 +64,7 @@ def around(client, made, *, step_in_backward=False, **wrapped):
     return DistributedDataParallel(model, **wrapped), model, optimizer
 
 
-def train(wrapper, optimizer, *, parts=1, unsynchronised=False, steps=4):
+def train(wrapper, optimizer, *, parts=1, unsynchronised=False, steps=4, autocast=False):
     """The losses of a run, in which each rank has batches of its own."""
     said = []
     torch.manual_seed(7)
@@ -70,7 +72,7 @@ def train(wrapper, optimizer, *, parts=1, unsynchronised=False, steps=4):
         for part in range(parts):
             last = part == parts - 1
             with contextlib.nullcontext() if last or not unsynchronised else wrapper.no_sync():
-                loss = loss_of(wrapper, 1000 * distributed.get_rank() + step * parts + part)
+                loss = loss_of(wrapper, 1000 * distributed.get_rank() + step * parts + part, autocast)
                 loss.backward()
             said.append(loss.item())
         said.append(nn.utils.clip_grad_norm_(wrapper.parameters(), 0.5).item())
@@ -99,6 +101,14 @@ def ways_to_train(client, _folder):
     compare(client)
     compare(client, run={"parts": 3})
     compare(client, run={"parts": 3, "unsynchronised": True})
+
+
+@CHECKS.check
+def autocast(client, _folder):
+    """Weights are leased as what autocast casts them to."""
+    casts.BYTES_MIN, Store.fits = 1, lambda _store: False
+    compare(client, run={"parts": 2, "unsynchronised": True, "autocast": True})
+    assert any(name.endswith("/bfloat16") for name in client.tensors())
 
 
 @CHECKS.check

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that every snippet of docs/guides/pytorch.md, and of docs/guides/masters.md, runs, in order, as one script, and that the examples train to the
-losses that they have without Terrace."""
+"""Shows that every snippet of docs/guides/pytorch.md, and of those on masters and autocast, runs, in order, as one script, and
+that the examples train to the losses that they have without Terrace."""
 
 import os
 import pathlib
@@ -44,6 +44,15 @@ def test_masters_are_those_of_the_loop_on_the_page(disk):
     assert len(loop.splitlines()) <= 20
     ended = run("-W", "error", "-", folder=disk, text=script + "\nprint(client.leased_bytes)\n")
     assert ended.stdout.splitlines() == ["True", "torch.float32", "0"] and ended.stderr == ""
+
+
+def test_autocast_is_that_of_plain_pytorch(disk):
+    page = (ROOT / "docs/guides/autocast.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    losses, casts = run("-W", "error", "-", folder=disk, text=block.replace("/var/tmp:", f"{disk}:")).stdout.splitlines()
+    assert casts == str(["bfloat16"] * 12)
+    plain, rest = block.split("daemon = ")[0], block.split("# the line\n")[1].split("print(sorted")[0]
+    assert run("-", folder=disk, text=plain + rest).stdout == losses + "\n"
 
 
 def test_the_optimizers_that_the_page_speaks_of_are_known():

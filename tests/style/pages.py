@@ -44,6 +44,7 @@ PYTHON_OF = {
     "docs/guides/coming-from.md": "tests/e2e/python_docs.py",
     "docs/guides/gpus.md": "tests/e2e/python_docs.py",
     "docs/guides/huggingface.md": "tests/e2e/python_huggingface.py",
+    "docs/guides/autocast.md": "tests/e2e/python_torch_docs.py",
     "docs/guides/masters.md": "tests/e2e/python_torch_docs.py",
     "docs/guides/qlora.md": "tests/e2e/python_qlora.py",
     "docs/guides/pytorch.md": "tests/e2e/python_torch_docs.py",

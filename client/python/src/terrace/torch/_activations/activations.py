@@ -17,7 +17,7 @@ from .._device.heap import give_back_freed_memory
 from .._device.streams import can_be_in_terrace, has_streams, is_captured
 from .._leased.default_client import client_for
 from .._leased.shown import is_managed
-from .._parameters.saved import Note, of_hidden
+from .._parameters.saved import CastNote, Note, of_hidden
 from .._pytorch.private import NO_BACKWARD, is_functorch_wrapped, is_saved_by_rrelu, running_backward
 from .._pytorch.storages import StorageReference, VersionCounter, may_be_statistics, number_of
 from .._tensors.packed import Here, Source, View
@@ -170,7 +170,7 @@ class Activations:
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if type(tensor) is not torch.Tensor and (found := of_hidden(tensor)) is not None:
-            return found if isinstance(found, Note) else Here(found)
+            return Here(found) if isinstance(found, torch.Tensor) else found
         if _stays_whole(tensor) or running_backward() != NO_BACKWARD:
             # What a backward pass saves (of what it computes again) it uses at once.
             return Here(tensor)
@@ -249,7 +249,7 @@ class Activations:
         self._keeper.order.use(saved, 0)
 
 
-def _unpack(packed: View | Here | Note) -> torch.Tensor:
+def _unpack(packed: View | Here | Note | CastNote) -> torch.Tensor:
     return packed.unpack()
 
 

@@ -37,7 +37,7 @@ def nobody() -> None:
 class Slot:
     """One tensor in Terrace, of a fixed geometry: that of its placeholder."""
 
-    __slots__ = ("__weakref__", "_cuda_device", "addressed", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
+    __slots__ = ("__weakref__", "_cuda_device", "addressed", "content", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
                  "reference", "tensor", "waits", "writes", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
@@ -45,6 +45,7 @@ class Slot:
         self.owner = owner  # the module, for people
         self.tensor = tensor
         self.reference: Callable[[], Any] = nobody  # to the ManagedParameter whose bytes these are
+        self.content: Callable[[], Any] = nobody  # to what of a weight's cast this is
         self.addressed: Callable[[], Any] = nobody  # to what shows it where its address was asked for
         self.placeholder = placeholder
         self.dtype = placeholder.dtype

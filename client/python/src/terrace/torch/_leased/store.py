@@ -246,7 +246,7 @@ class Store:
             return
         slots = [slot for slot in self.unneeded if not slot.shown]
         self.unneeded.clear()
-        if not slots or self._fits():
+        if not slots or self.fits():
             return
         try:
             self.client.dont_need([slot.tensor for slot in slots])
@@ -266,7 +266,7 @@ class Store:
             self._mark = None
         return passed
 
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         """Whether all of the session, activations and the script's own tensors included, is guaranteed room at once."""
         return self.client._tensor_bytes() <= self.guarantee_bytes
 

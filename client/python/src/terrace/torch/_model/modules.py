@@ -16,6 +16,7 @@ from torch import nn
 
 from ..._errors import FailedPrecondition
 from .._leased.store import Store
+from .._parameters.casts import pays
 from .._parameters.parameter import ManagedParameter, by_store, enter_each, leave
 from .._parameters.saved import pop, push, push_over_others
 from .._pytorch.modes import check_not_compiled, is_traced
@@ -29,6 +30,8 @@ from .._pytorch.private import (
     unmark_hooked,
 )
 from .._ranks.ddp import check_running
+from .._tensors.offloaded import OffloadedParameter
+from .autocast import casts_to
 from .graphs import let_go
 from .transforms import as_views, saves_unasked
 
@@ -43,6 +46,8 @@ class _Uses:
         self.names: dict[str, weakref.ref[nn.Parameter]] = {}  # the module's own
         self.keeps_frozen = False  # some are frozen, which functions may keep for the backward pass unasked
         self.packs_only = False  # it uses them to see whether it can pack a batch, and for nothing else
+        self.whole: set[ManagedParameter] = set()  # of which autocast's casts alone will not do here
+        self.known: dict[tuple[bool, bool], set[ManagedParameter]] = {}  # of which they have done, by whether the module trained
         self.first: list[Callable[[nn.Module], None]] = []  # to call, before anything is leased
 
     def drop_gone(self) -> list[ManagedParameter]:
@@ -63,6 +68,9 @@ _LISTS = (nn.ParameterList, nn.ParameterDict)
 # Their forward reads the parameters of modules inside them, without running those.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
+# Where forwards are whose every use of a weight is one of PyTorch's functions.
+_FORWARDS = ("torch.nn.", "transformers.pytorch_utils")
+
 _MARK: Any = "terrace"
 
 _TRANSLATED = ("a module was scripted or traced (torch.jit, make_fx) after terrace.torch.offload(), and that code would "
@@ -82,8 +90,47 @@ def _check_not_ahead(parameters: Sequence[ManagedParameter]) -> None:
                 "load other weights, or offload without step_in_backward")
 
 
-def _enter(uses: _Uses) -> bool:
-    """Shows what a module uses. Whether pop() is due."""
+class _Casts:
+    """The weights of a module that autocast may have casts of, while it runs.
+
+    At first a module runs with all of them leased, and each of PyTorch's functions that it gives one is looked at. What is
+    given to those alone that autocast casts for is not leased from then on. What no function was given, though the module
+    ran, something else may read (an extension's C++), which does not ask: that goes on being leased.
+    """
+
+    def __init__(self, module: nn.Module, uses: _Uses):
+        self._uses = uses
+        self._known = uses.known.setdefault((torch.is_grad_enabled(), module.training), set())
+        self._counts = [(one, one.cast_uses, one.whole_uses) for one in uses.parameters
+                        if one not in uses.whole and not one.gone and pays(one)]
+        self.left_out = [one for one, _, _ in self._counts if one in self._known]
+
+    def look(self) -> None:
+        """The others are leased: has functions of PyTorch tell which they are given."""
+        for one, _, _ in self._counts:
+            if one not in self._known:
+                one.parameter.__class__ = OffloadedParameter
+
+    def note(self) -> None:
+        """The module has run."""
+        for one, casts, wholes in self._counts:
+            if one.whole_uses != wholes:
+                self._uses.whole.add(one)
+            elif one.cast_uses != casts:
+                self._known.add(one)
+
+
+def _casts_in(module: nn.Module, uses: _Uses) -> _Casts | None:
+    """Those of a module that is about to run, if autocast casts at all. None where its forward is not one of PyTorch's: that
+    may give a weight to compiled code, or to an extension, where nothing can be looked at."""
+    if uses.packs_only or _is_whole(module) or not any(casts_to(store.device.type) for store, _ in uses.sets):
+        return None
+    known = "forward" not in module.__dict__ and type(module).forward.__module__.startswith(_FORWARDS)
+    return _Casts(module, uses) if known else None
+
+
+def _enter(uses: _Uses, casts: _Casts | None) -> tuple[bool, Sequence[ManagedParameter]]:
+    """Shows what a module uses, but for weights whose casts will do. Whether pop() is due, and what is shown."""
     if is_traced():
         raise FailedPrecondition(_TRANSLATED)
     check_running(uses.parameters)
@@ -91,17 +138,29 @@ def _enter(uses: _Uses) -> bool:
         _check_not_ahead(uses.parameters)
     for store, _ in uses.sets:
         store.drop_unneeded()
+    left_out = [] if casts is None else casts.left_out
     try:
-        enter_each(uses.sets)
+        entered = _enter_others(uses, left_out)
     except FailedPrecondition:
         if not uses.drop_gone():
             raise
-        enter_each(uses.sets)
+        entered = _enter_others(uses, left_out)
     try:
-        return push()
+        if casts is not None:
+            casts.look()
+        return push(), entered
     except BaseException:
-        leave(uses.parameters)
+        leave(entered)
         raise
+
+
+def _enter_others(uses: _Uses, left_out: Sequence[ManagedParameter]) -> Sequence[ManagedParameter]:
+    if not left_out:
+        enter_each(uses.sets)
+        return uses.parameters
+    others = [one for one in uses.parameters if one not in left_out]
+    enter_each(by_store(others))
+    return others
 
 
 class _Caller:
@@ -125,7 +184,8 @@ class _Caller:
             for one in uses.drop_gone():  # a layer in four bits makes other scales where it packs its weight anew
                 one.store.forget([one.slot])
         leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
-        pushed = _enter(uses) if leases else push_over_others()
+        casts = _casts_in(module, uses) if leases else None
+        pushed, entered = _enter(uses, casts) if leases else (push_over_others(), ())
         try:
             if leases and saves_unasked() and not is_compiled(module):
                 with as_views(module, [one.parameter for one in uses.parameters if one.kind is nn.Parameter]):
@@ -142,7 +202,9 @@ class _Caller:
                     pop()
             finally:
                 if leases:
-                    leave(uses.parameters)
+                    leave(entered)
+                    if casts is not None:
+                        casts.note()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Copies and pickles of a module have None in its place: nn.Module leaves it out, but nn.LSTM, what is

@@ -18,6 +18,7 @@ from .._parameters.saved import entered
 from .._pytorch.private import Overload, foreach_zero, get_data, is_moved_by_module, raw, set_data
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor, OffloadedView, given_memory, leaves
 from .._tensors.storage import storage_of
+from .autocast import run_cast
 from .transforms import saves_unasked, view_of
 from .writes import may_write_unseen, overwritten, read_only_target, resolved, slot_of, store_of, write_the_same
 
@@ -45,6 +46,9 @@ def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         answer = special(*args, **kwargs)
         if answer is not NotImplemented:
             return answer
+    cast = run_cast(func, args, kwargs)
+    if cast is not NotImplemented:
+        return cast
     result = lease_for(func, args, kwargs)
     if func in _CASTS and isinstance(args[0], OffloadedParameter) and _asked_by_module():
         managed_of(args[0]).check_like(result, strides=True)
@@ -89,6 +93,8 @@ def lease_for(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
                 tensors: list[OffloadedTensor], parameters: list[ManagedParameter]) -> Any:
+    for managed in (*parameters, *(found for lazy in tensors if (found := shown_parameter(lazy)) is not None)):
+        managed.whole_uses += 1
     with contextlib.ExitStack() as uses:
         by: dict[int, torch.Tensor] = {}
         for store in dict.fromkeys([*(lazy.terrace_store for lazy in tensors), *(one.store for one in parameters)]):

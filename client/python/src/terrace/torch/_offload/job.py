@@ -87,6 +87,7 @@ class Job:
         for one in [one for one in (*self.parameters, *self.in_memory) if one.gone]:
             if isinstance(one, ManagedParameter) and one.store is self.store:
                 self._kept.append((one.slot, one.taken))
+                self._kept += [(each.slot, each.users) for form in one.casts.values() for each in form.contents]
             if one.gradient is not None:
                 self._kept += [(slot, ()) for slot in one.gradient.slots]
         free = [slot for slot, others in self._kept if not (slot.lazies or slot.shown or len(others))]

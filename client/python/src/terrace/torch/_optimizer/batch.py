@@ -13,6 +13,7 @@ from torch import nn
 
 from ..._errors import Error
 from .._leased.shown import owner_of
+from .._parameters.casts import write_casts
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, enter, leave
 from .._pytorch.private import raw
@@ -139,8 +140,11 @@ class Batch:
                     self._stepped(managed)
                     if managed.uses > 1 and not managed.compiled:
                         managed.parameter.__class__ = LeasedParameter
-                self._entered = False
-                leave(self._managed)
+                try:
+                    write_casts(self._managed)
+                finally:
+                    self._entered = False
+                    leave(self._managed)
             self._masters.note_left()
         self._states.adopt(self.parameters)
         if refused is not None:

@@ -57,6 +57,10 @@ class ManagedParameter:
         self.seen_at = 0  # the sequence number of autograd's nodes when that thread saw it so first: see _parameters/saved.py
         self.gradient: Any = None  # its Gradient, where it has one
         self.building: Any = None  # the Building that it is part of, until it is offloaded: see _offload/init.py
+        self.casts: dict[torch.dtype, Any] = {}  # its CastForms, by what it is cast to
+        self.never_cast = False  # there was no room for one
+        self.cast_uses = 0  # operations that had its cast
+        self.whole_uses = 0  # operations for which the net leased all of it
         self.taken: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by id: from .data
         slot.reference = weakref.ref(self)
 
@@ -383,6 +387,9 @@ def enter(store: Store, parameters: Sequence[ManagedParameter], slots: Sequence[
             for managed in [managed for managed in parameters if managed.uses]:
                 managed.uses += 1
                 counted.append(managed)
+                found = managed.reference()
+                if type(found) is OffloadedParameter:  # it is shown, and looked at by its module: that is over
+                    found.__class__ = LeasedParameter
         each = [mode] * len(hidden) + ([mode] * len(slots) if modes is None else list(modes))
         shown = store.lease([*(managed.slot for managed in hidden), *slots], each) if hidden or slots else []
         with store.showing:

@@ -32,6 +32,7 @@ from .._pytorch.split import is_made_of_others
 from .._pytorch.storages import over
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor
 from .._tensors.packed import Here
+from .casts import Cast, Content, content_of
 from .parameter import ManagedParameter, enter, leave, managed_of, parameter_of, shown_parameter
 
 Hooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -73,6 +74,22 @@ class Whole(NamedTuple):
         return made
 
 
+class CastNote:
+    """Part of a cast that is in Terrace beside its parameter. It stays what it was for as long as this is there."""
+
+    __slots__ = ("__weakref__", "_content", "_part")
+
+    def __init__(self, content: Content, tensor: torch.Tensor):
+        self._content = content
+        self._part = (tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.is_conj(),
+                      tensor.is_neg())
+        content.used_by(self)
+
+    def unpack(self) -> torch.Tensor:
+        """The part, over leased memory."""
+        return _part(self._content.lease(), *self._part)
+
+
 class _Below(NamedTuple):
     """What the hooks below ours made of a tensor."""
 
@@ -84,11 +101,14 @@ def _pack(tensor: torch.Tensor) -> Any:
     return Here(tensor) if found is None else found
 
 
-def _ours(tensor: torch.Tensor) -> Note | Whole | torch.Tensor | None:
+def _ours(tensor: torch.Tensor) -> Note | CastNote | Whole | torch.Tensor | None:
     """What to keep in place of what is a parameter's, or in Terrace; None: it is neither."""
     managed = parameter_of(tensor)
     if managed is not None:
         return _note(managed, tensor, False)
+    content = content_of(tensor)
+    if content is not None:
+        return CastNote(content, tensor)
     if tensor.grad_fn is not None and (managed := _cast_of(tensor)) is not None:
         return _note(managed, tensor, True)
     if type(tensor) is torch.Tensor:
@@ -113,11 +133,13 @@ def _note(managed: ManagedParameter, tensor: torch.Tensor, cast: bool) -> Note:
                     int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg())
 
 
-def of_hidden(tensor: torch.Tensor) -> Note | torch.Tensor | None:
+def of_hidden(tensor: torch.Tensor) -> Note | CastNote | torch.Tensor | None:
     """What to keep of a tensor in Terrace that is not leased, as a torch.autograd.Function saves the weight that it was
     given: what hooks hand on of it, autograd takes for an ordinary tensor over the placeholder. None: it is none."""
     if isinstance(tensor, OffloadedParameter):
         return _note(managed_of(tensor), tensor, False)
+    if isinstance(tensor, Cast):
+        return CastNote(tensor.terrace_content, tensor)
     if not isinstance(tensor, OffloadedTensor):
         return None
     managed = shown_parameter(tensor)
@@ -169,13 +191,19 @@ def _unpack_note(packed: Note) -> torch.Tensor:
     (shown,) = managed.store.lease([managed.slot])
     if packed.cast and packed.dtype != shown.dtype:
         shown = shown.to(packed.dtype)
-    if packed.dtype != shown.dtype:
-        shown = over(shown.untyped_storage(), packed.dtype, packed.offset, packed.size, packed.stride)
-    elif (tuple(shown.shape), shown.stride(), 0) != (packed.size, packed.stride, packed.offset):
-        shown = shown.as_strided(packed.size, packed.stride, packed.offset)
-    if packed.conjugate:
+    return _part(shown, packed.dtype, packed.size, packed.stride, packed.offset, packed.conjugate, packed.negative)
+
+
+def _part(shown: torch.Tensor, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], offset: int,
+          conjugate: bool, negative: bool) -> torch.Tensor:
+    """A part of what is shown, whose bytes are seen as of a type."""
+    if dtype != shown.dtype:
+        shown = over(shown.untyped_storage(), dtype, offset, size, stride)
+    elif (tuple(shown.shape), shown.stride(), 0) != (size, stride, offset):
+        shown = shown.as_strided(size, stride, offset)
+    if conjugate:
         shown = shown.conj()
-    return neg_view(shown) if packed.negative else shown
+    return neg_view(shown) if negative else shown
 
 
 def _over(below: Hooks) -> Hooks:
@@ -184,7 +212,7 @@ def _over(below: Hooks) -> Hooks:
 
     def pack(tensor: torch.Tensor) -> Any:
         packed = _ours(tensor)
-        return packed if isinstance(packed, Note | Whole) else _Below(pack_below(tensor))
+        return packed if isinstance(packed, Note | CastNote | Whole) else _Below(pack_below(tensor))
 
     def unpack(packed: Any) -> Any:
         return unpack_below(packed.packed) if type(packed) is _Below else _unpack(packed)

@@ -25,7 +25,7 @@ from torch._functorch.pyfunctorch import (
 )
 from torch.autograd.function import BackwardCFunction
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam as FSDPParam
@@ -37,6 +37,8 @@ _C: Any = torch._C  # its stubs lack most of these
 
 # Runs PyTorch's functions on our subclasses as on ordinary tensors: within __torch_function__, and where it would lease.
 raw = torch._C.DisableTorchFunctionSubclass
+# What a subclass has as __torch_function__ that PyTorch's functions are to take for an ordinary tensor.
+no_torch_function: Any = torch._C._disabled_torch_function_impl
 # `tensor.data`, by which a parameter is given other memory: as a property it would ask __torch_function__.
 get_data = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -95,6 +97,17 @@ is_functorch_wrapped: Callable[[torch.Tensor], bool] = _C._functorch.is_functorc
 leave_functorch = temporarily_clear_interpreter_stack
 leave_dispatch_modes = _disable_current_modes
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode of ours, which sees operators below autograd and autocast."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch would have the compiler leave its code alone, and import the compiler for that: it never compiles it."""
+        return False
+
+
 compiler_of_thread: Callable[[], Any] = _C._dynamo.eval_frame.get_eval_frame_callback  # is_compiling() is of traced code
 
 COMPILER = "torch._dynamo"  # takes seconds to import: whether something compiles already is asked of sys.modules
