@@ -28,13 +28,22 @@ def adamw(model):
 
 
 def larger(model, rows=96):
-    """Gives a model a larger vocabulary, as resize_token_embeddings() does: another module, tied to the head."""
+    """Gives a model a larger vocabulary: another module, tied to the head."""
     old, made = model.embedding, nn.Embedding(rows, model.embedding.embedding_dim)
     with torch.no_grad():
         made.weight[:len(old.weight)] = old.weight.data
     model.embedding = made
     model.head = nn.Linear(made.embedding_dim, rows, bias=False)
     model.head.weight = made.weight
+
+
+def larger_in_place(model, rows=96):
+    """The same, as resize_token_embeddings() of Transformers does it: the parameter is given larger memory."""
+    old = model.embedding.weight
+    made = nn.Embedding(rows, old.shape[1]).weight
+    made.data[:len(old)] = old.data[:len(old)]
+    old.data = made.data
+    model.embedding.num_embeddings = model.head.out_features = rows
 
 
 class Adapted(nn.Module):
@@ -90,8 +99,9 @@ def in_terrace(model):
     return {name for name, one in model.named_parameters() if hasattr(one, "terrace")}
 
 
+@pytest.mark.parametrize("grow", [larger, larger_in_place])
 @pytest.mark.parametrize("options", KINDS, ids=str)
-def test_a_larger_vocabulary_with_a_new_optimizer(restless, options):
+def test_a_larger_vocabulary_with_a_new_optimizer(restless, options, grow):
     """What is new is where the rest is, and what was replaced has no room in Terrace any more."""
     def run(model, offload):
         optimizer = adamw(model)
@@ -99,7 +109,8 @@ def test_a_larger_vocabulary_with_a_new_optimizer(restless, options):
         said = train(model, optimizer)
         for rows in (96, 128):
             del optimizer
-            larger(model, rows)
+            grow(model, rows)
+            said.append(loss_of(model, 0).item())
             optimizer = adamw(model)
             offload(model, optimizer)
             said += train(model, optimizer)
@@ -161,6 +172,37 @@ def test_what_is_new_and_not_offloaded(restless, options):
     same_with_and_without(restless, run, **options)
 
 
+def test_a_larger_weight_that_is_not_offloaded_again(restless):
+    """It is an ordinary parameter, in memory, and what it had in Terrace stays until the next offload()."""
+    def run(model, offload):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        offload(model, optimizer)
+        said = train(model, optimizer)
+        larger_in_place(model)
+        return said + train(model, optimizer)
+
+    with pytest.warns(UserWarning, match="'embedding.weight' was replaced after .* the new one is not in Terrace"):
+        model = same_with_and_without(restless, run)
+    assert "embedding.weight" not in in_terrace(model)
+    model.blocks.append(nn.Identity())
+    before = len(restless.tensors())
+    terrace.torch.offload(model, tensor_bytes_min=1)
+    assert in_terrace(model) == {name for name, _ in model.named_parameters()}
+    assert len(restless.tensors()) == before, "as many as were deleted"
+
+
+def test_a_weight_that_is_in_use_keeps_its_shape(roomy):
+    model, optimizer = build(RECIPE)
+    terrace.torch.offload(model, optimizer, client=roomy, tensor_bytes_min=1)
+    kept = model.embedding.weight.data
+    with pytest.raises(terrace.FailedPrecondition, match="lives in Terrace as .* and cannot become"):
+        model.embedding.weight.data = torch.zeros(96, 32)
+    del kept
+    with pytest.raises(terrace.FailedPrecondition, match="lives in Terrace as .* and cannot become"):
+        model.embedding.weight.data = torch.zeros(96, 32, dtype=torch.float64)
+    train(model, optimizer)
+
+
 def test_a_model_without_its_optimizer(restless):
     """offload(model) takes in what is new, and is refused where nothing is."""
     def run(model, offload):
@@ -196,6 +238,31 @@ def test_another_weight_in_the_same_module(restless):
 
     model = same_with_and_without(restless, run)
     assert in_terrace(model) == {name for name, _ in model.named_parameters()}
+
+
+def test_masters_of_what_has_another_shape(restless):
+    """A master of the old shape goes, and the new one begins with the weight."""
+    torch.manual_seed(3)
+    model, plain = (nn.Sequential(nn.Linear(16, 8, bias=False)).to(torch.bfloat16) for _ in range(2))
+    for number in range(2):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        terrace.torch.offload(model, optimizer, client=restless, tensor_bytes_min=1, masters=torch.float32)
+        if number == 1:
+            plain[0].weight.data = model[0].weight.detach().clone()
+            master = plain[0].weight.detach().float()
+        for _ in range(3):
+            for one in (model, plain) if number == 1 else (model,):
+                one(torch.full((2, 16), 0.7, dtype=torch.bfloat16)).float().square().mean().backward()
+            optimizer.step()
+            if number == 1:
+                master -= 0.1 * plain[0].weight.grad.float()
+                plain[0].weight.data.copy_(master)
+            for one in (model, plain):
+                one.zero_grad()
+        assert len(restless.tensors()) == 3, "the weight, its gradient, and its master"
+        assert number == 0 or torch.equal(model[0].weight, plain[0].weight)
+        model[0].weight.data = model[0].weight.data.clone().repeat(2, 1)
+        del optimizer
 
 
 @pytest.mark.parametrize("gradients", [None, torch.float32], ids=str)

@@ -231,7 +231,7 @@ def test_resizing_behind_our_back(roomy):
     before = weights(model)
     weight = model.blocks[0].wide.weight
     with pytest.raises(terrace.FailedPrecondition, match=r"'blocks.0.wide.weight' lives in Terrace as \(128, 32\)"):
-        weight.data = torch.zeros(64, 32)
+        weight.data = torch.zeros(64, 32, dtype=torch.float16)
     with pytest.raises(terrace.FailedPrecondition, match=r"'blocks.0.wide.weight'.*another shape"), torch.no_grad():
         weight.requires_grad_(False).resize_(64, 32)
     with pytest.raises(terrace.FailedPrecondition, match=r"'blocks.0.wide.weight'.*another shape"):

@@ -17,7 +17,7 @@ from torch import nn
 from ..._errors import FailedPrecondition
 from .._leased.store import Store
 from .._parameters.casts import pays
-from .._parameters.parameter import ManagedParameter, by_store, enter_each, leave
+from .._parameters.parameter import ManagedParameter, by_store, enter_each, is_managed_parameter, leave
 from .._parameters.saved import pop, push, push_over_others
 from .._pytorch.modes import check_not_compiled, is_traced
 from .._pytorch.private import (
@@ -312,11 +312,12 @@ def is_called_by_us(module: nn.Module) -> bool:
 
 
 def replaced(module: nn.Module) -> list[str]:
-    """The names of parameters that a module was given in the place of those that are in Terrace."""
+    """The names of parameters that a module was given in the place of those that are in Terrace, or in another shape."""
     return [f"{name}.{key}".lstrip(".")
             for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
             for key, expected in uses.names.items()
-            if (now := part._parameters.get(key)) is not None and now is not expected()]
+            if (now := part._parameters.get(key)) is not None
+            and (now is not expected() or not is_managed_parameter(now))]
 
 
 def _called(name: str, part: nn.Module) -> str:

@@ -19,7 +19,7 @@ from .._model import modules
 from .._optimizer.optimizer import ManagedOptimizer, step_soon
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.masters import Masters
-from .._parameters.parameter import ManagedParameter
+from .._parameters.parameter import ManagedParameter, is_managed_parameter
 from .._pytorch.split import is_split
 from .._ranks.ddp import check_running
 from .._ranks.shards import Shards
@@ -43,7 +43,8 @@ class Job:
         self.in_backward = in_backward
         self.stepped = stepped
         self.optimizers: list[ManagedOptimizer] = []
-        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that the model had when it was offloaded last
+        self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that the model had when it was offloaded last:
+        # whether each was in Terrace
         self._known_split: set[str] = set()  # those of fully_shard(), by name: what moves a module swaps them, and cannot swap
         # what is referred to weakly
         self._kept: list[tuple[Slot, Sized]] = []  # of what is gone, what a script has yet, each with what else stands for it
@@ -54,12 +55,17 @@ class Job:
             if is_split(one):
                 self._known_split.add(name)
             else:
-                self._known[one] = True
+                self._known[one] = is_managed_parameter(one)
 
     def new_in(self, model: nn.Module) -> dict[nn.Parameter, str]:
-        """The parameters that the model was given since, by name."""
-        return {one: name for name, one in model.named_parameters()
-                if (name not in self._known_split if is_split(one) else one not in self._known)}
+        """The parameters that the model was given since, or in another shape, by name."""
+        return {one: name for name, one in model.named_parameters() if self._is_new(name, one)}
+
+    def _is_new(self, name: str, one: nn.Parameter) -> bool:
+        if is_split(one):
+            return name not in self._known_split
+        was_in_terrace = self._known.get(one)
+        return was_in_terrace is None or (was_in_terrace and not is_managed_parameter(one))
 
     def take_in(self, parameters: Sequence[ManagedParameter], in_memory: Sequence[ParameterInMemory]) -> None:
         """Has more parameters from now on."""

@@ -39,12 +39,12 @@ class SecondForm:
 
     def is_of(self, parameter: nn.Parameter) -> bool:
         """Whether it is a form of this very parameter."""
-        return self._reference() is parameter
+        return self._reference() is parameter and not self.gone
 
     @property
     def gone(self) -> bool:
-        """Whether the model has lost the parameter."""
-        return self._reference() is None
+        """Whether the model has lost the parameter, or has it in another shape."""
+        return self._reference() is None or (isinstance(self.own, ManagedParameter) and self.own.gone)
 
     @property
     def own_slot(self) -> Slot | None:

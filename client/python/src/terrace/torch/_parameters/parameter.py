@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -40,7 +40,7 @@ class ManagedParameter:
 
     def __init__(self, name: str, parameter: nn.Parameter, slot: Slot, store: Store):
         self.name = name
-        self.reference = weakref.ref(parameter)
+        self.reference: Callable[[], nn.Parameter | None] = weakref.ref(parameter)
         self.kind: type[Any] = getattr(parameter, "terrace_kind", type(parameter))  # of whose class it is
         self.twins: list[Twin] = []  # other tensors of all of its memory
         self.slot = slot
@@ -247,6 +247,9 @@ class ManagedParameter:
         if self.being_built and not (self._like(value) and value.stride() == self.slot.placeholder.stride()):
             self.building.take_back(self, value)
             return
+        if self._is_resized(value):
+            self._leave(value)
+            return
         self.check_like(value)
         if not self.store.writable:
             OffloadedTensor.of(self.slot, self.store, self).copy_(value)  # good where it is what is there
@@ -261,6 +264,24 @@ class ManagedParameter:
         finally:
             leave([self])
         self.overwritten()
+
+    def _is_resized(self, value: torch.Tensor) -> bool:
+        """Whether a parameter that nothing uses is given other memory of another shape, as a vocabulary that grows is."""
+        geometry = self.slot.placeholder
+        return bool(value.shape != geometry.shape and value.dtype == geometry.dtype and value.device == geometry.device
+                    and type(value) is torch.Tensor and self.store.writable and not self.twins and not self.uses and not self.taken
+                    and not self.slot.shown and (self.gradient is None or self.gradient.ahead is None))
+
+    def _leave(self, value: torch.Tensor) -> None:
+        """Is an ordinary parameter from now on, in memory, with these numbers. What it was is gone."""
+        found = self.parameter
+        if self.gradient is not None:
+            self.gradient.unwatch()
+        self.reference = nobody
+        found.__class__ = nn.Parameter
+        with raw():
+            set_data(found, value)
+        del found.__dict__["terrace"]
 
     def keep_replaced(self, address: int) -> None:
         """Keeps what was put, unseen, in the place of what was shown at this address."""
