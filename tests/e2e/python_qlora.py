@@ -79,6 +79,22 @@ def test_with_a_reference_pass(restless, how, options):
 
 
 @pytest.mark.parametrize("how", HOWS)
+def test_an_adapter_that_is_added_later(restless, how):
+    """Under autocast; the second one is the larger."""
+    def run(offload):
+        model = adapted(how).train()
+        with torch.autocast("cpu", torch.bfloat16):
+            said = preferring(*offload(model, optimizer_of(model)), steps=1)
+            torch.manual_seed(5)
+            model.add_adapter("second", LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+            model.set_adapter("second")
+            said += preferring(*offload(model, optimizer_of(model)))
+        return said, state_bits(model)
+
+    assert run(lambda *both: terrace.torch.offload(*both, client=restless)) == run(lambda *both: both)
+
+
+@pytest.mark.parametrize("how", HOWS)
 def test_a_trainer_that_evaluates_and_saves(restless, tmp_path, how):
     data = [{"input_ids": text(number)[0], "labels": text(number)[0]} for number in range(8)]
 

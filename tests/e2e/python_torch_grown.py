@@ -314,7 +314,7 @@ class Odd(nn.Parameter):
 
 
 @pytest.mark.parametrize("given, said", [
-    (lambda: Odd(torch.zeros(8)), "'extra' is a Odd; ordinary parameters"),
+    (lambda: Odd(torch.zeros(8)), "'extra' is a Odd that requires a gradient"),
     (lambda: nn.parameter.UninitializedParameter(), "'extra' has no shape yet"),
     (lambda: nn.Parameter(torch.zeros(8, device="meta")), "'extra' is on meta")])
 def test_what_cannot_be_taken_in_changes_nothing(roomy, given, said):

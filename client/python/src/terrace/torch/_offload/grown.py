@@ -26,7 +26,7 @@ from .refusals import check_forwards, check_model, eligible, place_of_model
 from .room import most_at_once
 from .undo import Undo
 
-_QUANTIZED = "was quantized into the model after it was offloaded"
+_ODD = "is no ordinary parameter, and came into the model after it was offloaded"
 
 
 class Grown(NamedTuple):
@@ -52,7 +52,7 @@ def find(call: str, job: Job, model: nn.Module, new: dict[nn.Parameter, str], by
     check_model(model, job.in_backward, new)
     moves = "parameters" in job.parts
     found, left = eligible(model, bytes_min, moves, lambda _: 0)
-    left += [(name, _QUANTIZED) for one, (name, _) in found.items() if is_of_another_class(one)]
+    left += [(name, _ODD) for one, (name, _) in found.items() if is_of_another_class(one)]
     names = {one: name for one, name in found.items() if one in new and not is_of_another_class(one)}
     client_of(call, job.store.client, built(list(names)), model)
     place_of_model(call, job.store.client, job.store.place, model, {one: name for one, (name, _) in names.items()})
