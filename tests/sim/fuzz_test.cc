@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shows that the laws hold over random trainers, deaths, restarts between any two stores of the catalog, and devices
-// that fail, hang and lie; that the same seed gives the same run; and that each of the known bugs of engine/values/planted.h
-// is found within a million events, from a seed that finds it again, and from few events alone.
+// that fail, hang and lie; that the same seed gives the same run; and that each of the known bugs of
+// engine/values/planted.h is found within a million events, from a seed that finds it again, and from few events alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

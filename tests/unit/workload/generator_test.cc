@@ -48,7 +48,8 @@ std::uint64_t bytes_of(const Workload& workload, Class tensor_class) {
 
 double seconds(const Workload& workload) { return std::chrono::duration<double>(compute_time(workload.runs)).count(); }
 
-// The table of models in docs/reference/workloads-made.md: parameters, bf16 bytes of a layer, 16 bytes for each parameter.
+// The table of models in docs/reference/workloads-made.md: parameters, bf16 bytes of a layer, 16 bytes for each
+// parameter.
 struct Known {
   const char* name;
   double parameters;
