@@ -43,7 +43,7 @@ class Bench {
     return settings_.quick ? quick : full;
   }
   // Rounds of a row's measurement.
-  int rounds() const { return either(7, 3); }
+  int rounds() const { return either(7, 2); }
 
   // From now on another suite measures, whose files may take so much of the disk at a time.
   void limit_disk(std::uint64_t bytes_max) { settings_.disk_bytes_max = bytes_max; }
