@@ -223,7 +223,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--without", arguments.without, "A suite that is left out; may be given several times")
       ->check(CLI::IsMember(suite_names))
       ->allow_extra_args(false);
-  app.add_flag("--quick", settings.quick, "Every row in about two minutes, with figures that say little");
+  app.add_flag("--quick", settings.quick, "Every row in under three minutes, with figures that say little");
   auto* const json = app.add_flag("--json", arguments.json, "An array with one object a row");
   app.add_flag("--markdown", arguments.markdown, "A table in Markdown")->excludes(json);
   app.add_option("--plot", arguments.picture, "Draw the rows into this PNG, by a Python with matplotlib");

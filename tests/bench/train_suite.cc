@@ -45,7 +45,7 @@ struct Tiers {
 constexpr Tiers kInDram{"1GiB", "1GiB", "2GiB"};
 constexpr Tiers kDemo{"64MiB", "128MiB", "2GiB"};
 constexpr int kRuns = 6;
-constexpr int kRunsQuick = 1;
+constexpr int kRunsQuick = 2;
 constexpr std::uint64_t kBlockBytes = 2 * kGiB;  // of both
 constexpr std::uint64_t kReferenceBytes = 512 * kMiB;
 constexpr std::uint64_t kReferenceBytesQuick = 64 * kMiB;

@@ -9,7 +9,7 @@ import re
 
 import tree
 
-WORDS_MAX = 2200  # about 2,000
+WORDS_MAX = 2000
 NOTEBOOKS = ("lab", "decisions")  # folders of docs/ that keep what was written then
 SNIPPET_LANGUAGES = {"python", "sh", "toml", "text", "diff", "cmake", "cpp", ""}
 
