@@ -376,3 +376,33 @@ def test_several_optimizers_have_masters(roomy):
                 weight.copy_(master)
                 master.grad = None
         assert_same(weights(model), weights(copies.model))
+
+
+@pytest.mark.parametrize("write", [
+    lambda weight: weight.data[3].zero_(), lambda weight: weight.detach().view(-1)[192:256].fill_(0),
+    lambda weight: weight.data.view(torch.int16).numpy().__setitem__(3, 0),
+    lambda weight: weight.data.untyped_storage().fill_(0)], ids=["a row", "a part of a view", "numpy", "the storage"])
+def test_what_is_written_past_the_parameter_is_the_masters_too(restless, write):
+    """To what was taken of its data, between two steps."""
+    def run(offload):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        masters = [one.detach().float() for one in model.parameters()]
+        if offload:
+            terrace.torch.offload(model, optimizer, client=restless, masters=torch.float32, tensor_bytes_min=1)
+        for step in range(3):
+            model(torch.ones(8, 64, dtype=torch.bfloat16)).float().square().mean().backward()
+            if offload:
+                optimizer.step()
+            for one, master in zip(model.parameters(), masters, strict=True) if not offload else ():
+                master.copy_(torch.where(master.bfloat16() != one.data, one.data.float(), master))
+                master -= 1e-2 * one.grad.float()
+                one.data.copy_(master)
+            optimizer.zero_grad()
+            if step == 0:
+                write(model[0].weight)
+        return [one.detach().clone() for one in model.parameters()]
+
+    for ours, plain in zip(run(True), run(False), strict=True):
+        assert torch.equal(ours, plain)

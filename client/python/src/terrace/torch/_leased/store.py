@@ -236,6 +236,12 @@ class Store:
         """Says that what is shown may be written to, unseen."""
         self.written(slot)
 
+    def may_be_written_to_later(self, slot: Slot) -> None:
+        """The same of what somebody has been given, past the parameter whose it is: its other forms may then be others, too."""
+        self.may_be_written(slot)
+        if slot.parameter is not None:
+            slot.parameter.aliases += 1
+
     def refuse_writes(self, slot: Slot, *, done: bool = False) -> None:
         """Raises where nothing is to be written: here it may. done: it was."""
 

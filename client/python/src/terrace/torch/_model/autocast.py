@@ -48,6 +48,8 @@ def run_cast(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
     run on the parameters themselves."""
     if func not in _CASTING or any(isinstance(leaf, OffloadedTensor) for leaf in leaves((args, kwargs))):
         return NotImplemented
+    if kwargs.get("out") is not None or kwargs.get("out_dtype") is not None:  # autocast casts nothing then
+        return NotImplemented
     found = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, OffloadedParameter)]
     dtype = casts_to(found[0].device.type) if found else None
     if dtype is None or not all(pays(managed_of(one)) for one in found):

@@ -23,6 +23,8 @@ from .._pytorch.modes import check_not_compiled, is_traced
 from .._pytorch.private import (
     COMPILED_CALL,
     NO_BACKWARD,
+    asks_torch_function,
+    has_hooks,
     mark_hooked,
     module_called,
     running_backward,
@@ -30,7 +32,7 @@ from .._pytorch.private import (
     unmark_hooked,
 )
 from .._ranks.ddp import check_running
-from .._tensors.offloaded import OffloadedParameter
+from .._tensors.offloaded import OffloadedParameter, OffloadedTensor, leaves
 from .autocast import casts_to
 from .graphs import let_go
 from .transforms import as_views, saves_unasked
@@ -70,6 +72,8 @@ _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 # Where forwards are whose every use of a weight is one of PyTorch's functions.
 _FORWARDS = ("torch.nn.", "transformers.pytorch_utils")
+
+_ORDINARY = (torch.Tensor, nn.Parameter)
 
 _MARK: Any = "terrace"
 
@@ -120,13 +124,18 @@ class _Casts:
                 self._known.add(one)
 
 
-def _casts_in(module: nn.Module, uses: _Uses) -> _Casts | None:
-    """Those of a module that is about to run, if autocast casts at all. None where its forward is not one of PyTorch's: that
-    may give a weight to compiled code, or to an extension, where nothing can be looked at."""
+def _casts_in(module: nn.Module, uses: _Uses, given: Any) -> _Casts | None:
+    """Those of a module that is about to run, if autocast casts at all. None where its forward is not one of PyTorch's, or
+    has hooks, or may be given what PyTorch's functions ask before our weights: a weight may come to compiled code or to an
+    extension then, where nothing can be looked at.
+
+    given: the module's arguments."""
     if uses.packs_only or _is_whole(module) or not any(casts_to(store.device.type) for store, _ in uses.sets):
         return None
-    known = "forward" not in module.__dict__ and type(module).forward.__module__.startswith(_FORWARDS)
-    return _Casts(module, uses) if known else None
+    known = "forward" not in module.__dict__ and type(module).forward.__module__.startswith(_FORWARDS) and not (
+        type(module).forward.__module__.startswith("torch.nn.utils."))
+    ordinary = all(type(one) in _ORDINARY or isinstance(one, OffloadedTensor) for one in leaves(given))
+    return _Casts(module, uses) if known and ordinary and asks_torch_function() and not has_hooks(module) else None
 
 
 def _enter(uses: _Uses, casts: _Casts | None) -> tuple[bool, Sequence[ManagedParameter]]:
@@ -184,7 +193,7 @@ class _Caller:
             for one in uses.drop_gone():  # a layer in four bits makes other scales where it packs its weight anew
                 one.store.forget([one.slot])
         leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
-        casts = _casts_in(module, uses) if leases else None
+        casts = _casts_in(module, uses, (inputs, options)) if leases else None
         pushed, entered = _enter(uses, casts) if leases else (push_over_others(), ())
         try:
             if leases and saves_unasked() and not is_compiled(module):

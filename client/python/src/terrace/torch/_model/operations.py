@@ -139,7 +139,7 @@ def _run_leased(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         by.clear()
         for lazy in tensors:
             if lazy.terrace_slot.shown:  # something that aliases it was made, and may be written to
-                lazy.terrace_store.may_be_written(lazy.terrace_slot)
+                lazy.terrace_store.may_be_written_to_later(lazy.terrace_slot)
     return result
 
 
@@ -231,7 +231,7 @@ def _address(self: torch.Tensor) -> Any:
             return self.data_ptr()
     if isinstance(self, OffloadedTensor):
         (shown,) = self.terrace_store.lease([self.terrace_slot])
-        self.terrace_store.may_be_written(self.terrace_slot)
+        self.terrace_store.may_be_written_to_later(self.terrace_slot)
         self.terrace_kept = shown
         self.terrace_slot.addressed = weakref.ref(shown)
         return shown.data_ptr()

@@ -83,9 +83,11 @@ class CastForm(SecondForm):
         memory of the weight that it may write to unseen; ResourceExhausted where Terrace has none for one more."""
         managed = self.managed
         managed.check()
+        own = managed.slot
+        if own.shown and not managed.uses:  # by what was taken from it past the parameter
+            raise NoCast
         with self._lock:
             if not self.is_current() or self._content is None:
-                own = managed.slot
                 if managed.aliased or not self._has_room(0 if own.shown else own.room_bytes):
                     raise NoCast
                 (shown,) = managed.store.lease([own])

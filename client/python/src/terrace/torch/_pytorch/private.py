@@ -24,6 +24,7 @@ from torch._functorch.pyfunctorch import (
     temporarily_clear_interpreter_stack,
 )
 from torch.autograd.function import BackwardCFunction
+from torch.nn.modules import module as _modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -170,6 +171,17 @@ cast_as_loaded: Callable[..., torch.Tensor] = optim.Optimizer._process_value_acc
 
 # What PyTorch calls in the place of a module, if it is there (decision 0021); copies of a module leave it out.
 COMPILED_CALL = "_compiled_call_impl"
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether functions of a script's run before or after the module's forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or _modules._global_forward_hooks
+                or _modules._global_forward_pre_hooks)
+
+
+def asks_torch_function() -> bool:
+    """Whether PyTorch's functions ask the classes of what they are given: a `with` may have switched that off."""
+    return bool(_C._is_torch_function_enabled())
 
 
 def mark_hooked(module: nn.Module, mark: Any) -> None:

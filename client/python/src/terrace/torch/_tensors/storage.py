@@ -53,7 +53,10 @@ class LazyStorage(torch.UntypedStorage):
 
 def _leasing(name: str) -> Callable[..., Any]:
     def call(self: LazyStorage, *arguments: Any, **options: Any) -> Any:
-        (shown,) = self.terrace_store.lease([self.terrace_slot], "write" if name in _WRITING else "read")
+        slot, writes = self.terrace_slot, name in _WRITING
+        (shown,) = self.terrace_store.lease([slot], "write" if writes else "read")
+        if writes:
+            self.terrace_store.may_be_written_to_later(slot)
         return getattr(shown.untyped_storage(), name)(*arguments, **options)
 
     call.__name__ = name
