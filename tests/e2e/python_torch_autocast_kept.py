@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows how long Terrace keeps what autocast casts weights to: for as long as something has it, and no longer than it is used;
-and that nothing is kept where it does not pay, or has no room."""
+that nothing is kept where it does not pay, or has no room; and that what tells nobody of a use or a write is right too."""
 
+import ctypes
 import gc
 
 import pytest
@@ -134,3 +135,96 @@ def test_a_model_of_a_device():
         model, _ = compare(Recipe(autocast=True, blocks=1), client, place="device:0")
         assert len(slots_of_casts(model)) == 5
         assert all(client._resident(slot.tensor, "device:0") for slot in slots_of_casts(model))
+
+
+def numpy_row(weight):
+    weight.detach().numpy()[3] = 0.5
+
+
+PAST_THE_PARAMETER = {
+    "a row of data": lambda weight: weight.data[3].zero_(),
+    "a row of detach()": lambda weight: weight.detach()[3].zero_(),
+    "a part of a view": lambda weight: weight.data.view(-1)[5:50].fill_(0.25),
+    "a transposed one": lambda weight: weight.data.t().mul_(2),
+    "chunks": lambda weight: [part.mul_(2) for part in weight.data.chunk(3)],
+    "numpy": numpy_row,
+    "the storage": lambda weight: weight.data.untyped_storage().fill_(0)}
+
+
+@pytest.mark.parametrize("write", PAST_THE_PARAMETER.values(), ids=PAST_THE_PARAMETER)
+def test_what_is_written_past_the_parameter(restless, write):
+    """To what was taken of its data, once its module is known and its cast current."""
+    def loss(model, number):
+        with region():
+            found = model(given(number)).float().square().mean()
+        return found
+
+    def run(model, optimizer):
+        said = trained(model, optimizer, loss)
+        write(model[0].weight)
+        said += trained(model, optimizer, loss, 1)
+        write(model[2].weight)
+        return said + trained(model, optimizer, loss)
+
+    same_for_both(restless, run, network)
+
+
+def test_a_row_that_a_script_keeps(restless):
+    def run(model, optimizer):
+        said = []
+        for number in range(6):
+            with region(), torch.no_grad():
+                said.append(model(given(number)).float().square().mean().item())
+            if number == 2:
+                row = model[0].weight.data[3]
+            if number > 1:
+                row.add_(1)
+        return said
+
+    same_for_both(restless, run, network)
+
+
+class Unwrapping(torch.Tensor):
+    """Computes as its elements would, whatever else there is."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def plainly(model, number):
+    with torch._C.DisableTorchFunctionSubclass():
+        return model(given(number))
+
+
+def by_address(model, number):
+    """A hook reads the weight past all that could tell."""
+    read = []
+    hook = model[0].register_forward_hook(
+        lambda module, inputs, made: read.append(torch.frombuffer((ctypes.c_float * 576).from_address(module.weight.data_ptr()),
+                                                                  dtype=torch.float32).sum().item()))
+    made = model(given(number))
+    hook.remove()
+    return made * read[0]
+
+
+def into_one(model, number):
+    """Autocast has no kernel of it."""
+    return torch.mm(given(number), model[2].weight, out=torch.empty(4, 24))
+
+
+@pytest.mark.parametrize("use", [lambda model, number: model(given(number).as_subclass(Unwrapping)), plainly, by_address, into_one],
+                         ids=["a subclass", "no subclasses", "a hook", "out="])
+def test_what_does_not_ask(restless, use):
+    """Once modules are known, the weight is used in a way that tells nobody."""
+    def run(model, optimizer):
+        said = []
+        for number in range(4):
+            with region(), torch.no_grad():
+                said.append(model(given(number)).float().square().mean().item())
+                if number > 1:
+                    said.append(use(model, number).float().square().mean().item())
+        return said
+
+    same_for_both(restless, run, network)
