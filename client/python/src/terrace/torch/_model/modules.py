@@ -52,13 +52,14 @@ class _Uses:
         self.known: dict[tuple[bool, bool], set[ManagedParameter]] = {}  # of which they have done, by whether the module trained
         self.first: list[Callable[[nn.Module], None]] = []  # to call, before anything is leased
 
-    def drop_gone(self) -> list[ManagedParameter]:
-        """Uses no more what the module was given others for, and nobody has. What that is."""
-        gone = [one for one in self.parameters if one.gone]
-        if gone:
-            self.parameters = [one for one in self.parameters if one not in gone]
-            self.sets = by_store(self.parameters)
-        return gone
+    def drop_gone(self) -> bool:
+        """Uses no more what the module was given others for, and nobody has. Whether there was anything. What of it is in
+        Terrace is the job's to delete."""
+        left = [one for one in self.parameters if not one.gone]
+        if len(left) == len(self.parameters):
+            return False
+        self.parameters, self.sets = left, by_store(left)
+        return True
 
 
 _uses: weakref.WeakKeyDictionary[nn.Module, _Uses] = weakref.WeakKeyDictionary()
@@ -72,6 +73,7 @@ _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 # Where forwards are whose every use of a weight is one of PyTorch's functions.
 _FORWARDS = ("torch.nn.", "transformers.pytorch_utils")
+_NOT_FORWARDS = "torch.nn.utils."  # parametrizations, which give a weight to the script's own code
 
 _ORDINARY = (torch.Tensor, nn.Parameter)
 
@@ -132,10 +134,11 @@ def _casts_in(module: nn.Module, uses: _Uses, given: Any) -> _Casts | None:
     given: the module's arguments."""
     if uses.packs_only or _is_whole(module) or not any(casts_to(store.device.type) for store, _ in uses.sets):
         return None
-    known = "forward" not in module.__dict__ and type(module).forward.__module__.startswith(_FORWARDS) and not (
-        type(module).forward.__module__.startswith("torch.nn.utils."))
+    of = "" if "forward" in module.__dict__ else type(module).forward.__module__
+    if not of.startswith(_FORWARDS) or of.startswith(_NOT_FORWARDS) or has_hooks(module) or not asks_torch_function():
+        return None
     ordinary = all(type(one) in _ORDINARY or isinstance(one, OffloadedTensor) for one in leaves(given))
-    return _Casts(module, uses) if known and ordinary and asks_torch_function() and not has_hooks(module) else None
+    return _Casts(module, uses) if ordinary else None
 
 
 def _enter(uses: _Uses, casts: _Casts | None) -> tuple[bool, Sequence[ManagedParameter]]:
@@ -189,9 +192,8 @@ class _Caller:
             return called._call_impl(*inputs, **options)
         for first in uses.first:
             first(module)
-        if uses.keeps_frozen and any(one.gone for one in uses.parameters):
-            for one in uses.drop_gone():  # a layer in four bits makes other scales where it packs its weight anew
-                one.store.forget([one.slot])
+        if uses.keeps_frozen:
+            uses.drop_gone()  # a layer in four bits makes other scales where it packs its weight anew
         leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
         casts = _casts_in(module, uses, (inputs, options)) if leases else None
         pushed, entered = _enter(uses, casts) if leases else (push_over_others(), ())
