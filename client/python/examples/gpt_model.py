@@ -31,7 +31,7 @@ class Shape:
     batch: int = 8
 
     def __post_init__(self) -> None:
-        if self.width % self.heads:
+        if self.heads < 1 or self.width % self.heads:
             raise SystemExit(f"width {self.width}: the model has {self.heads} heads, and its width is a multiple of that")
 
     @property

@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--memory", default="32MiB", help="size of the memory tier (%(default)s)")
     parser.add_argument("--block", default="/var/tmp:2GiB", help="folder and size of the block tier (%(default)s)")
     parser.add_argument("--restarts", type=int, default=2, help="how often torchrun may start over (%(default)s)")
-    parser.add_argument("--checkpoint", type=pathlib.Path, default="two_ranks", help="folder to save in, whose step-* go (%(default)s)")
+    parser.add_argument("--checkpoint", type=pathlib.Path, default="two_ranks", help="folder to save in; what it has of an earlier run goes (%(default)s)")
     return parser.parse_args()
 
 
@@ -130,7 +130,6 @@ class Parts(Whole):
 
 def finish(folder: pathlib.Path, step: int) -> None:
     """Makes a checkpoint, which is whole now, the one that counts: `latest` names it."""
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "latest.partial").write_text(str(step))
     os.replace(folder / "latest.partial", folder / "latest")
     for older in folder.glob("step-*"):

@@ -36,8 +36,8 @@ from .job import Job, begin, job_if_any
 from .moves import Names, destroy, divide, forget, give_back, make_gradients, move, move_parameters, take_over
 from .other_optimizers import step_others
 from .parts import wanted_parts
-from .quantized import Pieces
 from .precision import Precision, check_precision, check_taken, renew_states, wanted_precision
+from .quantized import Pieces
 from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
 from .room import check_fits, check_room, check_shared_room
 from .undo import Undo

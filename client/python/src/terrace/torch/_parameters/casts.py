@@ -79,8 +79,9 @@ class CastForm(SecondForm):
         return [*self._before, *([] if self._content is None else [self._content])]
 
     def cast(self) -> Cast:
-        """What stands for what the weight is cast to as it is now. NoCast where there is no room for both at present, or where a script has
-        memory of the weight that it may write to unseen; ResourceExhausted where Terrace has none for one more."""
+        """What stands for what the weight is cast to as it is now. NoCast where there is no room for both at present, or
+        where a script has memory of the weight that it may write to unseen; ResourceExhausted where Terrace has none for
+        one more."""
         managed = self.managed
         managed.check()
         own = managed.slot
@@ -146,8 +147,8 @@ class CastForm(SecondForm):
 def pays(managed: ManagedParameter) -> bool:
     """Whether leasing a weight's cast in its place may be worth it, where all of a job does not fit."""
     own, store = managed.slot, managed.store
-    return (managed.kind is nn.Parameter and own.dtype is torch.float32 and own.nbytes >= BYTES_MIN and own.placeholder.dim() >= 2
-            and not managed.never_cast and not managed.compiled and managed.building is None and store.writable
+    return (managed.kind is nn.Parameter and own.dtype is torch.float32 and own.nbytes >= BYTES_MIN
+            and own.placeholder.dim() >= 2 and not managed.never_cast and not managed.compiled and managed.building is None and store.writable
             and not has_streams(store.device) and not store.fits())
 
 
