@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from python_fixtures import LIMIT_SECONDS, ROOT, disk  # noqa: F401 (a fixture)
+from python_fixtures import LIMIT_SECONDS, ROOT, disk, under_torchrun  # noqa: F401 (a fixture)
 
 import terrace
 
@@ -52,6 +52,7 @@ def test_start(disk):
     assert sorted(path.name for path in disk.iterdir()) == ["lease.py", "train.py"]
 
 
+@under_torchrun
 def test_ranks(disk):
     """Two ranks of torchrun share a daemon that the parent has started, and come to the losses that they have without."""
     parent, rank = snippets("docs/guides/ranks.md", "python")

@@ -5,6 +5,7 @@ own, and waiting for a condition."""
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,18 @@ import terrace
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_SECONDS = 60
 MIB = 1 << 20
+
+
+def _has_localhost():
+    try:
+        socket.getaddrinfo("localhost", 0)
+    except OSError:
+        return False
+    return True
+
+
+# torchrun cannot be without the name, whatever address it is given.
+under_torchrun = pytest.mark.skipif(not _has_localhost(), reason="`localhost` is no name on this machine, which torchrun needs")
 
 
 @pytest.fixture

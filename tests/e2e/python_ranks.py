@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ import threading
 import pytest
 import terrace.torch
 import torch
-from python_fixtures import LIMIT_SECONDS, ROOT, disk  # noqa: F401 (a fixture)
+from python_fixtures import LIMIT_SECONDS, ROOT, disk, under_torchrun  # noqa: F401 (a fixture)
 from python_torch_models import roomy  # noqa: F401 (a fixture)
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -80,16 +79,7 @@ class Run:
         return said, SAYS.findall(said)
 
 
-def has_localhost():
-    """torchrun cannot be without it, whatever address it is given."""
-    try:
-        socket.getaddrinfo("localhost", 0)
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_localhost(), reason="`localhost` is no name on this machine, which torchrun needs")
+@under_torchrun
 @pytest.mark.parametrize("how", [(), ("--fsdp",)], ids=["copied to each", "split over both"])
 def test_two_ranks_and_a_rank_that_is_killed(disk, how):
     with Run(disk, "plain", "--plain", *how) as run:
