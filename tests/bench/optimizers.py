@@ -22,8 +22,8 @@ FIRST = "\n## torch.optim "  # begins the table on the page
 def page(libraries: list[str]) -> str:
     """The table."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch is there
-    sys.path.insert(0, str(ROOT / "tests/e2e"))
-    import python_optimizer_table as table
+    sys.path[:0] = [str(ROOT / "tests/terrace_torch"), str(ROOT / "tests/terrace_torch/optimizer")]
+    import optimizer_table as table
     import terrace
     import torch
 

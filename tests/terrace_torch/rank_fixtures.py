@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests with several ranks share: two processes over gloo, each a client of one daemon, that run the same
+check of a test's file."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import terrace
+from model_fixtures import Restless
+from python_fixtures import LIMIT_SECONDS
+from torch import distributed
+
+RANKS = 2
+
+
+class Checks(dict):
+    """What each rank of a test does, by name."""
+
+    def check(self, function):
+        """Adds a function."""
+        self[function.__name__] = function
+        return function
+
+    def be_a_rank(self, name, rank, folder, socket):
+        """Joins the other, and checks."""
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank),
+                                       world_size=RANKS)
+        with Restless(socket, guarantees={"host": 8 << 20}) as client:
+            client.metrics_url = os.environ["METRICS_URL"]
+            self[name](client, pathlib.Path(folder))
+            if not distributed.is_initialized():
+                return  # it goes on alone
+            distributed.barrier()
+        distributed.destroy_process_group()
+        # What FSDP and meshes still hold of the group has threads of gloo's own, which abort now and then when they give
+        # up a tensor as the interpreter ends (pytorch/pytorch#179291): it does not come to that.
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def run_ranks(file, name, disk, dies=None):
+    """Runs a file as both ranks, with arguments for be_a_rank(). dies: the rank that kills itself."""
+    with terrace.serve("32MiB", block=f"{disk}:256MiB", guarantees={"host": 0}) as served:
+        ranks = [subprocess.Popen([sys.executable, "-B", file, name, str(rank), str(disk), served.socket],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
+                                       "METRICS_URL": served.metrics_url, "TERRACE_ADMIN_SOCKET": served.admin_socket})
+                 for rank in range(RANKS)]
+        try:
+            said = [rank.communicate(timeout=2 * LIMIT_SECONDS)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    ends = [-signal.SIGKILL if number == dies else 0 for number in range(RANKS)]
+    assert [rank.returncode for rank in ranks] == ends, "\n".join(said)
