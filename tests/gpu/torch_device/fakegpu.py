@@ -121,6 +121,9 @@ class FakeGpu(accelerators.Accelerator):
     def give_back_free(self, device: torch.device) -> None:
         native.release_free()
 
+    def free_bytes(self, device: torch.device) -> int:
+        return native.memory_info(device.index)[0]
+
     def generators(self) -> list[torch.Generator]:
         return [native.default_generator(index) for index in range(native.device_count())]
 

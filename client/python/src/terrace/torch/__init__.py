@@ -17,14 +17,15 @@ from ._leased.shown import is_managed
 from ._offload.init import init
 from ._offload.offload import offload
 from ._optimizer.kinds import declare, elementwise
+from ._reports.estimate import Estimate, StepEstimate, estimate
 from ._reports.progress import progress
 from ._reports.summary import ActivationsSummary, LeaseSummary, ModuleSummary, Overview, Summary, summary
 
 if TYPE_CHECKING:
     from ._reports.trainer import TerraceCallback as TerraceCallback
 
-__all__ = ["Activations", "ActivationsSummary", "LeaseSummary", "ModuleSummary", "Overview", "Stage", "StagedBatches",
-           "Summary", "activations", "declare", "elementwise", "init", "is_managed", "load", "offload", "progress", "save",
+__all__ = ["Activations", "ActivationsSummary", "Estimate", "LeaseSummary", "ModuleSummary", "Overview", "Stage", "StagedBatches",
+           "StepEstimate", "Summary", "activations", "declare", "elementwise", "estimate", "init", "is_managed", "load", "offload", "progress", "save",
            "scratch", "stage", "summary"]
 
 

@@ -53,6 +53,10 @@ class Accelerator(abc.ABC):
         """Has PyTorch give the memory of a device back that it has freed and keeps for itself."""
 
     @abc.abstractmethod
+    def free_bytes(self, device: torch.device) -> int:
+        """What is free of a device's memory, and what PyTorch has freed of it and keeps for itself."""
+
+    @abc.abstractmethod
     def generators(self) -> Sequence[torch.Generator]:
         """Of random numbers, those of devices that are in use."""
 
@@ -82,6 +86,11 @@ class Cuda(Accelerator):
         if torch.cuda.is_initialized():
             with torch.cuda.device(device):
                 torch.cuda.empty_cache()
+
+    def free_bytes(self, device: torch.device) -> int:
+        """See Accelerator."""
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + int(kept)
 
     def generators(self) -> Sequence[torch.Generator]:
         """See Accelerator."""

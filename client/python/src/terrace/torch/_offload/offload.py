@@ -28,6 +28,7 @@ from .._ranks.frozen import Frozen
 from .._ranks.fsdp import groups_of
 from .._ranks.shards import Shards
 from .._ranks.together import Ranks
+from .auto import AUTO, choose, say
 from .grown import Grown, most_taken, take_in
 from .grown import find as find_grown
 from .grown import finish as finish_grown
@@ -65,7 +66,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         parameters one by one (see declare()).
     client: the session to keep them in; None: the process's own, one for all calls that are not given one.
     what: a set of "parameters", "gradients" and "states" (the optimizer's), which go to Terrace, while the others stay
-        in memory; None: all that there are.
+        in memory; None: all that there are; "auto": what there is no room for where the model is, states first, which it
+        says on standard error. Where there is room for all, nothing is offloaded.
     place: where they are leased, and computed with: "host" for a model on the CPU (or an emulated device's "device:N"),
         and for one on a GPU the "device:N" that is that GPU's memory; None: by where the model is.
     masters: torch.float32: the optimizer steps a copy in float32 of each trained weight in bfloat16 or float16, which the
@@ -123,6 +125,13 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         _check_parts(_CALL, job.parts, [grown.names[one.parameter][0] for one in built(list(grown.names))], {})
         _take_more(job, model, steps, grown, parts, precision, bytes_min, ranks)
         return model, optimizer
+    if what == AUTO and not _device_of(model).type == "meta":
+        check_precision(_CALL, precision, model, steps)
+        chosen_parts = choose(model, steps, precision, _device_of(model), in_backward=step_in_backward, shares=ranks is not None)
+        say(model, chosen_parts)
+        if not chosen_parts.parts:
+            return model, optimizer
+        what = chosen_parts.parts
     parts = _check_parts_asked(what, optimizer, step_in_backward, ranks)
     pieces = Pieces(model, bytes_min, _device_of(model) if "parameters" in parts else None)
     names, left = eligible(model, bytes_min, "parameters" in parts, pieces.shown_with)
@@ -266,7 +275,7 @@ def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Clien
 def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str | None, precision: Precision,
               in_backward: bool, optimizer: object) -> frozenset[str]:
     """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
-    parts = job.parts | {"states"} if what is None else wanted_parts(call, what, optimizer, in_backward)
+    parts = job.parts | {"states"} if what in (None, AUTO) else wanted_parts(call, what, optimizer, in_backward)
     other = ("client is of another session" if client is not None and client is not job.store.client else
              f"place is {place!r}" if place not in (None, "host", job.store.place) else
              f"masters is {precision.masters}" if precision.masters not in (None, job.masters.dtype) and job.optimizers else

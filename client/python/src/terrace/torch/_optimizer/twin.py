@@ -65,7 +65,7 @@ class Twin:
             for one in group["params"]:
                 if id(one) not in self._memo:
                     self._memo[id(one)] = nn.Parameter(
-                        torch.zeros(1, dtype=_stepped_in(one, masters), device=one.device), one.requires_grad)
+                        torch.zeros(1, dtype=_stepped_in(one, masters), device=_device_of(one)), one.requires_grad)
         self.group_of = [numbers.index(number) for number in self.group_of]
         self._groups = {number: self._group(optimizer.param_groups[number], chosen[number]) for number in numbers}
         self._shared = list(self._groups.values())
@@ -231,6 +231,11 @@ def _small(parameter: torch.Tensor) -> tuple[int, ...]:
     return tuple(map(min, shape, most))
 
 
+def _device_of(parameter: torch.Tensor) -> torch.device:
+    """Where its copy is: beside it, or in memory, where it has none."""
+    return torch.device("cpu") if parameter.is_meta else parameter.device
+
+
 def _stepped_in(parameter: nn.Parameter, masters: torch.dtype | None) -> torch.dtype:
     """The type of what is stepped: the parameter's, or its master's."""
     return masters if masters is not None and parameter.dtype in NARROW and parameter.requires_grad else parameter.dtype
@@ -239,7 +244,7 @@ def _stepped_in(parameter: nn.Parameter, masters: torch.dtype | None) -> torch.d
 def _made(parameter: nn.Parameter, number: int, as_they_are: bool, dtype: torch.dtype) -> nn.Parameter:
     chance = torch.Generator().manual_seed(1000 + number)
     shape = tuple(local_of(parameter).shape) if as_they_are else _small(parameter)
-    value = torch.randn(shape, generator=chance).mul_(0.1).to(parameter.device, dtype)
+    value = torch.randn(shape, generator=chance).mul_(0.1).to(_device_of(parameter), dtype)
     made = nn.Parameter(value, parameter.requires_grad)
     for name, said in vars(parameter).items():  # which a script has given it, and its optimizer may ask for
         if isinstance(said, PLAIN):

@@ -157,6 +157,17 @@ rebuild_tensor_of_new_type: Callable[..., Any] = torch._utils._rebuild_tensor_v3
 new_dtypes: Callable[[], Any] = torch.storage._new_dtypes
 
 
+def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+                    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+                    enable_gqa: bool = False) -> torch.Tensor:
+    """Attention as GPUs run it, of tensors on the meta device, where PyTorch takes the form that keeps all weights."""
+    del enable_gqa  # it takes fewer heads of keys and values as they are
+    bias = None if attn_mask is None else torch.empty_like(attn_mask, dtype=query.dtype)
+    made: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
+    return made
+
+
 def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
     """What pickles as a storage of a type; made by itself it warns."""
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)

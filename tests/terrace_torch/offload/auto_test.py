@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that what="auto" sends to Terrace what there is no room for where the model is, states first, and says so in a line;
+that it leaves alone what fits; and that the bits are those of plain PyTorch whatever it chooses."""
+
+import pytest
+import terrace.torch
+import torch
+from model_fixtures import (  # noqa: F401 (fixtures)
+    Recipe,
+    assert_same,
+    build,
+    nothing_stays_leased,
+    restless,
+    roomy,
+    train,
+    weights,
+)
+from terrace.torch._device import free
+from terrace.torch._offload import auto
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
+
+CPU = torch.device("cpu")
+
+
+def in_terrace(tensor):
+    return type(tensor).__name__ in ("OffloadedTensor", "OffloadedParameter")
+
+
+@pytest.fixture
+def has_free(monkeypatch):
+    """Sets how many bytes are free, as far as auto asks."""
+    return lambda size: monkeypatch.setattr(auto, "free_bytes", lambda device: size * 5 // 4 + 4)
+
+
+def bytes_of(model):
+    return sum(one.nbytes for one in model.parameters())
+
+
+# Free memory, in units of the parameters' bytes; gradients take one of them, and Adam's states two.
+@pytest.mark.parametrize(("units", "what", "said"), [
+    (3, set(), "all stays where the model is"), (2.9, {"states"}, "states ("), (1, {"states"}, "states ("),
+    (0.9, {"parameters", "gradients", "states"}, "all of the job")])
+def test_what_goes(restless, has_free, capfd, units, what, said):
+    plain, plain_optimizer = build(Recipe())
+    model, optimizer = build(Recipe())
+    losses = train(plain, plain_optimizer, Recipe())
+    has_free(int(units * bytes_of(model)))
+    assert terrace.torch.offload(model, optimizer, client=restless, what="auto") == (model, optimizer)
+    line = capfd.readouterr().err
+    assert line.startswith(f"terrace.torch.offload: Gpt: {said}") and line.count("\n") == 1
+    assert train(model, optimizer, Recipe()) == losses
+    assert_same(weights(model), weights(plain))
+    parameter = model.blocks[0].wide.weight
+    assert in_terrace(parameter) == ("parameters" in what)
+    assert in_terrace(optimizer.state[parameter]["exp_avg"]) == ("states" in what)
+
+
+@pytest.mark.parametrize(("options", "what"), [
+    ({"step_in_backward": True}, {"parameters", "gradients", "states"}), ({}, {"states"})])
+def test_what_else_was_asked_for(restless, has_free, options, what):
+    model, optimizer = build(Recipe())
+    has_free(2 * bytes_of(model))
+    terrace.torch.offload(model, optimizer, client=restless, what="auto", **options)
+    assert in_terrace(model.blocks[0].wide.weight) == ("parameters" in what)
+
+
+def test_masters_are_in_terrace(restless, has_free, capfd):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    has_free(1 << 30)
+    terrace.torch.offload(model, optimizer, client=restless, what="auto", masters=torch.float32)
+    assert "states and masters" in capfd.readouterr().err
+    model(torch.ones(2, 64, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    assert optimizer.state[model[0].weight]["exp_avg"].dtype == torch.float32
+
+
+def test_what_init_built_is_there(restless, has_free):
+    has_free(1 << 40)
+    with terrace.torch.init(client=restless):
+        model = nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    terrace.torch.offload(model, optimizer, what="auto")
+    assert in_terrace(model.weight)
+
+
+def test_another_optimizer_for_a_model_that_is_offloaded(restless, has_free):
+    has_free(0)
+    model, optimizer = build(Recipe())
+    terrace.torch.offload(model, optimizer, client=restless, what="auto")
+    other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    terrace.torch.offload(model, other, client=restless, what="auto")
+    assert train(model, other, Recipe())
+
+
+def test_bad_input_is_refused_before_anything_is_chosen(restless, has_free):
+    has_free(1 << 40)
+    model, optimizer = build(Recipe())
+    for options, said in (({"what": {"auto"}}, "what has 'auto'"), ({"what": "auto", "masters": torch.float32}, "masters=")):
+        with pytest.raises(terrace.InvalidArgument, match=said):
+            terrace.torch.offload(model, optimizer, client=restless, **options)
+
+
+def test_free_memory_is_the_least_that_any_cgroup_leaves(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
+    assert free._free_in(tmp_path) == 450
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free._free_in(tmp_path) > 1 << 50
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr(free, "_available", lambda: 1 << 20)
+    assert free.free_bytes(CPU) == 1 << 18
