@@ -58,8 +58,12 @@ void fill(std::span<std::byte> bytes, std::uint64_t tensor, std::uint64_t versio
   fill_part(bytes, seed_of(tensor, version), 0);
 }
 
+std::size_t first_difference(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version) {
+  return first_wrong(bytes, seed_of(tensor, version), 0);
+}
+
 Result<void> check(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version) {
-  const std::size_t at = first_wrong(bytes, seed_of(tensor, version), 0);
+  const std::size_t at = first_difference(bytes, tensor, version);
   if (at < bytes.size()) return wrong(at, bytes.size(), tensor, version);
   return {};
 }

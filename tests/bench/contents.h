@@ -14,6 +14,9 @@ namespace terrace::bench {
 // multiple of 8 end with a part of the last word.
 void fill(std::span<std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
 
+// The first byte that is not as fill() made it; the size if all are.
+std::size_t first_difference(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
+
 // Whether all bytes are as fill() made them; kDataLoss names the first that is not.
 Result<void> check(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
 

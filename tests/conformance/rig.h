@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "bench/contents.h"
 #include "conformance/rig_device.h"
 #include "mover/mover.h"
 #include "tier/block/block_file.h"
@@ -171,9 +172,7 @@ class Rig {
     fill(bytes(location, count));
     return location;
   }
-  void fill(std::span<std::byte> target) {
-    for (std::byte& each : target) each = static_cast<std::byte>(random());
-  }
+  void fill(std::span<std::byte> target) { bench::fill(target, random(), 0); }
   TransferId next_id() { return TransferId{++last_id_}; }
 
   Folder folder;
@@ -194,7 +193,9 @@ class Rig {
 };
 
 inline bool all_zeros(std::span<const std::byte> bytes) {
-  return std::ranges::all_of(bytes, [](std::byte each) { return each == std::byte{0}; });
+  // Each byte is its neighbour, and the first is zero: at the speed of memory beside a sanitizer too.
+  return bytes.empty() ||
+         (bytes[0] == std::byte{0} && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0);
 }
 
 inline bool equal(std::span<const std::byte> left, std::span<const std::byte> right) {

@@ -64,16 +64,6 @@ std::string contents(const std::filesystem::path& file) {
   return text.str();
 }
 
-std::uint64_t mixed(std::uint64_t value) {
-  value ^= value >> 33;
-  value *= 0xFF51AFD7ED558CCDull;
-  return value ^ value >> 33;
-}
-
-std::byte expected(std::uint64_t seed, std::size_t at) {
-  return static_cast<std::byte>(mixed(seed + at / 8) >> (at % 8 * 8));
-}
-
 }  // namespace
 
 Terraced::Terraced(const TerracedOptions& options)
@@ -237,19 +227,6 @@ bool eventually(const std::function<bool()>& condition) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return true;
-}
-
-void fill(std::span<std::byte> bytes, std::uint64_t tensor, std::uint64_t version) {
-  const std::uint64_t seed = mixed(tensor * 1'000'003 + version);
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = expected(seed, i);
-}
-
-std::size_t first_difference(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version) {
-  const std::uint64_t seed = mixed(tensor * 1'000'003 + version);
-  for (std::size_t i = 0; i < bytes.size(); ++i) {
-    if (bytes[i] != expected(seed, i)) return i;
-  }
-  return bytes.size();
 }
 
 }  // namespace terrace::e2e

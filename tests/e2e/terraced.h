@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "bench/contents.h"
 #include "terrace/client.h"
 
 namespace terrace::e2e {
@@ -103,9 +104,7 @@ class Process {
 // Looks until `condition` holds; false after 60 s.
 bool eventually(const std::function<bool()>& condition);
 
-// Bytes that depend on the tensor, its version and their place: to be told from all others.
-void fill(std::span<std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
-// The first byte that is not as fill() made it; the size if all are.
-std::size_t first_difference(std::span<const std::byte> bytes, std::uint64_t tensor, std::uint64_t version);
+using bench::fill;
+using bench::first_difference;
 
 }  // namespace terrace::e2e

@@ -54,22 +54,67 @@ for root in ROOTS:
     arguments.append(f"-I{tree.ROOT / root}")
 
 
-def check(header: pathlib.Path) -> str:
-    """What the compiler says about a source that includes the header alone."""
-    for root in ROOTS:
-        if header.is_relative_to(root):
-            name = header.relative_to(root)
-            break
-    else:
-        return f"{header}: lies in no include root ({', '.join(ROOTS)})"
-    source = made / f"{str(header).replace('/', '.')}.cc"
-    source.write_text(f'#include "{name}"\n')
+INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)', re.MULTILINE)
+
+
+def included_in(header: pathlib.Path) -> list[pathlib.Path]:
+    """The tree's headers that a header names, wherever it does so."""
+    found = []
+    for name in INCLUDE.findall(header.read_text()):
+        paths = (pathlib.Path(root, name) for root in (header.parent, *ROOTS))
+        found += [path for path in paths if path in headers][:1]
+    return found
+
+
+def chains() -> list[list[pathlib.Path]]:
+    """Headers that one source may include, in order, and each still be compiled as if alone: each includes the one before,
+    directly or not, and so everything that is there already. As few as there can be, by the augmenting paths of a bipartite
+    matching (Dilworth)."""
+    below: dict[pathlib.Path, set[pathlib.Path]] = {}
+
+    def all_below(header):
+        if header not in below:
+            below[header] = set()
+            for inner in included_in(header):
+                below[header] |= {inner} | all_below(inner)
+        return below[header]
+
+    after: dict[pathlib.Path, pathlib.Path] = {}  # what a header comes right before
+
+    def takes_one(header, asked):
+        for inner in sorted(all_below(header) - {header} - asked):
+            asked.add(inner)
+            if inner not in after or takes_one(after[inner], asked):
+                after[inner] = header
+                return True
+        return False
+
+    for header in sorted(headers):
+        takes_one(header, set())
+    found = []
+    for header in sorted(headers - set(after.values())):
+        found.append([header])
+        while header := after.get(header):
+            found[-1].append(header)
+    return found
+
+
+def check(chain: list[pathlib.Path]) -> str:
+    """What the compiler says about a source that includes the headers of a chain alone."""
+    lines = []
+    for header in chain:
+        root = next((root for root in ROOTS if header.is_relative_to(root)), None)
+        if root is None:
+            return f"{header}: lies in no include root ({', '.join(ROOTS)})"
+        lines.append(f'#include "{header.relative_to(root)}"\n')
+    source = made / f"{str(chain[-1]).replace('/', '.')}.cc"
+    source.write_text("".join(lines))
     result = subprocess.run(
         [*launcher, compiler, "-std=c++23", "-O0", "-MD", *WARNINGS, *arguments, "-c", source.resolve(), "-o", source.with_suffix(".o").resolve()],
         capture_output=True, text=True, check=False, cwd=build, env=environment)
-    return f"{header}:\n{result.stderr}" if result.returncode else ""
+    return f"{', '.join(map(str, chain))}:\n{result.stderr}" if result.returncode else ""
 
 
 made.mkdir(exist_ok=True)
-headers = tree.files(".h")
-tree.exit_with(tree.on_every_core(check, headers), len(headers))
+headers = set(tree.files(".h"))
+tree.exit_with(tree.on_every_core(check, chains()), len(headers))

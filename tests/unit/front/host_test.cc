@@ -10,10 +10,10 @@
 #include <cstring>
 #include <filesystem>
 #include <future>
-#include <random>
 #include <thread>
 
 #include "base/bytes.h"
+#include "bench/contents.h"
 #include "terrace/client.h"
 
 namespace terrace::front {
@@ -75,21 +75,6 @@ class HostTest : public testing::Test {
   std::jthread reactor_;
 };
 
-// Content that says which tensor and which writing it is.
-void fill(std::span<std::byte> bytes, std::uint32_t tensor, std::uint32_t version) {
-  std::mt19937 random(tensor * 1000003u + version);
-  for (std::size_t i = 0; i < bytes.size(); i += 4) {
-    const auto word = static_cast<std::uint32_t>(random());
-    std::memcpy(bytes.data() + i, &word, std::min<std::size_t>(4, bytes.size() - i));
-  }
-}
-
-bool holds(std::span<const std::byte> bytes, std::uint32_t tensor, std::uint32_t version) {
-  std::vector<std::byte> expected(bytes.size());
-  fill(expected, tensor, version);
-  return std::ranges::equal(bytes, expected);
-}
-
 TEST_F(HostTest, BytesSurviveEveryTier) {
   Client client = connect();
   std::vector<TensorSpec> specs;
@@ -100,15 +85,15 @@ TEST_F(HostTest, BytesSurviveEveryTier) {
   for (std::uint32_t i = 0; i < tensors->size(); ++i) {
     const auto lease = client.acquire((*tensors)[i], {.mode = Mode::kOverwrite});
     ASSERT_TRUE(lease.has_value()) << lease.error().message;
-    fill(lease->writable_bytes(), i, 0);
+    bench::fill(lease->writable_bytes(), i, 0);
   }
   for (std::uint32_t round = 0; round < 3; ++round) {
     for (std::uint32_t i = 0; i < tensors->size(); ++i) {
       const Place place = (i + round) % 2 == 0 ? Place::host() : Place::device(0);
       const auto lease = client.acquire((*tensors)[i], {.place = place, .mode = Mode::kWrite});
       ASSERT_TRUE(lease.has_value()) << lease.error().message;
-      ASSERT_TRUE(holds(lease->bytes(), i, round)) << "tensor " << i << ", round " << round;
-      fill(lease->writable_bytes(), i, round + 1);
+      ASSERT_TRUE(bench::check(lease->bytes(), i, round)) << "tensor " << i << ", round " << round;
+      bench::fill(lease->writable_bytes(), i, round + 1);
     }
   }
   const auto now = status();
@@ -140,7 +125,7 @@ TEST_F(HostTest, ThreadsAndSetsShareASession) {
           ++failures;
           return;
         }
-        for (const Lease& lease : *leases) fill(lease.writable_bytes(), thread, round);
+        for (const Lease& lease : *leases) bench::fill(lease.writable_bytes(), thread, round);
       }
     });
   }
@@ -163,7 +148,7 @@ TEST_F(HostTest, MemoryGoesFromThreadToThread) {
         if (!lease) {
           ADD_FAILURE() << lease.error().message;
         } else {
-          fill(lease->writable_bytes(), static_cast<std::uint32_t>(thread), 0);
+          bench::fill(lease->writable_bytes(), static_cast<std::uint32_t>(thread), 0);
         }
       }
       turn.store(thread + 1, std::memory_order_relaxed);
@@ -173,7 +158,7 @@ TEST_F(HostTest, MemoryGoesFromThreadToThread) {
   for (std::uint32_t i = 0; i < 2; ++i) {
     const auto lease = client.acquire((*tensors)[i], {.mode = Mode::kRead});
     ASSERT_TRUE(lease.has_value()) << lease.error().message;
-    EXPECT_TRUE(holds(lease->bytes(), i, 0));
+    EXPECT_TRUE(bench::check(lease->bytes(), i, 0));
   }
 }
 
@@ -188,7 +173,7 @@ TEST_F(HostTest, SessionsComeAndGo) {
       ASSERT_TRUE(lease.has_value()) << lease.error().message;
       EXPECT_TRUE(std::ranges::all_of(lease->bytes(), [](std::byte byte) { return byte == std::byte{0}; }))
           << "memory that was another session's reads as zeros";
-      fill(lease->writable_bytes(), 1, 1);
+      bench::fill(lease->writable_bytes(), 1, 1);
     }
   }
   const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
