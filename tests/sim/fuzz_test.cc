@@ -22,8 +22,10 @@ using ::testing::HasSubstr;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::uint64_t kTierChoices = 2;  // of twelve: each round takes ten times as long
+constexpr std::uint64_t kRoundsOfOneSeed = 2;
 #else
 constexpr std::uint64_t kTierChoices = 12;
+constexpr std::uint64_t kRoundsOfOneSeed = 5;
 #endif
 
 void expect_clean(const FuzzOptions& options) {
@@ -60,7 +62,7 @@ TEST(FreshSeed, KeepsTheLaws) {
 TEST(OneSeed, SameRunWithAnyNumberOfThreads) {
   FuzzOptions options;
   options.seed = 77;
-  options.events = 5 * kRoundEvents;
+  options.events = kRoundsOfOneSeed * kRoundEvents;
   const FuzzResult one = fuzz(options);
   options.threads = 3;
   const FuzzResult three = fuzz(options);

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .._leased.slot import Slot
     from .._leased.store import Store
 
-_IN_PLACE = frozenset(getattr(torch.Tensor, name) for name in dir(torch.Tensor)
-                      if name == "__setitem__" or name in {f"__i{of[2:]}" for of in dir(torch.Tensor)})  # __iadd__
+_NAMES = frozenset(dir(torch.Tensor))
+_IN_PLACE = frozenset(getattr(torch.Tensor, name) for name in _NAMES & {"__setitem__", *(f"__i{of[2:]}" for of in _NAMES)})  # __iadd__
 _OVERWRITES = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy_", "_foreach_zero_"))
 _COPIES = frozenset((torch.Tensor.copy_, torch.ops.aten.copy_.default))
 
