@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Shows that tests/gpu/run says what is missing where there is no GPU, and runs through and prints its table on the fake
-# driver, from a build and from an unpacked bundle: run_test.sh CASE BUILD_FOLDER FAKE_DRIVER
+# Shows that tests/gpu/run says what is missing where there is no GPU, works through its queue on the fake driver, within its
+# time and with whole results, and runs from an unpacked bundle: run_test.sh CASE BUILD_FOLDER FAKE_DRIVER
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export TERRACE_BUILD=$2
@@ -9,7 +9,8 @@ export TERRACE_TEST_FOLDER=$2/tests
 unset TERRACE_CUDA_LIBRARY
 control=$(mktemp)
 said=$(mktemp)
-trap 'rm -f "$control" "$said"' EXIT
+results=$(mktemp -d)
+trap 'rm -rf "$control" "$said" "$results"' EXIT
 head -c 4096 /dev/zero >"$control"
 export TERRACE_FAKE_CUDA_CONTROL=$control
 
@@ -20,38 +21,54 @@ case $1 in
   says_there_is_no_gpu)
     # With a driver that gives no device, whatever this machine has.
     printf '\x09' | dd of="$control" conv=notrunc status=none
-    if TERRACE_CUDA_LIBRARY=$3 "$here/run" --small >"$said" 2>&1; then
+    if TERRACE_CUDA_LIBRARY=$3 "$here/run" --small --only conformance --only links --results "$results" >"$said" 2>&1; then
       echo "it ran without a GPU" >&2
       exit 1
     fi
     cat "$said"
     grep -q 'CUDA_ERROR_NO_DEVICE (100)' "$said"
     if [ ! -e /dev/nvidiactl ]; then
-      if "$here/run" --small >"$said" 2>&1; then exit 1; fi
+      if "$here/run" --small --results "$results" >"$said" 2>&1; then exit 1; fi
       grep -q 'there is no NVIDIA GPU here' "$said"
     fi
     ;;
-  prints_its_table_on_the_fake)
-    TERRACE_CUDA_LIBRARY=$3 "$here/run" --small 2>&1 | tee "$said"
-    for row in up down both small lease miss block context train; do
-      [ "$(grep -c "^| .hbm.$row. |" "$said")" = 1 ] || { echo "not one row: hbm.$row" >&2; exit 1; }
+  works_through_its_queue_on_the_fake)
+    "$here/run" --fake --minutes 5 --results "$results" 2>&1 | tee "$said"
+    summary=$results/summary.md
+    "$here/run" --list | grep -o '^[a-z]*' | while read -r entry; do
+      [ "$(grep -c "^| $entry | [0-9]* | [^*]" "$summary")" = 1 ] || { echo "not one good result: $entry" >&2; exit 1; }
+      [ -s "$results/$entry.txt" ] || { echo "no output: $entry" >&2; exit 1; }
+    done
+    for row in up down both small lease miss block context train.fp32 train.backward train.masters; do
+      [ "$(grep -c "^| .hbm.$row. |" "$summary")" = 1 ] || { echo "not one row: hbm.$row" >&2; exit 1; }
     done
     for row in up down both small block; do # beside its reference, which was measured several times
-      grep "^| .hbm.$row. |" "$said" | grep -Eq '[0-9] to [0-9]' || { echo "no interval: hbm.$row" >&2; exit 1; }
+      grep "^| .hbm.$row. |" "$summary" | grep -Eq '[0-9] to [0-9]' || { echo "no interval: hbm.$row" >&2; exit 1; }
     done
-    [ "$(grep -c '^a trainer.s lease in HBM, after the daemon was killed: kept$' "$said")" = 1 ]
-    [ "$(grep -c '^what was in HBM alone, served by the next daemon: kept$' "$said")" = 1 ]
-    [ "$(grep -c '^|---' "$said")" = 1 ] || { echo "not one table" >&2; exit 1; }
+    [ "$(grep '^|' "$summary" | tail -n 13 | sed 's/[^|]//g' | sort -u | wc -l)" = 1 ] || { echo "rows of different lengths" >&2; exit 1; }
+    [ "$(grep -c '^a trainer.s lease in HBM, after the daemon was killed: kept$' "$results/survival.txt")" = 1 ]
+    [ "$(grep -c '^what was in HBM alone, served by the next daemon: kept$' "$results/survival.txt")" = 1 ]
     grep -q '^run: ok$' "$said"
+    ;;
+  keeps_to_its_time_and_says_what_failed)
+    TERRACE_CUDA_LIBRARY=$3 "$here/run" --minutes 1 --only torch --only links --results "$results" >"$said" 2>&1
+    grep -q '^| links | | left out: it may take 150 s, and [0-9]* are left |$' "$results/summary.md"
+    # A driver whose copies fail.
+    if TERRACE_CUDA_LIBRARY=/no/such/driver "$here/run" --small --only conformance --results "$results" >"$said" 2>&1; then exit 1; fi
+    grep -q '^| conformance | [0-9]* | \*\*failed\*\*: ' "$results/summary.md"
+    grep -q 'run: failed: conformance' "$said"
+    if "$here/run" --only nothing >"$said" 2>&1; then exit 1; fi
+    grep -q 'there is no entry nothing: --list names them' "$said"
+    exit # the fake is not called
     ;;
   runs_from_a_bundle)
     # The folder is moved away from where it was made.
     "$here/../../deploy/bundle"
     elsewhere=$(mktemp -d "$TERRACE_TEST_FOLDER/bundle-XXXXXX")
-    trap 'rm -rf "$control" "$said" "$elsewhere"' EXIT
+    trap 'rm -rf "$control" "$said" "$results" "$elsewhere"' EXIT
     tar -xzf "$here"/../../build/bundle/terrace-*.tar.gz -C "$elsewhere"
     unset TERRACE_BUILD
-    TERRACE_CUDA_LIBRARY=$3 "$elsewhere/terrace/run-on-gpu" --small 2>&1 | tee "$said"
+    TERRACE_CUDA_LIBRARY=$3 "$elsewhere/terrace/run-on-gpu" --small --results "$results" 2>&1 | tee "$said"
     grep -q '^run: ok$' "$said"
     "$elsewhere/terrace/bin/terrace-bench" engine copy --quick --force --dir "$elsewhere" >"$said"
     grep -q '^copy.down ' "$said"
