@@ -12,6 +12,7 @@ import terrace.torch
 import torch
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from torch import nn
+from torch.nn.utils import parametrize
 
 WIDTH = 64
 STEPS = 3
@@ -128,7 +129,39 @@ class Outside(nn.Module):
         return x if self.own is None else x * self.own
 
 
-MODELS = {"cell": lambda: Recurrent("lstm"), "gru": lambda: Recurrent("gru"), "lstm64": lambda: Recurrent("lstm64"),
+class Added(nn.Module):
+    """What another weight makes of two factors is added to."""
+
+    def __init__(self, one, other):
+        super().__init__()
+        self.factors = [one, other]  # which are another module's
+
+    def forward(self, weight):
+        return weight + self.factors[0] @ self.factors[1]
+
+
+class Adapted(nn.Module):
+    """A layer that is parametrized as it runs, and not afterwards, as PEFT does to adapt a weight by its name. always: from its
+    first run on."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.always = always
+        self.base = nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Parameter(torch.randn(WIDTH, 4)), nn.Parameter(torch.randn(4, WIDTH) * 0.1)
+
+    def forward(self, x):
+        if not parametrize.is_parametrized(self.base):
+            parametrize.register_parametrization(self.base, "weight", Added(self.up, self.down))
+        with parametrize.cached():
+            made = self.base(x)
+        if not self.always:
+            parametrize.remove_parametrizations(self.base, "weight", leave_parametrized=False)
+        return made
+
+
+MODELS = {"adapted": lambda: Adapted(False), "parametrized": lambda: Adapted(True),
+          "cell": lambda: Recurrent("lstm"), "gru": lambda: Recurrent("gru"), "lstm64": lambda: Recurrent("lstm64"),
           "projected": lambda: Recurrent("projected"), "chunked": Chunked, "complex": lambda: SeenAs("complex"),
           "real": lambda: SeenAs("real"), "conjugate": lambda: SeenAs("conjugate"),
           "negative": lambda: SeenAs("negative"), "complex cast": lambda: CastSeenAs("complex"),

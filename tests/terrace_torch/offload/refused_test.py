@@ -413,6 +413,8 @@ def test_other_memory(roomy):
             tensor.set_(torch.zeros_like(weight))
     assert_same(weights(model), before)
     assert torch.equal(weight.grad, gradient)
+    with torch.no_grad():
+        assert weight.set_(weight) is weight, "its own"
     assert torch.equal(torch.empty(0).set_(weight.detach()), weight), "of another tensor it does what it did"
 
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NoReturn, Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import nn
@@ -277,8 +277,11 @@ def given_memory(name: str) -> FailedPrecondition:
     return FailedPrecondition(f"'{name}' lives in Terrace, and was to be given other memory (set_()): write with copy_()")
 
 
-def _set_memory(parameter: OffloadedParameter | LeasedParameter, *_source: Any, **_geometry: Any) -> NoReturn:
-    """`parameter.set_()`, which PyTorch does not ask __torch_function__ about."""
+def _set_memory(parameter: OffloadedParameter | LeasedParameter, *source: Any, **geometry: Any) -> nn.Parameter:
+    """`parameter.set_()`, which PyTorch does not ask __torch_function__ about. A parameter that is parametrized is given its
+    own memory; so does PEFT in each forward pass to those that it adapts by name (target_parameters)."""
+    if len(source) == 1 and source[0] is parameter and not geometry:
+        return parameter
     raise given_memory(parameter.terrace.name)
 
 
