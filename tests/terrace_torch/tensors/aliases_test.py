@@ -338,6 +338,30 @@ def test_what_scripts_do_before_offload_shows_no_weight(roomy, way):
     del kept
 
 
+def test_a_move_that_changes_nothing_leases_nothing(restless):
+    """As libraries make them of a model, and of an optimizer's states, before they train and afterwards."""
+    model = offloaded(restless)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    terrace.torch.offload(model, optimizer, tensor_bytes_min=1)
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    weight = model[0].weight
+    tensors = (weight, weight.data, weight.grad, optimizer.state[weight]["momentum_buffer"])
+
+    def leases():
+        return [one.leases for one in terrace.torch.summary(model).modules]
+
+    before = leases()
+    assert model.cpu().float().to("cpu", torch.float32) is model and model.type(torch.float32) is model
+    for tensor in tensors:
+        assert all(one is tensor for one in (tensor.to("cpu"), tensor.to(torch.float32), tensor.float(), tensor.cpu()))
+    assert leases() == before
+    for tensor in tensors:
+        for moved in (tensor.to("cpu", copy=True), tensor.double(), tensor.to(torch.zeros(0, dtype=torch.float64))):
+            assert moved is not tensor and torch.equal(moved, tensor.detach().clone())
+    assert leases() != before
+
+
 @pytest.mark.parametrize(("how", "said"), [("set_", "was to be given other memory"), ("unseen", "was given other memory")])
 def test_other_memory_while_a_module_runs(roomy, how, said):
     class Replaces(nn.Module):

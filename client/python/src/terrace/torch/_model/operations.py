@@ -15,7 +15,7 @@ import torch
 from ..._errors import FailedPrecondition
 from .._parameters.parameter import ManagedParameter, is_managed_parameter, managed_of, shown_parameter
 from .._parameters.saved import entered
-from .._pytorch.private import Overload, foreach_zero, get_data, is_moved_by_module, raw, set_data
+from .._pytorch.private import Overload, foreach_zero, get_data, is_moved_by_module, may_have_data_of, raw, set_data
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor, OffloadedView, given_memory, leaves
 from .._tensors.storage import storage_of
 from .autocast import run_cast
@@ -46,6 +46,8 @@ def run(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
         answer = special(*args, **kwargs)
         if answer is not NotImplemented:
             return answer
+    if func in _CASTS and _changes_nothing(func, args, kwargs):
+        return args[0]
     cast = run_cast(func, args, kwargs)
     if cast is not NotImplemented:
         return cast
@@ -70,6 +72,23 @@ def operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
             f"'{slot.name}' lives in Terrace as {slot.dtype}, and was to be moved or cast with its module: move or "
             "cast the model before terrace.torch.offload(), not after it")
     return lease_for(func, args, kwargs)
+
+
+def _changes_nothing(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a tensor is moved to where it is already, as the type that it has: PyTorch returns it then, and no byte is needed.
+    Whoever trains a model moves it first."""
+    tensor, others = args[0], (*args[1:], *kwargs.values())
+    if not isinstance(tensor, OffloadedParameter | OffloadedTensor) or "memory_format" in kwargs or any(
+            isinstance(one, torch.memory_format) or (isinstance(one, torch.Tensor) and one is not tensor) for one in others):
+        return False
+    if isinstance(tensor, OffloadedParameter) and torch.__future__.get_swap_module_params_on_conversion():
+        return False
+    with raw():
+        probe = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    try:
+        return func(probe, *args[1:], **kwargs) is probe
+    except Exception:  # whatever it says, it says of the tensor
+        return False
 
 
 def _asked_by_module() -> bool:
@@ -174,7 +193,8 @@ def _assigned(self: torch.Tensor, value: torch.Tensor) -> Any:
     if is_managed_parameter(self):
         managed_of(self).replace_data(value)
     elif isinstance(self, OffloadedTensor):
-        self.copy_(value)
+        if value is not self:
+            self.copy_(value)
     else:
         return NotImplemented
     return None
@@ -276,6 +296,11 @@ def _on_cpu(self: torch.Tensor, memory_format: torch.memory_format = torch.prese
     return self if there and memory_format is torch.preserve_format else NotImplemented
 
 
+def _is_itself(self: torch.Tensor, other: torch.Tensor) -> Any:
+    """Whether a tensor may be given another's memory, as a module asks that was moved: of its own no byte need be seen."""
+    return True if other is self else NotImplemented
+
+
 def _zeroed(self: torch.Tensor) -> Any:
     """`tensor.zero_()`: what was there is not needed."""
     if not isinstance(self, OffloadedTensor) or self.terrace_parameter is not None or self.terrace_slot.shown:
@@ -307,6 +332,7 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     torch.Tensor.zero_: _zeroed,
     torch.Tensor.module_load: _loaded,
     foreach_zero: _all_zeroed,
+    may_have_data_of: _is_itself,
 }
 
 # What these say of a tensor is so of a slot's whole content.

@@ -57,6 +57,8 @@ raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 foreach_types: list[type[torch.Tensor]] = torch.utils._foreach_utils._foreach_supported_types
 # What optimizer.zero_grad(set_to_none=False) runs on a list of gradients.
 foreach_zero: Callable[[list[torch.Tensor]], None] = torch._foreach_zero_
+# What a module that is moved asks of each tensor, before and after: whether one may be given the other's memory.
+may_have_data_of: Callable[[torch.Tensor, torch.Tensor], bool] = torch._has_compatible_shallow_copy_type
 
 # ---- Storages: weak references to them, which Python's own cannot be, since PyTorch makes the object anew
 
