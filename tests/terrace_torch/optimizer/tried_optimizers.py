@@ -315,9 +315,42 @@ class DrawsOnce(Base):
         return 1 + torch.rand(()).item()
 
 
+# What asks one that the process has for all. ------------------------------------------------------------------------------
+
+class Uncopied(torch.nn.Module):
+    """As one is that lives in Terrace, and whose client is closed."""
+
+    def __deepcopy__(self, _memo):
+        raise ConnectionError("copied")
+
+
+class Registry:
+    """What scripts have said of parameters, by their places in a group: as bitsandbytes' managers."""
+
+    def __init__(self):
+        self.slower = {0: 2.0}
+        self.modules = [Uncopied()]
+
+
+Registry.only = Registry()
+
+
+class AsksRegistry(Base):
+    def prepare(self):
+        self.registry = Registry.only
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for at, parameter in enumerate(group["params"]):
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad, alpha=group["lr"] / self.registry.slower.get(at, 1.0))
+
+
 ACCEPTED = [CountsInGroup, CountsInPlace, CountsOnItself, CountsInState, Factored, InContainers, Growing, ChangesType, Quantized, MadeAtFirst,
-            ByParameter, Normalizing, Noisy, DecaysAll, Enumerating, OverAll, Compiled]
-WHOLE = [Enumerating]  # of these, what sees each group whole
+            ByParameter, Normalizing, Noisy, DecaysAll, Enumerating, OverAll, Compiled,
+            AsksRegistry]
+WHOLE = [Enumerating, AsksRegistry]  # of these, what sees each group whole
 REFUSED = {ClipsAll: r"'norm' is .* by the step of one parameter, and .* by that of another",
            Prodigy: r"since it reduces over all of them for the size of its step: .*'d' of parameter group 0",
            MeanOfGroup: "a parameter of shape", Carries: "its own 'last' is .* by the step of one parameter",

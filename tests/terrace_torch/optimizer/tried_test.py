@@ -111,7 +111,8 @@ def test_stepping_in_backward(clients, kind):
     wanted = said(model, optimizer, [])
     model, optimizer = made(kind)
     terrace.torch.offload(model, optimizer, client=clients[0], tensor_bytes_min=1, step_in_backward=True)
-    refused = {"Enumerating": "counts or pairs the parameters", "Noisy": "the state of PyTorch's random numbers",
+    refused = {"Enumerating": "counts or pairs the parameters", "AsksRegistry": "counts or pairs the parameters",
+               "Noisy": "the state of PyTorch's random numbers",
                "OverAll": "was written to", "DecaysAll": "", "ByParameter": "its own 'averages'"}.get(kind.__name__)
     try:
         trained(model, optimizer, range(2))

@@ -114,7 +114,9 @@ class Twin:
         known = vars(made)
         of_parameters = {id(one) for group in optimizer.param_groups for one in group["params"]}
         for name, value in own_of(optimizer).items():
-            if name != "step":  # a scheduler's, around the class's own
+            if _is_the_only_one(value):
+                known[name] = _without_content(value)
+            elif name != "step":  # a scheduler's, around the class's own
                 known[name] = self._copied(value, as_they_are) if isinstance(value, optim.Optimizer) else self._copy(
                     f"its own '{name}'", value)
         if "param_groups" in vars(optimizer):
@@ -249,6 +251,19 @@ def _made(parameter: nn.Parameter, number: int, as_they_are: bool, dtype: torch.
     for name, said in vars(parameter).items():  # which a script has given it, and its optimizer may ask for
         if isinstance(said, PLAIN):
             setattr(made, name, said)
+    return made
+
+
+def _is_the_only_one(value: Any) -> bool:
+    """Whether its class keeps it for all optimizers of the process, as bitsandbytes' managers are kept."""
+    return hasattr(value, "__dict__") and any(one is value for kind in type(value).__mro__ for one in vars(kind).values())
+
+
+def _without_content(value: Any) -> Any:
+    """One like it that knows of nothing. What such a one has is of the script's models, their modules among it, and is looked
+    up by what the copy has not: ids of parameters, and their places in the groups."""
+    made = object.__new__(type(value))
+    vars(made).update({name: type(one)() if type(one) in (dict, list, set) else one for name, one in vars(value).items()})
     return made
 
 
