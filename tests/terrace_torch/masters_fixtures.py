@@ -199,3 +199,27 @@ def fresh(client, recipe=SMALL, **options):
             one.add_(0.125)
     terrace.torch.offload(model, optimizer, client=client, masters=FLOAT, tensor_bytes_min=1, **options)
     return model, optimizer
+
+
+class ByCopies(torch.optim.AdamW):
+    """What a trainer is given without Terrace in the place of masters: it steps copies, and weights are copied from them."""
+
+    def __init__(self, weights, **options):
+        self.weights = list(weights)
+        super().__init__([one.detach().float().requires_grad_() for one in self.weights], **options)
+
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        masters = self.param_groups[0]["params"]
+        for weight, master in zip(self.weights, masters, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step()
+        with torch.no_grad():
+            for weight, master in zip(self.weights, masters, strict=True):
+                weight.copy_(master)
+        return loss
+
+    def zero_grad(self, set_to_none=True):
+        for weight in self.weights:
+            weight.grad = None

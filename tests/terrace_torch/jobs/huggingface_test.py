@@ -15,6 +15,7 @@ import pytest
 import terrace.torch
 import torch
 import transformers
+from masters_fixtures import ByCopies
 from model_fixtures import assert_same, nothing_stays_leased, restless, roomy, weights  # noqa: F401 (fixtures)
 from python_fixtures import MIB, ROOT, disk  # noqa: F401 (a fixture)
 from training_fixtures import LiveBytes
@@ -104,27 +105,6 @@ def test_trainer(request, tmp_path, name):
         ours.train()
         compare(ours, plain)
         assert len(terrace.torch.summary(ours.model).modules) > 4
-
-
-class ByCopies(torch.optim.AdamW):
-    """What a Trainer is given without Terrace in the place of masters: it steps copies, and weights are copied from them."""
-
-    def __init__(self, weights, **options):
-        self.weights = list(weights)
-        super().__init__([one.detach().float().requires_grad_() for one in self.weights], **options)
-
-    def step(self, closure=None):
-        masters = self.param_groups[0]["params"]
-        for weight, master in zip(self.weights, masters, strict=True):
-            master.grad = None if weight.grad is None else weight.grad.float()
-        super().step(closure)
-        with torch.no_grad():
-            for weight, master in zip(self.weights, masters, strict=True):
-                weight.copy_(master)
-
-    def zero_grad(self, set_to_none=True):
-        for weight in self.weights:
-            weight.grad = None
 
 
 @pytest.mark.parametrize("gives", [False, True])

@@ -39,15 +39,22 @@ _COMPILED = ("the step of an offloaded optimizer was compiled, or is run by comp
              "call optimizer.step() as it is; it runs PyTorch's fused or foreach kernels")
 
 
-_INNER = {"AcceleratedOptimizer": "optimizer", "ZeroRedundancyOptimizer": "optim"}  # what of a wrapper steps, by its name
+# What of a wrapper steps, by the name of its class, or of that which it derives from beside the optimizer's own.
+_INNER = {"AcceleratedOptimizer": "optimizer", "ZeroRedundancyOptimizer": "optim", "LightningOptimizer": "_optimizer",
+          "_FabricOptimizer": "_optimizer"}
 _managed: weakref.WeakKeyDictionary[optim.Optimizer, ManagedOptimizer] = weakref.WeakKeyDictionary()
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """The optimizer that steps: of Accelerate's wrapper what is in it, and of ZeroRedundancyOptimizer this rank's own."""
-    while (inner := _INNER.get(type(optimizer).__name__)) is not None and hasattr(optimizer, inner):
+    """The optimizer that steps: of Accelerate's, Lightning's and Fabric's wrappers what is in them, and of
+    ZeroRedundancyOptimizer this rank's own."""
+    while (inner := _inner(type(optimizer))) is not None and hasattr(optimizer, inner):
         optimizer = getattr(optimizer, inner)
     return optimizer
+
+
+def _inner(kind: type) -> str | None:
+    return next((_INNER[one.__name__] for one in kind.__mro__ if one.__name__ in _INNER), None)
 
 
 def inner_of(optimizer: optim.Optimizer) -> list[optim.Optimizer]:
