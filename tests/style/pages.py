@@ -50,6 +50,7 @@ PYTHON_OF = {
     "docs/guides/pytorch.md": "tests/terrace_torch/jobs/docs_test.py",
     "docs/guides/ranks.md": "tests/e2e/python_docs.py",
     "docs/guides/size-a-node.md": "tests/terrace_torch/reports/estimate_test.py",
+    "docs/guides/recipes.md": "tests/terrace_torch/jobs/recipes_test.py",
 }
 
 # The commands of pages by how they begin: the test that covers them, and why python_docs.py does not run them itself.
