@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that Lightning's Trainer with offload() in configure_optimizers(), and Fabric with it before or after setup(), train to
-the losses, weights and states that they have without Terrace, bit for bit."""
+"""Shows that Lightning's Trainer with LightningCallback, or with offload() in configure_optimizers(), and Fabric with it before
+or after setup(), train to the losses, weights and states that they have without Terrace, bit for bit."""
 
 import llama_fixtures  # noqa: F401 (before Transformers: it has it ask no network)
 import lightning
@@ -15,7 +15,7 @@ from terrace.torch._optimizer.optimizer import managed_optimizer
 
 pytestmark = [pytest.mark.usefixtures("nothing_stays_leased"), pytest.mark.filterwarnings("ignore")]
 OPTIONS = {"tensor_bytes_min": 1}
-OFFLOAD = {}  # what a Small gives offload(), or nothing where it does not call it: a module that holds a client cannot be copied
+OFFLOAD = {}  # what offload() is given; empty: it is not called. A module that holds a client could not be copied
 
 
 def loader():
@@ -23,9 +23,9 @@ def loader():
 
 
 class Small(lightning.LightningModule):
-    """where: that it calls offload() in."""
+    """where: that offload() is called, unless a callback does."""
 
-    def __init__(self, where="configure", manual=False):
+    def __init__(self, where=None, manual=False):
         super().__init__()
         self.model = llama(attention_dropout=0.1).train()
         self.where, self.said, self.lr = where, [], 1e-2
@@ -66,9 +66,10 @@ class Small(lightning.LightningModule):
 def fit(folder, module, ckpt_path=None, **options):
     """module: with its trainer, which has fitted it."""
     lightning.seed_everything(3, verbose=False)
+    more = [terrace.torch.LightningCallback(**OFFLOAD, **OPTIONS)] if OFFLOAD and module.where is None else []
     trainer = lightning.Trainer(**{
         "accelerator": "cpu", "max_epochs": 1, "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
-        "enable_checkpointing": False, "default_root_dir": folder, **options})
+        "enable_checkpointing": False, "default_root_dir": folder, **options, "callbacks": more + options.get("callbacks", [])})
     trainer.fit(module, loader(), loader(), ckpt_path=ckpt_path)
     return module
 
@@ -96,7 +97,7 @@ def compare(client, train, **options):
 
 @pytest.mark.parametrize(("module", "options"), [
     ({}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}),
-    ({}, {"precision": "bf16-mixed", "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+    ({"where": "configure"}, {"precision": "bf16-mixed", "gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
     ({"where": "start"}, {}), ({"manual": True}, {"enable_model_summary": True})], ids=str)
 def test_fitting(restless, tmp_path, module, options):
     compare(restless, lambda: fit(tmp_path, Small(**module), **options))

@@ -22,6 +22,7 @@ from ._reports.progress import progress
 from ._reports.summary import ActivationsSummary, LeaseSummary, ModuleSummary, Overview, Summary, summary
 
 if TYPE_CHECKING:
+    from ._reports.lightning import LightningCallback as LightningCallback
     from ._reports.trainer import TerraceCallback as TerraceCallback
 
 __all__ = ["Activations", "ActivationsSummary", "Estimate", "LeaseSummary", "ModuleSummary", "Overview", "Stage", "StagedBatches",
@@ -30,9 +31,13 @@ __all__ = ["Activations", "ActivationsSummary", "Estimate", "LeaseSummary", "Mod
 
 
 def __getattr__(name: str) -> Any:
-    """TerraceCallback, which needs `transformers`, is imported when it is asked for."""
-    if name != "TerraceCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._reports.trainer import TerraceCallback
+    """The callbacks, which need `transformers` and `lightning`, are imported when they are asked for."""
+    if name == "TerraceCallback":
+        from ._reports.trainer import TerraceCallback
 
-    return TerraceCallback
+        return TerraceCallback
+    if name == "LightningCallback":
+        from ._reports.lightning import LightningCallback
+
+        return LightningCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
