@@ -10,9 +10,10 @@ import sys
 import pytest
 import terrace.torch
 import torch
-from model_fixtures import Gpt, batch, loss_of, roomy  # noqa: F401 (a fixture)
+from model_fixtures import batch, loss_of, roomy  # noqa: F401 (a fixture)
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from rank_fixtures import Checks, run_ranks
+from split_fixtures import assert_same, build
 from terrace.torch._tensors.offloaded import OffloadedTensor
 from torch import distributed, nn
 from torch.distributed import checkpoint
@@ -21,29 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-WIDTH = 33  # an odd one: of most parameters the second rank has less than the first
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 CHECKS = Checks()
-
-
-def build(*, width=WIDTH, checkpointing=None, frozen=False, prefetch=False, built_in=contextlib.nullcontext,
-          kind=torch.optim.AdamW, options=(("lr", 1e-3),), **split):
-    """The model, split over ranks, and its optimizer; the same ones each time."""
-    torch.manual_seed(1)
-    with built_in():
-        model = Gpt(width, 3, checkpointing)
-    if frozen:
-        model.blocks[1].wide.weight.requires_grad_(False)
-        model.blocks[1].norm.weight.requires_grad_(False)
-    split.setdefault("mesh", init_device_mesh("cpu", (distributed.get_world_size(),)))
-    for block in model.blocks:
-        fully_shard(block, **split)
-    fully_shard(model, **split)
-    if prefetch:
-        for before, after in zip(model.blocks, model.blocks[1:], strict=False):
-            before.set_modules_to_forward_prefetch([after])
-            after.set_modules_to_backward_prefetch([before])
-    return model, kind([one for one in model.parameters() if one.requires_grad], **dict(options))
 
 
 def train(model, optimizer, *, seed=7, steps=2, parts=1, sync=True, set_to_none=True, autocast=False, scaler=None,
@@ -68,28 +48,6 @@ def train(model, optimizer, *, seed=7, steps=2, parts=1, sync=True, set_to_none=
             scaler.update()
         optimizer.zero_grad(set_to_none=set_to_none)
     return said
-
-
-def flat(state, prefix=""):
-    """What is in nested dictionaries and lists, each by its way there, and whole."""
-    found = {}
-    for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-        if isinstance(value, dict | list):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return found
-
-
-def assert_same(one, other):
-    """States are equal bit for bit."""
-    one, other = flat(one), flat(other)
-    assert list(one) == list(other)
-    for name, value in one.items():
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == other[name].dtype and torch.equal(value, other[name]), name
-        else:
-            assert value == other[name], name
 
 
 def offload(client, model, optimizer, bytes_min=1):

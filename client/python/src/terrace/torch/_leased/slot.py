@@ -37,7 +37,7 @@ def nobody() -> None:
 class Slot:
     """One tensor in Terrace, of a fixed geometry: that of its placeholder."""
 
-    __slots__ = ("__weakref__", "_cuda_device", "addressed", "content", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
+    __slots__ = ("__weakref__", "_cuda_device", "addressed", "aliases", "content", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
                  "reference", "tensor", "waits", "writes", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
@@ -57,6 +57,7 @@ class Slot:
         self.lazies = 0  # tensors of the script that stand for its content
         self.writing = False  # the lease is one to write
         self.writes = 0  # that there may have been, but for a step's
+        self.aliases = 0  # uses by operations that something outlived
         self.waits = Waits()
 
     @property

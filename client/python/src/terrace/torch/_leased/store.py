@@ -239,6 +239,7 @@ class Store:
     def may_be_written_to_later(self, slot: Slot) -> None:
         """The same of what somebody has been given, past the parameter whose it is: its other forms may then be others, too."""
         self.may_be_written(slot)
+        slot.aliases += 1
         if slot.parameter is not None:
             slot.parameter.aliases += 1
 

@@ -5,6 +5,7 @@ them in as it took the others."""
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -84,7 +85,8 @@ def take_in(job: Job, model: nn.Module, grown: Grown, masters: Masters, stepped:
     made += [slot for one in both if one.gradient is not None for slot in one.gradient.slots]
     of = {one.parameter: one for one in both}
     if early:
-        masters.make([Wanted(one.parameter, of[one.parameter], of[one.parameter].like) for one in early])
+        masters.make([Wanted(one.parameter, weakref.ref(one.parameter), of[one.parameter], of[one.parameter].like)
+                      for one in early])
     before = {id(one.parameter): one for one in job.parameters}
     undo.by(functools.partial(modules.attach, model, before))
     modules.attach(model, before | {id(one.parameter): one for one in taken.managed})

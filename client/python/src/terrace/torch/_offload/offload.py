@@ -150,11 +150,11 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         undo.by(functools.partial(forget, names))
         shared = chosen.frozen.share(store)
         take_over(chosen.buildings, store, names)
-        shards = Shards(store, chosen.sharded, groups_of(model))
+        masters = Masters(store, *precision, in_terrace="states" in parts)
+        shards = Shards(store, chosen.sharded, groups_of(model), masters.gradient_like)
         own, in_memory = divide(store, chosen.whole, parts)
         beside = pieces.manage(store, [*shared, *own])
         managed = [*shared, *own, *beside]
-        masters = Masters(store, *precision, in_terrace="states" in parts)
         stepped = [ManagedOptimizer(one, store, shards, in_memory, parts, bytes_min, step_in_backward, masters)
                    for one in steps]
         make_gradients(store, [*own, *in_memory], parts, masters, stepped)

@@ -13,7 +13,7 @@ from torch import nn, optim
 from ..._errors import FailedPrecondition, InvalidArgument
 from .._leased.placeholder import elements_spanned
 from .._parameters.masters import NARROW
-from .._pytorch.split import is_split
+from .._pytorch.split import local_of
 from .._ranks.ddp import wrong_with
 
 _TYPES = " or ".join(map(str, NARROW))
@@ -66,12 +66,6 @@ def check_taken(call: str, precision: Precision, model: nn.Module, optimizers: S
     """The same of optimizers that may have nothing that could have masters."""
     names = {id(one): name for name, one in model.named_parameters()}
     narrow = [one for one in _stepped(optimizers) if one.dtype in NARROW]
-    for parameter in narrow:
-        name = names.get(id(parameter), "not of this model")
-        if is_split(parameter):
-            raise InvalidArgument(f"{call}: masters cannot be had of parameters that fully_shard() has split, as '{name}': keep "
-                                  "the model in torch.float32, and give fully_shard() "
-                                  f"MixedPrecisionPolicy(param_dtype={parameter.dtype})")
     _check_alone(call, narrow, names)
     for optimizer in optimizers:
         _check_states(call, optimizer, narrow, names)
@@ -83,7 +77,7 @@ def check_taken(call: str, precision: Precision, model: nn.Module, optimizers: S
 def _check_alone(call: str, narrow: list[nn.Parameter], names: dict[int, str]) -> None:
     """Raises for weights that have elements in common: each one's master would write to them."""
     spans = sorted((one.data_ptr(), one.data_ptr() + elements_spanned(one.shape, one.stride()) * one.itemsize, number)
-                   for number, one in enumerate(narrow))
+                   for number, one in enumerate(map(local_of, narrow)))
     for (_, end, first), (begin, _, second) in itertools.pairwise(spans):
         if begin < end:
             here, there = (names.get(id(narrow[number]), "a parameter") for number in (first, second))

@@ -31,7 +31,11 @@ AnyHolder = Holder | OfWeight
 
 def _holder_of_gradient(parameter: nn.Parameter, masters: Masters) -> AnyHolder:
     master = masters.master_of(parameter)
-    return OfWeight(master) if master is not None else holder_of(parameter.grad, AsGradient(parameter))
+    if master is None:
+        return holder_of(parameter.grad, AsGradient(parameter))
+    held = OfWeight(master)
+    whole = held.get()
+    return InDTensor(whole) if is_split(whole) else held
 
 
 def _whole(holder: AnyHolder, tensor: torch.Tensor) -> torch.Tensor:
@@ -67,6 +71,7 @@ class Batch:
         with raw():  # what has no gradient is leased if it is used all the same
             self._leased = [parameter for parameter in parameters if states.masters.own(parameter).grad is not None]
         self._managed = [managed for parameter in self._leased if (managed := states.managed_of(parameter)) is not None]
+        self._shards = [shard for parameter in self._leased if (shard := states.shard_of(parameter)) is not None]
         self._masters = MastersOfBatch(states.store, states.masters, self._leased, keeps, stepped)
         self._written: deque[tuple[Holder, OffloadedTensor, torch.Tensor]] = deque()  # states, and shards of parameters
         self._gradients: deque[tuple[AnyHolder, OffloadedTensor, torch.Tensor, torch.Tensor, int]] = deque()
@@ -124,6 +129,7 @@ class Batch:
         if not self._entered:
             return
         refused = None
+        shown = self._store.lease(self._masters.shards())  # goes on until weights are made of them
         try:
             try:
                 self._put_back()
@@ -140,11 +146,14 @@ class Batch:
                     self._stepped(managed)
                     if managed.uses > 1 and not managed.compiled:
                         managed.parameter.__class__ = LeasedParameter
+                for shard in self._shards:
+                    shard.stepped()
                 try:
                     write_casts(self._managed)
                 finally:
                     self._entered = False
                     leave(self._managed)
+            shown.clear()
             self._masters.note_left()
         self._states.adopt(self.parameters)
         if refused is not None:

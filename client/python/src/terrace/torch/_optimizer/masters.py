@@ -12,10 +12,13 @@ from torch import nn
 
 from .._leased.slot import Slot
 from .._leased.store import Store
+from .._parameters.forms import InTerrace
 from .._parameters.masters import Master, Masters
 from .._parameters.parameter import ManagedParameter, enter, leave
+from .._parameters.shard import ManagedShard
 from .._pytorch.bits import same_bits
 from .._pytorch.private import make_subclass, raw, set_data
+from .._pytorch.split import local_of, split_as
 from .._tensors.offloaded import OffloadedTensor
 
 
@@ -26,19 +29,20 @@ class GradientToCast(OffloadedTensor):
     terrace_master: Master
 
     @classmethod
-    def of_master(cls, master: Master, store: Store) -> GradientToCast:
-        """A new one, for a gradient in Terrace."""
+    def of_master(cls, master: Master, store: Store) -> torch.Tensor:
+        """A new one, for a gradient in Terrace; split over ranks as its master is."""
         assert master.like is not None
         made: GradientToCast = make_subclass(cls, master.like.placeholder)
         made.terrace_master, made.terrace_store, made.terrace_parameter = master, store, None
-        return made
+        whole: torch.Tensor = split_as(master.stepped, made, master.like.placeholder)
+        return whole
 
     @property
     def terrace_slot(self) -> Slot:  # type: ignore[override]
         """Where it is, from now on."""
         if "terrace_cast" not in self.__dict__:
             self.terrace_cast = self.terrace_master.widened()
-        found: Slot = self.terrace_cast.terrace_slot  # type: ignore[union-attr]
+        found: Slot = local_of(self.terrace_cast).terrace_slot
         return found
 
 
@@ -49,13 +53,17 @@ class OfWeight(NamedTuple):
 
     def get(self) -> Any:
         held, seen = self.master.held_gradient(), self.master.stepped.grad
-        if seen is not None and seen is not held and not isinstance(seen, GradientToCast):
+        if seen is not None and seen is not held and not _is_to_cast(seen):
             return seen  # the step's own
         return held if held is not None and held.dtype == self.master.dtype else None
 
     def put(self, tensor: torch.Tensor) -> None:
         self.master.parameter.grad = tensor
         self.master.stepped.grad = tensor
+
+
+def _is_to_cast(gradient: torch.Tensor | None) -> bool:
+    return isinstance(local_of(gradient), GradientToCast)
 
 
 def show_gradients(masters: Masters, stepped: Iterable[nn.Parameter]) -> None:
@@ -69,8 +77,9 @@ def show_gradients(masters: Masters, stepped: Iterable[nn.Parameter]) -> None:
             if one.grad is None and held.dtype == master.dtype:
                 one.grad = held
             elif one.grad is None:
-                there = isinstance(held, OffloadedTensor)
-                one.grad = GradientToCast.of_master(master, held.terrace_store) if there else held.to(master.dtype)
+                own = local_of(held)
+                there = isinstance(own, OffloadedTensor)
+                one.grad = GradientToCast.of_master(master, own.terrace_store) if there else held.to(master.dtype)
 
 
 def let_gradients_go(masters: Iterable[Master]) -> None:
@@ -103,31 +112,31 @@ class MastersOfBatch:
             self._make(anew)
         self._compared = [one for one in self._masters if one not in anew and not one.is_current()]
         with raw():
-            self._narrow = [one for one in self._masters if isinstance(held := one.parameter.grad, OffloadedTensor)
-                            and held.dtype != one.dtype and isinstance(one.stepped.grad, GradientToCast | None)]
+            self._narrow = [one for one in self._masters if isinstance(held := local_of(one.parameter.grad), OffloadedTensor)
+                            and held.dtype != one.dtype and (one.stepped.grad is None or _is_to_cast(one.stepped.grad))]
             return [*(slot for one in self._compared if (slot := one.own_slot) is not None),
-                    *(one.parameter.grad.terrace_slot for one in self._narrow)]  # type: ignore[union-attr]
+                    *(local_of(one.parameter.grad).terrace_slot for one in self._narrow)]
 
     def _make(self, anew: Sequence[Master]) -> None:
         from_terrace = [one for one in anew if one.own_slot is not None]
-        to_terrace = [one for one in anew if one.managed is not None]
+        to_terrace = [one for one in anew if one.slot is not None]
         own = self._store.lease([slot for one in from_terrace if (slot := one.own_slot) is not None])
-        shown = self._store.lease([one.managed.slot for one in to_terrace if one.managed is not None], "overwrite")
+        shown = self._store.lease([one.slot for one in to_terrace if one.slot is not None], "overwrite")
         own_of, shown_of = dict(zip(from_terrace, own, strict=True)), dict(zip(to_terrace, shown, strict=True))
         for one in anew:
             with torch.no_grad(), raw():
-                target = shown_of[one] if one in shown_of else one.stepped.detach()
-                target.copy_(own_of[one] if one in own_of else one.parameter.detach())
+                target = shown_of[one] if one in shown_of else local_of(one.stepped).detach()
+                target.copy_(own_of[one] if one in own_of else local_of(one.parameter).detach())
             one.note_same()
 
     def show(self, leased: Sequence[torch.Tensor]) -> None:
         """They are shown. leased: what begin() asked for."""
         shown = iter(leased)
         for one in self._compared:
-            one.take_written(next(shown) if one.own_slot is not None else one.parameter.detach())
+            one.take_written(next(shown) if one.own_slot is not None else local_of(one.parameter).detach())
         self._due.extend(self._masters)
         for one in self._narrow:
-            self._show_gradient(one, next(shown).to(one.dtype))
+            self._show_gradient(one, split_as(one.stepped, next(shown).to(one.dtype)))
         for one in self._masters:
             held = one.held_gradient()
             if held is None or one.stepped.grad is not None:
@@ -156,20 +165,25 @@ class MastersOfBatch:
 
     def _put_back_gradient(self, one: Master, made: torch.Tensor, version: int, written_unseen: bool) -> None:
         if not self._keeps:
-            if made.layout == torch.strided:
-                set_data(made, made.new_empty(0))  # the step has it in lists until it comes to the next batch
+            own = local_of(made)
+            if own.layout == torch.strided:
+                set_data(own, own.new_empty(0))  # the step has it in lists until it comes to the next batch
             return
         with raw():
             now = one.stepped.grad
         held = one.held_gradient()
         changed = now is not made or made._version != version or (
-            written_unseen and (held is None or not same_bits(made, held)))
+            written_unseen and (held is None or not same_bits(local_of(made), local_of(held))))
         if changed:
             now = one.give_gradient(now, True)
-        elif isinstance(held, OffloadedTensor):
+        elif isinstance(local_of(held), OffloadedTensor):
             now = GradientToCast.of_master(one, self._store)
         with raw():
             one.stepped.grad = now
+
+    def shards(self) -> list[Slot]:
+        """Where this rank's shards are of those that are split over ranks. While they are shown, they are leased."""
+        return [one.slot for one in self._masters if one.slot is not None and one.managed is None]
 
     def write_back(self) -> None:
         """Makes the weights anew. The masters are shown, and were stepped."""
@@ -194,14 +208,17 @@ def write_weights(store: Store, due: deque[Master], stepped: Callable[[ManagedPa
         while due:
             one = due[0]
             with raw():
-                value = one.stepped.detach()
-            if isinstance(one.own, ManagedParameter):
-                next(shown).copy_(value)
+                whole = one.stepped.detach()
+            if isinstance(one.own, InTerrace):
+                next(shown).copy_(local_of(whole))
                 one.own.noticed_write()
+            if isinstance(one.own, ManagedParameter):
                 one.own.writes += 1
                 stepped(one.own)
+            elif isinstance(one.own, ManagedShard):
+                one.own.stepped()
             else:
-                one.parameter.copy_(value)
+                one.parameter.copy_(whole)
             one.note_same()
             due.popleft()
 

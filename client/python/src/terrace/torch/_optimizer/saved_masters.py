@@ -19,6 +19,7 @@ from ..._errors import InvalidArgument
 from .._parameters.masters import Master
 from .._pytorch.bits import same_bits
 from .._pytorch.private import cast_as_loaded, make_subclass, raw
+from .._pytorch.split import is_split, local_of, split_as
 from .._tensors.offloaded import OffloadedTensor
 from .states import States
 
@@ -58,10 +59,11 @@ def with_masters(states: States, saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(master: Master) -> torch.Tensor:
-    managed = master.managed
-    if managed is None:
+    slot = master.slot
+    if slot is None:
         return master.stepped.detach()
-    return OffloadedTensor.of(managed.slot, managed.store, managed)
+    shown: torch.Tensor = split_as(master.stepped, OffloadedTensor.of(slot, master.store, master.managed), slot.placeholder)
+    return shown
 
 
 def _numbered(states: States, groups: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Any, nn.Parameter]]:
@@ -78,7 +80,9 @@ def uncast(states: States, given: dict[str, Any]) -> dict[str, Any]:
         state = found.get(number)
         if not isinstance(state, dict):
             continue
-        check_master(states, parameter, getattr(state.get(MASTER), "shape", None), f"{_CALL}: the state of parameter {number}")
+        what = f"{_CALL}: the state of parameter {number}"
+        check_master(states, parameter, getattr(state.get(MASTER), "shape", None), what)
+        _check_split(parameter, state.get(MASTER), what)
         if _has_master(states, parameter):
             found[number] = _each_tensor(state, lambda one, _: _Uncast.of(one))
     return {**given, "state": found}
@@ -92,6 +96,14 @@ def check_master(states: States, parameter: nn.Parameter, shape: Any, what: str)
                               "masters=torch.float32 to terrace.torch.offload(), or take these out of the state")
     if shape is not None and tuple(shape) != tuple(parameter.shape):
         raise InvalidArgument(f"{what} has a master of shape {tuple(shape)}, and the parameter's is {tuple(parameter.shape)}")
+
+
+def _check_split(parameter: nn.Parameter, master: Any, what: str) -> None:
+    """Raises InvalidArgument for a master that is not split over ranks as its parameter is."""
+    if isinstance(master, torch.Tensor) and (is_split(master) != is_split(parameter)
+                                             or local_of(master).shape != local_of(parameter).shape):
+        raise InvalidArgument(f"{what} has a master that is not split over ranks as the parameter is: load it with "
+                              "torch.distributed.checkpoint, which splits it anew")
 
 
 def _has_master(states: States, parameter: nn.Parameter) -> bool:

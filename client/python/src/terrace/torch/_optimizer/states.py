@@ -20,6 +20,7 @@ from .._parameters.in_memory import ParameterInMemory
 from .._parameters.like import Like
 from .._parameters.masters import Masters, Wanted
 from .._parameters.parameter import ManagedParameter, is_kept_part
+from .._parameters.shard import ManagedShard
 from .._pytorch.storages import users_of
 from .._ranks.shards import Shards
 from .._tensors.offloaded import OffloadedTensor
@@ -73,6 +74,10 @@ class States:
         managed: ManagedParameter | None = parameter.__dict__.get("terrace")
         return managed if managed is not None and managed.store is self.store else None
 
+    def shard_of(self, parameter: nn.Parameter) -> ManagedShard | None:
+        """What belongs to this rank's shard of a parameter, if that is in Terrace."""
+        return self._shards.shard_of(parameter)
+
     def like_of(self, parameter: nn.Parameter) -> Like | None:
         """What the states of a parameter, or of this rank's shard of it, are made like, if the job has it."""
         parameter = self.masters.own(parameter)
@@ -107,8 +112,9 @@ class States:
 
     def make_masters(self, parameters: Sequence[nn.Parameter]) -> None:
         """Makes masters of these parameters."""
-        self.masters.make([Wanted(one, self.managed_of(one) or self._in_memory.get(id(one)), self._own_like(one))
-                           for one in parameters])
+        self.masters.make([Wanted(one, self._shards.reference_to(one) or weakref.ref(one),
+                                  self.managed_of(one) or self._in_memory.get(id(one)) or self.shard_of(one),
+                                  self._own_like(one)) for one in parameters])
 
     def make_all_masters(self) -> None:
         """Makes those of all parameters that are to have one and have none."""

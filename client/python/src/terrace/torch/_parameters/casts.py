@@ -65,7 +65,7 @@ class CastForm(SecondForm):
     """The cast of one weight to one type."""
 
     def __init__(self, managed: ManagedParameter, dtype: torch.dtype):
-        super().__init__(managed.parameter, managed)
+        super().__init__(managed.reference, managed)
         self.managed = managed
         self.dtype = dtype
         self.used = False  # since it was written

@@ -18,11 +18,13 @@ from .._leased.slot import Slot, room_for
 from .._leased.store import Store
 from .._pytorch.modes import ordinary
 from .._pytorch.private import raw
+from .._pytorch.split import is_split, local_of, split_as
 from .._tensors.offloaded import OffloadedTensor
 from .forms import OwnForm, SecondForm
 from .gradient import Gradient
 from .like import Geometry, Like
 from .parameter import ManagedParameter
+from .shard import Reference, ShardGradient
 
 NARROW = (torch.bfloat16, torch.float16)
 _BITS = torch.int16  # of an element of these
@@ -32,34 +34,37 @@ class Wanted(NamedTuple):
     """Of which parameter there is to be a master."""
 
     parameter: nn.Parameter
+    reference: Reference  # to it
     own: OwnForm | None  # what belongs to it in its job
     like: Like | None  # what its job makes tensors like, if it has any of its
 
 
 class Master(SecondForm):
-    """The master of one parameter: an ordinary parameter, which is in Terrace or in memory."""
+    """The master of one parameter: an ordinary parameter, which is in Terrace or in memory. That of one that is split over
+    ranks is split as it is, and this rank's shard of it is meant."""
 
     def __init__(self, wanted: Wanted, dtype: torch.dtype, store: Store, slot: Slot | None, gradient_like: Like | None):
         """slot: where it is in Terrace; None: it is in memory. gradient_like: what the weight's gradient is made like."""
-        super().__init__(wanted.parameter, wanted.own)
+        super().__init__(wanted.reference, wanted.own)
         self.dtype = dtype
-        self.managed: ManagedParameter | None = None
+        self.slot = slot
+        self.managed: ManagedParameter | None = None  # what belongs to it as to a parameter in Terrace; not where it is split
         self.like: Geometry | None = None
-        self._store = store
-        self.gradient = None if wanted.own is None else wanted.own.gradient
+        self.store = store
+        self.gradient: Gradient | ShardGradient | None = None if wanted.own is None else wanted.own.gradient
         self._gradient_like = gradient_like
         self._written_as = (-1, -1)  # how it was when its parameter was last made of it
-        own = wanted.like
+        own, itself = wanted.like, wanted.parameter
         with ordinary(), raw():
-            shown = (slot.placeholder if slot is not None else
-                     torch.empty_strided(wanted.parameter.shape, wanted.parameter.stride(), dtype=dtype,
-                                         device=wanted.parameter.device))
-            self.stepped = nn.Parameter(shown)  # what the optimizer is given in the parameter's place
+            shown = slot.placeholder if slot is not None else _empty(itself, dtype, local_of(itself).device)
+            self.stepped = nn.Parameter(split_as(itself, shown))  # what the optimizer is given in the parameter's place
         if own is not None:
             geometry = own.placeholder
             self.like = Geometry(own.name, own.owner, slot.placeholder if slot is not None else store.space.take(
                 geometry.shape, geometry.stride(), dtype))
-        if slot is not None:
+        if slot is not None and is_split(itself):
+            self.stepped._local_tensor = OffloadedTensor.of(slot, store)  # type: ignore[attr-defined]
+        elif slot is not None:
             self.managed = ManagedParameter(slot.name, self.stepped, slot, store)
             self.stepped.terrace = self.managed  # type: ignore[attr-defined]
             self.managed.hide()
@@ -67,9 +72,9 @@ class Master(SecondForm):
     # ---- What it is made of, and what is made of it
 
     def take_written(self, own: torch.Tensor) -> None:
-        """Takes over what was written to the weight. The master is shown."""
+        """Takes over what was written to the weight, of which this shows what is in this process. The master is shown."""
         with torch.no_grad(), raw():
-            stepped = self.stepped.detach()
+            stepped = local_of(self.stepped).detach()
             other = stepped.to(own.dtype).view(_BITS) != own.detach().view(_BITS)
             if stepped.device.type != "cpu" or bool(other.any()):  # on a GPU nobody waits for the answer
                 stepped.copy_(torch.where(other, own.to(self.dtype), stepped))
@@ -81,29 +86,32 @@ class Master(SecondForm):
 
     def written_since(self) -> bool:
         """Whether it may have been written to since the weight was made of it."""
-        return self.made and (self.managed is None or self._as_stepped() != self._written_as)
+        return self.made and (self.slot is None or self._as_stepped() != self._written_as)
 
     def _as_stepped(self) -> tuple[int, int]:
         with raw():
-            return self.stepped._version, 0 if self.managed is None else self.managed.writes
+            writes = 0 if self.slot is None else self.slot.writes + (0 if self.managed is None else self.managed.writes)
+            return self.stepped._version, writes
 
     def load(self, value: torch.Tensor | None) -> None:
         """Has been loaded: the weight is still compared with it. value: None: is to be made of the weight."""
         self.made = value is not None
         self.note_different()
-        itself = isinstance(value, OffloadedTensor) and self.managed is not None and value.terrace_slot is self.managed.slot
-        if value is None or itself:
+        if value is None:
+            return
+        given, slot = local_of(value), self.slot
+        if isinstance(given, OffloadedTensor) and slot is not None and given.terrace_slot is slot:
             return
         with torch.no_grad():
-            if self.managed is None:
+            if slot is None:
                 with raw():
-                    target = self.stepped.detach()
-                target.copy_(value)
+                    target = local_of(self.stepped).detach()
+                target.copy_(given)
             else:
-                slot = self.managed.slot
-                (shown,) = self._store.lease([slot], "write" if slot.shown else "overwrite")
-                shown.copy_(value)
-                self.managed.noticed_write()
+                (shown,) = self.store.lease([slot], "write" if slot.shown else "overwrite")
+                shown.copy_(given)
+                if self.managed is not None:
+                    self.managed.noticed_write()
 
     # ---- The gradient
 
@@ -117,7 +125,7 @@ class Master(SecondForm):
         held = self.held_gradient()
         if held is None or held.dtype == self.dtype:
             return held
-        return self.give_gradient(held.to(self.dtype), isinstance(held, OffloadedTensor))
+        return self.give_gradient(held.to(self.dtype), isinstance(local_of(held), OffloadedTensor))
 
     def give_gradient(self, made: torch.Tensor | None, in_terrace: bool) -> torch.Tensor | None:
         """Has the weight's gradient be this one. What becomes of it. in_terrace: is to be there, if it can."""
@@ -137,7 +145,8 @@ class Master(SecondForm):
         """Has gradients be added up in a wider type from now on; None: as autograd does."""
         held, parameter = self.held_gradient(), self.parameter
         if self.gradient is None:
-            self.gradient = Gradient(parameter, self._store, None)
+            self.gradient = (ShardGradient(self._reference, self.store, None) if is_split(parameter) else
+                             Gradient(parameter, self.store, None))
         if self.gradient.in_backward or self.gradient.sum_in == dtype:
             return
         self.gradient.sum_in = dtype
@@ -149,13 +158,14 @@ class Master(SecondForm):
             parameter.grad = None
             parameter.grad_dtype = parameter.dtype if dtype is None else None
         if held is not None:
-            self.give_gradient(held.to(parameter.dtype if dtype is None else dtype), isinstance(held, OffloadedTensor))
+            self.give_gradient(held.to(parameter.dtype if dtype is None else dtype),
+                               isinstance(local_of(held), OffloadedTensor))
 
     # ---- Sizes
 
     def room_bytes(self, gradients: bool) -> int:
         """What a step leases of it and its weight where these are in Terrace. gradients: of the gradient, too."""
-        masters = 0 if self.managed is None else self.managed.slot.room_bytes
+        masters = 0 if self.slot is None else self.slot.room_bytes
         own = 0 if self.own_slot is None else self.own_slot.room_bytes
         return masters + own + (self._gradient_like.room_bytes if gradients and self._gradient_like is not None else 0)
 
@@ -263,7 +273,7 @@ class Masters:
         self._by = {key: one for key, one in self._by.items() if id(one) not in dropped}
         for one in gone:
             del self._by_stepped[id(one.stepped)]
-        self._store.forget([one.managed.slot for one in gone if one.managed is not None])
+        self._store.forget([one.slot for one in gone if one.slot is not None])
 
     def accumulate_wide(self) -> None:
         """Has gradients be added up in the type that was asked for, where they are not yet."""
@@ -276,7 +286,8 @@ class Masters:
             one.accumulate_in(None)
 
 
-def _empty(parameter: nn.Parameter, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of the parameter's geometry, without content."""
+def _empty(parameter: nn.Parameter, dtype: torch.dtype, device: torch.device | str = "meta") -> torch.Tensor:
+    """A tensor of the geometry of what this process has of a parameter, without content."""
     with raw():
-        return torch.empty_strided(parameter.shape, parameter.stride(), dtype=dtype, device="meta")
+        local = local_of(parameter)
+        return torch.empty_strided(local.shape, local.stride(), dtype=dtype, device=device)

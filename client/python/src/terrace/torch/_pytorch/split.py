@@ -3,6 +3,10 @@
 
 from typing import Any
 
+import torch
+
+from .modes import ordinary
+
 
 def is_split(tensor: Any) -> bool:
     """Whether it is a DTensor. torch.distributed.tensor is not imported for the question."""
@@ -17,3 +21,15 @@ def is_made_of_others(tensor: Any) -> bool:
 def local_of(tensor: Any) -> Any:
     """A DTensor's local tensor, and any other tensor itself."""
     return getattr(tensor, "_local_tensor", tensor)
+
+
+def split_as(whole: Any, local: torch.Tensor, geometry: torch.Tensor | None = None) -> Any:
+    """A DTensor that is split as another one is, of which this is the local tensor, of any type; the local tensor itself
+    where the other is not split. geometry: an ordinary tensor of its geometry; None: it is one."""
+    if not is_split(whole):
+        return local
+    with ordinary(), torch.no_grad():
+        made = type(whole).from_local(local if geometry is None else geometry, whole.device_mesh, whole.placements,
+                                      run_check=False, shape=whole.shape, stride=whole.stride())
+    made._local_tensor = local
+    return made

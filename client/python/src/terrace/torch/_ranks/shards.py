@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from .._leased.shown import owner_of
 from .._parameters.gradient import Room
+from .._parameters.like import Like
+from .._parameters.shard import ManagedShard, Reference, ShardGradient
 from .._pytorch.split import local_of
 from .._tensors.offloaded import OffloadedTensor
 
@@ -32,7 +35,7 @@ class OffloadedShard(OffloadedTensor):
 
     terrace_group: _Group
     terrace_padded: torch.Size  # what FSDP gathers of each rank; that of the last ones may have less
-    terrace_gradient: _ShardGradient
+    terrace_gradient: ShardGradient
 
     def terrace_alias(self) -> OffloadedShard:
         """Another one: what casts and moves a module may put it in this one's place."""
@@ -60,37 +63,6 @@ class OffloadedShard(OffloadedTensor):
         return None if out is not None else (all_gather_outputs[0], ())
 
 
-class _ShardGradient:
-    """The shard of one parameter's gradient."""
-
-    def __init__(self, store: Store, room: Room):
-        self._store = store
-        self._room = room
-        self._handle: Any = None
-
-    def watch(self, parameter: nn.Parameter) -> None:
-        """Takes its gradients from now on, if it has any. FSDP calls these hooks itself."""
-        if parameter.requires_grad and not self._is_hook_of(parameter):
-            hook: Any = parameter.register_post_accumulate_grad_hook
-            self._handle = hook(self._after)
-
-    def unwatch(self) -> None:
-        """Undoes watch()."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
-    def _is_hook_of(self, parameter: nn.Parameter) -> bool:
-        """What moves a module swaps the parameter's hooks for those of another one."""
-        return self._handle is not None and self._handle.id in (parameter._post_accumulate_grad_hooks or {})
-
-    def _after(self, parameter: torch.Tensor) -> None:
-        self._store.steps.gradient()
-        made: Any = parameter.grad
-        if made is not None and self._room.fits(made._local_tensor):
-            made._local_tensor = self._room.take(self._store, made._local_tensor)
-
-
 class _Group:
     """The shards that FSDP gathers together, which are leased as one set."""
 
@@ -114,7 +86,8 @@ class _Group:
         for one in group.fsdp_params:
             shard = one._sharded_local_tensor
             if isinstance(shard, OffloadedShard):
-                shard.terrace_gradient.watch(one.sharded_param)  # it may have been unfrozen
+                shard.terrace_gradient.watch()  # it may have been unfrozen
+                shard.terrace_gradient.begin()
                 slots.append(shard.terrace_slot)
         return slots
 
@@ -122,10 +95,14 @@ class _Group:
 class Shards:
     """Those of one job."""
 
-    def __init__(self, store: Store, names: Mapping[nn.Parameter, tuple[str, str]], groups: Sequence[FSDPParamGroup]):
-        """Makes room for them, and for their gradients. names: of the parameters to take, with their modules."""
+    def __init__(self, store: Store, names: Mapping[nn.Parameter, tuple[str, str]], groups: Sequence[FSDPParamGroup],
+                 gradient_like: Callable[[nn.Parameter, Like], Like]):
+        """Makes room for them, and for their gradients. names: of the parameters to take, with their modules. gradient_like:
+        what the gradient is made like of a parameter that is this slot."""
         self._store = store
-        self._expected: dict[int, Slot] = {}  # by the parameter's id, until they are moved
+        self._gradient_like = gradient_like
+        self._by: dict[int, _Moving] = {}  # by the parameter's id
+        self._references = {id(one.sharded_param): _referred(one) for group in groups for one in group.fsdp_params}
         self._sets: list[list[_Moving]] = []
         for group in groups:
             chosen = [one for one in group.fsdp_params if one.sharded_param in names]
@@ -134,13 +111,19 @@ class Shards:
 
     def _make(self, group: _Group, chosen: Sequence[FSDPParam],
               names: Mapping[nn.Parameter, tuple[str, str]]) -> list[_Moving]:
+        parameters = [one.sharded_param for one in chosen]
         slots = self._store.create([(*names[one.sharded_param], one._sharded_local_tensor) for one in chosen])
-        self._expected |= {id(one.sharded_param): slot for one, slot in zip(chosen, slots, strict=True)}
-        trained = [slot for one, slot in zip(chosen, slots, strict=True) if one.sharded_param.requires_grad]
-        made = self._store.create([(f"{slot.name}/grad", slot.owner, slot.placeholder) for slot in trained])
-        rooms = {slot: [room] for slot, room in zip(trained, made, strict=True)}
-        return [_Moving(one, group, slot, _ShardGradient(self._store, Room(slot, rooms.get(slot, []))), self._store)
-                for one, slot in zip(chosen, slots, strict=True)]
+        likes = [self._gradient_like(one, slot) for one, slot in zip(parameters, slots, strict=True)]
+        trained = [like for one, like in zip(parameters, likes, strict=True) if one.requires_grad]
+        made = self._store.create([(f"{like.name}/grad", like.owner, like.placeholder) for like in trained])
+        rooms = {id(like): [room] for like, room in zip(trained, made, strict=True)}
+        found = []
+        for one, slot, like in zip(chosen, slots, likes, strict=True):
+            reference = self._references[id(one.sharded_param)]
+            gradient = ShardGradient(reference, self._store, Room(like, rooms.get(id(like), [])))
+            found.append(_Moving(one, group, ManagedShard(reference, slot, self._store, gradient)))
+            self._by[id(one.sharded_param)] = found[-1]
+        return found
 
     @property
     def all(self) -> Iterator[_Moving]:
@@ -152,7 +135,18 @@ class Shards:
         local = local_of(parameter)
         if isinstance(local, OffloadedShard) and local.terrace_store is self._store:
             return local.terrace_slot
-        return self._expected.get(id(parameter))
+        found = self.shard_of(parameter)
+        return None if found is None else found.slot
+
+    def shard_of(self, parameter: nn.Parameter) -> ManagedShard | None:
+        """What belongs to this rank's shard of a parameter, if it is one of these."""
+        found = self._by.get(id(parameter))
+        return found.shard if found is not None and found.is_of(parameter) else None
+
+    def reference_to(self, parameter: nn.Parameter) -> Reference | None:
+        """What refers to a parameter that is split over ranks, also where its shard stays in memory."""
+        found = self._references.get(id(parameter))
+        return found if found is not None and found() is parameter else None
 
     def largest(self) -> tuple[int, str]:
         """Bytes of the largest set that is leased at once, and what it is."""
@@ -163,22 +157,34 @@ class Shards:
         """Moves them to Terrace."""
         for one in self.all:
             one.move_in()
-        self._expected.clear()
 
     def replaced(self) -> list[str]:
         """The names of those that are not in Terrace any more: the model was given others."""
         return [one.slot.name for one in self.all if one.is_replaced()]
 
 
+def _referred(of: FSDPParam) -> Reference:
+    """What refers to the parameter that FSDP has, whichever that is."""
+    reference = weakref.ref(of)
+
+    def parameter() -> nn.Parameter | None:
+        found = reference()
+        return None if found is None else found.sharded_param
+
+    return parameter
+
+
 class _Moving:
     """One shard on its way to Terrace, or back."""
 
-    def __init__(self, of: FSDPParam, group: _Group, slot: Slot, gradient: _ShardGradient, store: Store):
+    def __init__(self, of: FSDPParam, group: _Group, shard: ManagedShard):
         self._reference = weakref.ref(of)
         self._group = group
-        self.slot = slot
-        self._store = store
-        self._gradient = gradient
+        self.shard = shard
+        self.slot = shard.slot
+        self._store = shard.store
+        self._gradient = shard.gradient
+        self._moved = False
 
     def move_in(self) -> None:
         """Moves it to Terrace."""
@@ -193,7 +199,8 @@ class _Moving:
         of._sharded_param_data = self.slot.placeholder.view(-1)
         of.sharded_param._local_tensor = shard
         of._init_extensions()
-        self._gradient.watch(of.sharded_param)
+        self._moved = True
+        self._gradient.watch()
 
     def restore(self) -> None:
         """Makes it an ordinary one again, if it was moved."""
@@ -203,6 +210,14 @@ class _Moving:
             of.sharded_param._local_tensor = shown.clone()  # type: ignore[attr-defined]
             of.reset_sharded_param()  # type: ignore[no-untyped-call]
             self._gradient.unwatch()
+
+    def is_of(self, parameter: nn.Parameter) -> bool:
+        """Whether it is the shard of this very parameter, and in Terrace, or on its way there."""
+        if self.shard.reference() is not parameter:
+            return False
+        local = local_of(parameter)
+        owner = owner_of(local) if self._moved and not isinstance(local, OffloadedShard) else None
+        return not self._moved or isinstance(local, OffloadedShard) or (owner is not None and owner() is self.slot)
 
     def is_replaced(self) -> bool:
         """Whether the model was given another parameter."""

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of fully_shard() share: a small GPT that is split over ranks, and what is in states, whole."""
+
+import contextlib
+
+import torch
+from model_fixtures import Gpt
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+WIDTH = 33  # an odd one: of most parameters the second rank has less than the first
+
+
+def build(*, dtype=torch.float32, width=WIDTH, checkpointing=None, frozen=False, prefetch=False, built_in=contextlib.nullcontext,
+          kind=torch.optim.AdamW, options=(("lr", 1e-3),), **split):
+    """The model, split over ranks, and its optimizer; the same ones each time."""
+    torch.manual_seed(1)
+    with built_in():
+        model = Gpt(width, 3, checkpointing).to(dtype)
+    if frozen:
+        model.blocks[1].wide.weight.requires_grad_(False)
+        model.blocks[1].norm.weight.requires_grad_(False)
+    split.setdefault("mesh", init_device_mesh("cpu", (distributed.get_world_size(),)))
+    for block in model.blocks:
+        fully_shard(block, **split)
+    fully_shard(model, **split)
+    if prefetch:
+        for before, after in zip(model.blocks, model.blocks[1:], strict=False):
+            before.set_modules_to_forward_prefetch([after])
+            after.set_modules_to_backward_prefetch([before])
+    return model, kind([one for one in model.parameters() if one.requires_grad], **dict(options))
+
+
+def flat(state, prefix=""):
+    """What is in nested dictionaries and lists, each by its way there, and whole."""
+    found = {}
+    for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+        if isinstance(value, dict | list):
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return found
+
+
+def assert_same(one, other):
+    """States are equal bit for bit."""
+    one, other = flat(one), flat(other)
+    assert list(one) == list(other)
+    for name, value in one.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == other[name].dtype and torch.equal(value, other[name]), name
+        else:
+            assert value == other[name], name
