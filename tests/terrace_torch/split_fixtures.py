@@ -3,6 +3,7 @@
 
 import contextlib
 
+import terrace.torch
 import torch
 from model_fixtures import Gpt
 from torch import distributed
@@ -12,12 +13,14 @@ from torch.distributed.fsdp import fully_shard
 WIDTH = 33  # an odd one: of most parameters the second rank has less than the first
 
 
-def build(*, dtype=torch.float32, width=WIDTH, checkpointing=None, frozen=False, prefetch=False, built_in=contextlib.nullcontext,
+def build(*, dtype=torch.float32, width=WIDTH, checkpointing=None, frozen=False, prefetch=False, narrow=(), built_in=contextlib.nullcontext,
           kind=torch.optim.AdamW, options=(("lr", 1e-3),), **split):
     """The model, split over ranks, and its optimizer; the same ones each time."""
     torch.manual_seed(1)
     with built_in():
         model = Gpt(width, 3, checkpointing).to(dtype)
+    for name in narrow:
+        model.get_submodule(name).to(torch.bfloat16)
     if frozen:
         model.blocks[1].wide.weight.requires_grad_(False)
         model.blocks[1].norm.weight.requires_grad_(False)
@@ -52,3 +55,22 @@ def assert_same(one, other):
             assert value.dtype == other[name].dtype and torch.equal(value, other[name]), name
         else:
             assert value == other[name], name
+
+
+class Limited(contextlib.AbstractContextManager):
+    """Lets a client lease to overwrite for a few times, and not after that."""
+
+    def __init__(self, client, times):
+        self._client, self._times, self._acquire = client, times, client._acquire
+
+    def __enter__(self):
+        self._client._acquire = self._take
+
+    def __exit__(self, *_):
+        self._client._acquire = self._acquire
+
+    def _take(self, tensors, mode, *options):
+        self._times -= mode == "overwrite"
+        if mode == "overwrite" and self._times < 0:
+            raise terrace.ResourceExhausted("no more, on purpose")
+        return self._acquire(tensors, mode, *options)

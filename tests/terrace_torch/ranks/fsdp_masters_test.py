@@ -13,7 +13,7 @@ from masters_fixtures import Collecting, SignMomentum
 from model_fixtures import loss_of
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from rank_fixtures import Checks, run_ranks
-from split_fixtures import assert_same, build
+from split_fixtures import Limited, assert_same, build
 from terrace.torch._offload.job import job_of
 from torch import distributed, nn
 from torch.distributed import checkpoint
@@ -275,6 +275,40 @@ def without_masters(client, folder):
     set_state_dict(model, optimizer, model_state_dict=state["m"], optim_state_dict=state["o"])
     assert train(model, optimizer, begin=2) == wanted
     assert_same(model.state_dict(), copies.model.state_dict())
+
+
+@CHECKS.check
+def ranks_that_disagree(client, _folder):
+    """Each is told so, before anything moved."""
+    first = distributed.get_rank() == 0
+    model, optimizer = build(dtype=BFLOAT16)
+    copies = Copies()
+
+    def offload(model=model, optimizer=optimizer, **options):
+        terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1, **options)
+
+    with pytest.raises(terrace.InvalidArgument, match=r"masters is torch.float32 on rank 0 of .*, and None on rank 1: give all"):
+        offload(masters=FLOAT if first else None)
+    with pytest.raises(terrace.InvalidArgument, match=r"share_frozen is False on rank 0 .* True on rank 1"):
+        offload(share_frozen=not first)
+    other = build(dtype=BFLOAT16 if first else FLOAT)
+    with pytest.raises(terrace.InvalidArgument, match=r"'positions', .* is \(16, 33\) of torch.bfloat16 on rank 0 .* torch.float32 "):
+        offload(*other)
+    with pytest.raises(terrace.InvalidArgument, match="masters=torch.float32 are of weights in" + " .*rank 1 of" * first):
+        offload(*other, masters=FLOAT)
+    assert not client.tensors()
+    if first:
+        with pytest.raises(terrace.DeadlineExceeded, match="rank 1 of torch.distributed did not come to the same call within 1 s"):
+            offload(timeout=1, masters=FLOAT)
+    distributed.barrier()
+    if not first:
+        with pytest.raises(terrace.DeadlineExceeded, match="rank 1 of .* did not come .*so rank 0 of torch.distributed says"):
+            offload(masters=FLOAT)
+    with pytest.raises(terrace.ResourceExhausted, match="on purpose" + " .*so rank 1" * first), Limited(client, 999 if first else 20):
+        offload(masters=FLOAT)
+    assert not client.tensors()
+    offload(masters=FLOAT)
+    goes_on(copies, model, optimizer, 0)
 
 
 @pytest.mark.parametrize("name", CHECKS)

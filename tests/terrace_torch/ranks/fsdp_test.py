@@ -13,7 +13,7 @@ import torch
 from model_fixtures import batch, loss_of, roomy  # noqa: F401 (a fixture)
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from rank_fixtures import Checks, run_ranks
-from split_fixtures import assert_same, build
+from split_fixtures import Limited, assert_same, build
 from terrace.torch._tensors.offloaded import OffloadedTensor
 from torch import distributed, nn
 from torch.distributed import checkpoint
@@ -212,7 +212,7 @@ def refused_later(client, _folder):
     plain, (model, optimizer) = build(), build()
     train(model, optimizer)
     train(*plain)
-    with pytest.raises(terrace.ResourceExhausted), _Limited(client, 40):
+    with pytest.raises(terrace.ResourceExhausted), Limited(client, 40):
         offload(client, model, optimizer)
     assert train(model, optimizer, seed=8) == train(*plain, seed=8), "it is as it was"
     offload(client, model, optimizer)
@@ -228,25 +228,6 @@ def refused_later(client, _folder):
     fresh[0](batch(1)[0])
     with pytest.raises(terrace.FailedPrecondition, match="gathered now.*reshard"):
         offload(client, *fresh)
-
-
-class _Limited(contextlib.AbstractContextManager):
-    """Lets a client lease to overwrite for a few times, and not after that."""
-
-    def __init__(self, client, times):
-        self._client, self._times, self._acquire = client, times, client._acquire
-
-    def __enter__(self):
-        self._client._acquire = self._take
-
-    def __exit__(self, *_):
-        self._client._acquire = self._acquire
-
-    def _take(self, tensors, mode, *options):
-        self._times -= mode == "overwrite"
-        if mode == "overwrite" and self._times < 0:
-            raise terrace.ResourceExhausted("no more, on purpose")
-        return self._acquire(tensors, mode, *options)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -269,6 +250,8 @@ def test_what_is_refused_by_name(roomy, four_ranks):
                             ("a number as reshard_after_forward.*True or False", {"reshard_after_forward": 2})):
         with pytest.raises(terrace.InvalidArgument, match=f"'embedding.weight' was split by fully_shard.* {reason}"):
             offload(roomy, *build(width=32, **options))
+    with pytest.raises(terrace.InvalidArgument, match=r"'blocks.1.norm.weight' in torch.bfloat16 and 'blocks.1.query\S* in torch.fl"):
+        offload(roomy, *build(width=32, narrow=("blocks.1.norm",)))
     model, optimizer = build(width=32)
     with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True .* fully_shard.. has split, as 'blocks"):
         terrace.torch.offload(model, optimizer, client=roomy, step_in_backward=True)

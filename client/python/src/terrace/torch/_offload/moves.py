@@ -88,7 +88,7 @@ def make_gradients(store: Store, parameters: Sequence[ManagedParameter | Paramet
 
 
 def move(store: Store, managed: list[ManagedParameter], in_memory: list[ParameterInMemory], shards: Shards,
-         stepped: Sequence[ManagedOptimizer], ranks: Ranks | None, undo: Undo) -> None:
+         stepped: Sequence[ManagedOptimizer], ranks: Ranks, undo: Undo) -> None:
     """Moves parameters and states; back again if that fails half way, or on another rank."""
     for shard in shards.all:
         undo.by(shard.restore, f"the parameter '{shard.slot.name}'")
@@ -99,8 +99,7 @@ def move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramete
     shards.move_in()
     for optimizer in stepped:
         optimizer.states.adopt_all()
-    if ranks is not None:
-        ranks.finish()
+    ranks.finish()
     give_back_free(store.device)
 
 

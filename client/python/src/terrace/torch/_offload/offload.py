@@ -24,6 +24,7 @@ from .._optimizer.optimizer import ManagedOptimizer, inner_of, managed_optimizer
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, built
 from .._pytorch.split import is_split, local_of
+from .._ranks.asked import check_alike, ranks_of
 from .._ranks.frozen import Frozen
 from .._ranks.fsdp import groups_of
 from .._ranks.shards import Shards
@@ -84,7 +85,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         them. These parameters can be neither written to nor unfrozen from then on.
     tensor_bytes_min: smaller tensors stay in the process's memory; and so does, with a warning, a parameter whose memory
         something else shows.
-    timeout: seconds that a lease may take.
+    timeout: seconds that a lease may take, and that ranks wait for each other where all of them are to call this.
 
     Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
     to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are; timeout,
@@ -93,22 +94,26 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     vocabulary, an adapter), also with an optimizer that is offloaded already, or without one; what they took the place of
     is deleted once nobody has it.
 
+    Of a model that is split over ranks, and with share_frozen, all of these ranks call it at the same point and ask for the
+    same. Where it fails on one it fails on all of them; DeadlineExceeded where one does not come.
+
     InvalidArgument for what cannot be offloaded, by name; ResourceExhausted if it does not fit, or a module alone needs
     more than the place holds. Then the model is as it was.
     """
     in_backward = _checks.flag("terrace.torch.offload", "step_in_backward", step_in_backward)
     shares = _checks.flag("terrace.torch.offload", "share_frozen", share_frozen)
-    with Ranks(shares) as ranks:
+    seconds = _checks.seconds(_CALL, "timeout", timeout)
+    with Ranks(_CALL, ranks_of(model, shares), seconds) as ranks:
         precision = wanted_precision(_CALL, masters, gradients, optimizer)
         return _offload(model, optimizer, client=client, what=what, place=place, precision=precision,
-                        step_in_backward=in_backward, ranks=ranks if shares else None, tensor_bytes_min=tensor_bytes_min,
-                        timeout=timeout)
+                        step_in_backward=in_backward, ranks=ranks, shares=shares, tensor_bytes_min=tensor_bytes_min,
+                        seconds=seconds)
 
 
 def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | Iterable[str] | None,
-             place: str | None, precision: Precision, step_in_backward: bool, ranks: Ranks | None, tensor_bytes_min: int,
-             timeout: float) -> tuple[Module, AnyOptimizer]:
-    """ranks: that all do this now, and have what is frozen in common."""
+             place: str | None, precision: Precision, step_in_backward: bool, ranks: Ranks, shares: bool, tensor_bytes_min: int,
+             seconds: float) -> tuple[Module, AnyOptimizer]:
+    """ranks: that all do this now. shares: and have what is frozen in common."""
     stream_saves()
     ask_transforms()
     step_others()
@@ -118,28 +123,32 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     for one in steps:
         warn_of_another(model, one)
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
-    seconds = _checks.seconds(_CALL, "timeout", timeout)
+    asked = {**precision._asdict(), "share_frozen": shares}
     if job is not None:
         parts = _parts_of(_CALL, job, client, what, place, precision, step_in_backward, optimizer)
         grown = find_grown(_CALL, job, model, new, bytes_min)
         _check_parts(_CALL, job.parts, [grown.names[one.parameter][0] for one in built(list(grown.names))], {})
+        check_alike(_CALL, ranks, model, asked)
         _take_more(job, model, steps, grown, parts, precision, bytes_min, ranks)
         return model, optimizer
     if what == AUTO and not _device_of(model).type == "meta":
         check_precision(_CALL, precision, model, steps)
-        chosen_parts = choose(model, steps, precision, _device_of(model), in_backward=step_in_backward, shares=ranks is not None)
+        chosen_parts = choose(model, steps, precision, _device_of(model), in_backward=step_in_backward, shares=shares)
         say(model, chosen_parts)
         if not chosen_parts.parts:
+            check_alike(_CALL, ranks, model, asked)
+            ranks.finish()
             return model, optimizer
         what = chosen_parts.parts
-    parts = _check_parts_asked(what, optimizer, step_in_backward, ranks)
+    parts = _check_parts_asked(what, optimizer, step_in_backward, shares)
     pieces = Pieces(model, bytes_min, _device_of(model) if "parameters" in parts else None)
     names, left = eligible(model, bytes_min, "parameters" in parts, pieces.shown_with)
     left += pieces.left
     check_precision(_CALL, precision, model, steps)
     _try(steps, precision.masters)
     warn_of_shown(left)
-    chosen = _choose(model, names, parts, client, place, step_in_backward, ranks)
+    chosen = _choose(model, names, parts, client, place, step_in_backward, ranks if shares else None)
+    check_alike(_CALL, ranks, model, asked)
     store = Store(chosen.client, chosen.place, seconds,
                   4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20), operations)
     store.left_alone = left
@@ -228,12 +237,12 @@ def _check_apart(optimizers: list[optim.Optimizer]) -> None:
                         f"{tuple(one.shape)}: of several optimizers in one call each parameter belongs to one")
 
 
-def _check_parts_asked(what: Any, optimizer: object, in_backward: bool, ranks: Ranks | None) -> frozenset[str]:
+def _check_parts_asked(what: Any, optimizer: object, in_backward: bool, shares: bool) -> frozenset[str]:
     """The parts that are to be in Terrace. InvalidArgument for what cannot be had together."""
     if in_backward and optimizer is None:
         raise InvalidArgument(f"{_CALL}: step_in_backward=True needs the optimizer that is to step")
     parts = wanted_parts(_CALL, what, optimizer, in_backward)
-    if ranks is not None and "parameters" not in parts:
+    if shares and "parameters" not in parts:
         raise InvalidArgument(f"{_CALL}: share_frozen=True shares parameters that are in Terrace: give what= 'parameters' "
                               "as well, or offload without it")
     return parts
@@ -291,7 +300,7 @@ def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str 
 
 
 def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], grown: Grown, parts: frozenset[str],
-               precision: Precision, bytes_min: int, ranks: Ranks | None) -> None:
+               precision: Precision, bytes_min: int, ranks: Ranks) -> None:
     """Takes other optimizers for a model that is offloaded, and parameters that it was given since."""
     known = [one for one in map(managed_optimizer, optimizers) if one is not None]  # by which it is stepped already
     optimizers = [one for one in optimizers if managed_optimizer(one) is None]
@@ -326,8 +335,7 @@ def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], gr
             one.states.reserve()
             one.states.adopt_all()
         masters.accumulate_wide()
-        if ranks is not None:
-            ranks.finish()
+        ranks.finish()
     job.masters = masters
     finish_grown(job, model, grown, taken)
     if stepped:

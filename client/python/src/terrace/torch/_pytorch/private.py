@@ -180,6 +180,16 @@ def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
 # What load_state_dict() makes of a state: it is cast to its parameter's type, where ours is to be a master's.
 cast_as_loaded: Callable[..., torch.Tensor] = optim.Optimizer._process_value_according_to_param_policy
 
+# ---- Ranks
+
+
+def store_of_ranks() -> Any:
+    """The store that init_process_group() was given, or has made, by which ranks can wait for each other a limited time."""
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
 # ---- Modules
 
 # What PyTorch calls in the place of a module, if it is there (decision 0021); copies of a module leave it out.

@@ -39,8 +39,19 @@ def check_groups(model: nn.Module) -> None:
             raise FailedPrecondition(
                 f"{_CALL}: parameters that fully_shard() has split are gathered now, as in the midst of a step, or "
                 "after a forward pass without a backward pass: call reshard() on the modules that have them first")
+        _check_types(names, group)
         for one in group.fsdp_params:
             _check(names.get(one.sharded_param, one._module_info.param_name), group, one)
+
+
+def _check_types(names: dict[nn.Parameter, str], group: FSDPParamGroup) -> None:
+    trained = [one.sharded_param for one in group.fsdp_params if one.sharded_param.requires_grad]
+    for one in trained[1:]:
+        if one.dtype != trained[0].dtype:
+            raise InvalidArgument(
+                f"{_CALL}: the parameters '{names.get(trained[0])}' in {trained[0].dtype} and '{names.get(one)}' in {one.dtype} "
+                "are of one group of fully_shard(), which reduces gradients of one type alone: cast the model to one type "
+                "before it is split, or split modules of another type by themselves")
 
 
 def _check(name: str, group: FSDPParamGroup, one: FSDPParam) -> None:

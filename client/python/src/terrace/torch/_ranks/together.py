@@ -1,15 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all ranks of torch.distributed do, or none of them."""
+"""What all ranks of torch.distributed do, or none of them.
+
+They tell each other by the store that init_process_group() has made. A collective would be met by whatever one a rank runs
+next that does not come here, and neither would say so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import datetime
+import pickle
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from torch import distributed
 
-from ..._errors import Error
+from ..._errors import DeadlineExceeded, Error
+from .._pytorch.private import store_of_ranks
+
+_MOVING_SECONDS = 1800.0  # that the others may take to move what is theirs, once all have come
+_calls: Counter[tuple[int, ...]] = Counter()  # that ranks have made together
 
 
 class Ranks:
@@ -18,9 +32,19 @@ class Ranks:
     A context manager around the call: what fails in it is told to the others, which are at their next together().
     """
 
-    def __init__(self, wanted: bool):
-        """wanted: whether they go together at all; else this rank is alone."""
-        self._told = not wanted  # nobody waits any more for what this rank has to say
+    def __init__(self, call: str, members: Sequence[int], seconds: float):
+        """call: how it is named in errors. members: the numbers of the ranks that make it; fewer than two: this rank is
+        alone. seconds: that the last of them may come later than the first."""
+        self._call = call
+        self.members = sorted(members)  # by number
+        self._seconds = seconds
+        self._told = len(self.members) < 2  # nobody waits any more for what this rank has to say
+        self._round = 0
+        if not self._told:
+            key = tuple(self.members)
+            _calls[key] += 1
+            self._store: Any = distributed.PrefixStore(f"terrace.torch/{zlib.crc32(repr(key).encode())}/{_calls[key]}",
+                                                       store_of_ranks())
 
     def __enter__(self) -> Self:
         return self
@@ -28,22 +52,29 @@ class Ranks:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         if isinstance(error, Exception) and not self._told:
-            self._everyone(None, error)
+            self._tell(None, error)
 
     def together(self, call: Callable[[], Any]) -> list[Any]:
-        """What the call gives on each rank, by rank. Where it fails on one of them it fails on all."""
+        """What the call gives on each rank, by rank. Where it fails on one of them it fails on all; DeadlineExceeded where
+        one does not come."""
         given, error = None, None
         try:
             given = call()
         except Exception as failed:  # whatever it is, the others must not wait for this rank
             error = failed
-        everyone = self._everyone(given, error)
+        if len(self.members) < 2:
+            everyone = [(given, None)]
+        else:
+            self._tell(given, error)
+            everyone = [] if error is not None else self._ask_all()
         if error is not None:
             raise error
-        for number, (_, failure) in enumerate(everyone):
+        for one, (_, failure) in zip(self.members, everyone, strict=False):
             if failure is not None:
+                self._told = True
                 kind, said = failure
-                raise kind(f"{said} (so rank {number} of torch.distributed says)")
+                raise kind(f"{said} (so rank {one} of torch.distributed says)")
+        self._next_round()
         return [given for given, _ in everyone]
 
     def finish(self) -> None:
@@ -52,17 +83,55 @@ class Ranks:
             self.together(lambda: None)
             self._told = True
 
-    def _everyone(self, given: Any, error: Exception | None) -> list[Any]:
+    def _ask_all(self) -> list[Any]:
+        """What each rank tells in this round."""
+        seconds = self._seconds if self._round == 0 else _MOVING_SECONDS
+        begin, said = time.monotonic(), []
+        for one in self.members:
+            key, left = self._key(one, self._round), seconds - (time.monotonic() - begin)
+            try:
+                self._store.wait([key], datetime.timedelta(seconds=max(left, 0.001)))
+            except RuntimeError as error:
+                raise self._not_come(one, seconds) from error
+            said.append(pickle.loads(self._store.get(key)))
+        return said
+
+    def _tell(self, given: Any, error: Exception | None) -> None:
         kind: type[Exception] = type(error) if isinstance(error, Error) else RuntimeError
-        everyone: list[Any] = [(given, None if error is None else (kind, str(error)))]
-        if distributed.is_available() and distributed.is_initialized():
-            (own,) = everyone
-            everyone = [None] * distributed.get_world_size()
-            distributed.all_gather_object(everyone, own)
-        self._told = any(failure is not None for _, failure in everyone)
-        return everyone
+        said = pickle.dumps((given, None if error is None else (kind, str(error))))
+        self._store.set(self._key(number(), self._round), said)
+        self._told = error is not None
+
+    def _not_come(self, late: int, seconds: float) -> DeadlineExceeded:
+        """This rank waits no more for another one, and whoever is late is told so."""
+        error = DeadlineExceeded(
+            f"{self._call}: rank {late} of torch.distributed did not come to the same call within {seconds:.0f} s: where a model "
+            "is split over ranks, and with share_frozen=True, all ranks call it at the same point. Call it on all of them, or "
+            "on none; a larger timeout= waits longer for those that are late")
+        self._tell(None, error)
+        self._round += 1
+        self._tell(None, error)
+        return error
+
+    def _next_round(self) -> None:
+        """All have told, and so have read what was told in the round before."""
+        if len(self.members) > 1 and self._round:
+            with contextlib.suppress(RuntimeError):  # some stores keep what they have
+                self._store.delete_key(self._key(number(), self._round - 1))
+        self._round += 1
+
+    @staticmethod
+    def _key(rank: int, of_round: int) -> str:
+        return f"{of_round}/{rank}"
 
 
 def number() -> int:
     """This rank's."""
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+def everyone() -> list[int]:
+    """All ranks of torch.distributed, by number; none where there is no other: of "fake" groups this process is the one."""
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_backend() == "fake":
+        return []
+    return list(range(distributed.get_world_size()))
