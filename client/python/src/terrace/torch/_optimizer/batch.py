@@ -16,6 +16,7 @@ from .._leased.shown import owner_of
 from .._parameters.casts import write_casts
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, enter, leave
+from .._parameters.shard_casts import ShardCast, write_casts_of
 from .._pytorch.private import raw
 from .._pytorch.split import is_split
 from .._tensors.offloaded import LeasedParameter, OffloadedTensor
@@ -129,7 +130,9 @@ class Batch:
         if not self._entered:
             return
         refused = None
-        shown = self._store.lease(self._masters.shards())  # goes on until weights are made of them
+        masters, cast = self._masters.shards(), [one for one in self._shards if one.casts]
+        shown = self._store.lease([*masters, *(one.slot for one in cast)])  # goes on until other forms are made of them
+        written: list[ShardCast] = []
         try:
             try:
                 self._put_back()
@@ -150,11 +153,14 @@ class Batch:
                     shard.stepped()
                 try:
                     write_casts(self._managed)
+                    written += write_casts_of(cast, shown[len(masters):])
                 finally:
                     self._entered = False
                     leave(self._managed)
             shown.clear()
             self._masters.note_left()
+            for form in written:
+                form.note_same()
         self._states.adopt(self.parameters)
         if refused is not None:
             raise refused

@@ -115,6 +115,7 @@ class ManagedShard:
         self.slot = slot
         self.store = store
         self.gradient = gradient
+        self.casts: dict[torch.dtype | None, Any] = {}  # its ShardCasts, by what it is cast to
         self._steps = 0  # that wrote to it, of which the version need not tell
 
     @property

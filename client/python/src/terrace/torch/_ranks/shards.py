@@ -21,6 +21,7 @@ from .._leased.shown import owner_of
 from .._parameters.gradient import Room
 from .._parameters.like import Like
 from .._parameters.shard import ManagedShard, Reference, ShardGradient
+from .._parameters.shard_casts import cast_of
 from .._pytorch.split import local_of
 from .._tensors.offloaded import OffloadedTensor
 
@@ -35,20 +36,20 @@ class OffloadedShard(OffloadedTensor):
 
     terrace_group: _Group
     terrace_padded: torch.Size  # what FSDP gathers of each rank; that of the last ones may have less
-    terrace_gradient: ShardGradient
+    terrace_shard: ManagedShard
 
     def terrace_alias(self) -> OffloadedShard:
         """Another one: what casts and moves a module may put it in this one's place."""
         made = OffloadedShard.of(self.terrace_slot, self.terrace_store)
         made.terrace_group = self.terrace_group
         made.terrace_padded = self.terrace_padded
-        made.terrace_gradient = self.terrace_gradient
+        made.terrace_shard = self.terrace_shard
         return made
 
     def fsdp_pre_all_gather(self, mesh: Any, outer_size: torch.Size, outer_stride: tuple[int, ...], module: nn.Module,
                             mp_policy: Any) -> tuple[tuple[torch.Tensor, ...], None]:
         """What is gathered: the same values that FSDP gathers of a shard in memory."""
-        shown = self.terrace_group.lease_for(self)
+        shown = self.terrace_group.lease_for(self, mp_policy.param_dtype)
         if shown.shape != self.terrace_padded:
             padded = shown.new_zeros(self.terrace_padded)
             padded[:len(shown)].copy_(shown)
@@ -71,25 +72,38 @@ class _Group:
         self._store = store
         self._waiting: dict[Slot, torch.Tensor] = {}  # leased with the first of them, and not asked for yet
 
-    def lease_for(self, shard: OffloadedShard) -> torch.Tensor:
-        """The shard's leased memory."""
+    def lease_for(self, shard: OffloadedShard, dtype: torch.dtype | None) -> torch.Tensor:
+        """The shard's leased memory, or what its cast is in. dtype: in which it is gathered; None: in its own."""
         if shard.terrace_slot not in self._waiting:
-            slots = self._slots()
-            self._store.drop_unneeded()
-            self._waiting = dict(zip(slots, self._store.lease(slots), strict=True))
+            self._waiting = self._lease(self._shards(), dtype)
         return self._waiting.pop(shard.terrace_slot)
 
-    def _slots(self) -> list[Slot]:
+    def _shards(self) -> list[ManagedShard]:
         group = self._reference()
         assert group is not None  # it asks
-        slots = []
+        found = []
         for one in group.fsdp_params:
             shard = one._sharded_local_tensor
             if isinstance(shard, OffloadedShard):
-                shard.terrace_gradient.watch()  # it may have been unfrozen
-                shard.terrace_gradient.begin()
-                slots.append(shard.terrace_slot)
-        return slots
+                shard.terrace_shard.gradient.watch()  # it may have been unfrozen
+                shard.terrace_shard.gradient.begin()
+                found.append(shard.terrace_shard)
+        return found
+
+    def _lease(self, shards: Sequence[ManagedShard], dtype: torch.dtype | None) -> dict[Slot, torch.Tensor]:
+        """Leases shards, or their casts, as one set, and writes the casts that are not what the shards are; by the shards'
+        slots."""
+        self._store.drop_unneeded()
+        forms = [cast_of(shard, dtype) for shard in shards]
+        current = [form.slot if form is not None and form.is_current() else None for form in forms]
+        shown = self._store.lease([cast or shard.slot for shard, cast in zip(shards, current, strict=True)])
+        for at, (form, cast) in enumerate(zip(forms, current, strict=True)):
+            if form is not None and cast is None and (made := form.write(shown[at])) is not None:
+                shown[at] = made  # the shard is not shown any more
+                form.note_same()
+            if form is not None:
+                form.used = True
+        return dict(zip((shard.slot for shard in shards), shown, strict=True))
 
 
 class Shards:
@@ -194,7 +208,7 @@ class _Moving:
         shard = OffloadedShard.of(self.slot, self._store)
         shard.terrace_group = self._group
         shard.terrace_padded = of.padded_sharded_param_size
-        shard.terrace_gradient = self._gradient
+        shard.terrace_shard = self.shard
         # By this FSDP knows that it has what belongs to the local tensor; it is read in no other way.
         of._sharded_param_data = self.slot.placeholder.view(-1)
         of.sharded_param._local_tensor = shard
