@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of fully_shard() share: a small GPT that is split over ranks, and what is in states, whole."""
+"""What the tests of fully_shard() share: a small GPT that is split over ranks, what is in states, whole, and the plain loop
+that masters are measured by."""
 
 import contextlib
 
@@ -55,6 +56,52 @@ def assert_same(one, other):
             assert value.dtype == other[name].dtype and torch.equal(value, other[name]), name
         else:
             assert value == other[name], name
+
+
+class Copies:
+    """A plain loop's: its optimizer steps copies in float32 of this rank's shards, and weights are copied from them."""
+
+    def __init__(self, model, plain, gradients=None, options=()):
+        """plain: an optimizer of the model's own weights; another one of its kind steps the copies. options: its own."""
+        self.model = model
+        self.pairs = [(weight, weight.detach().float().requires_grad_()) for group in plain.param_groups
+                      for weight in group["params"]]
+        of = dict(self.pairs)
+        groups = [{**group, "params": [of[weight] for weight in group["params"]]} for group in plain.param_groups]
+        self.optimizer = type(plain)(groups, **dict(options))
+        self.gradients = gradients
+
+    @property
+    def weights(self):
+        return [weight for weight, _ in self.pairs]
+
+    def unfreeze(self, weight):
+        self.pairs.append((weight, weight.detach().float().requires_grad_()))
+        self.optimizer.add_param_group({"params": [self.pairs[-1][1]]})
+
+    def take_written(self):
+        """What was written to a weight is its master's."""
+        for weight, master in self.pairs:
+            master.detach().copy_(torch.where(weight.detach() == master.detach().bfloat16(), master.detach(), weight.detach()))
+
+    def take(self):
+        """Gives the masters what backward has made."""
+        for weight, master in self.pairs:
+            if weight.grad is not None:
+                made = weight.grad.float()
+                master.grad = made if master.grad is None else master.grad + made
+                weight.grad = None
+
+    def step(self, scaler=None):
+        self.take()
+        self.optimizer.step() if scaler is None else scaler.step(self.optimizer)
+        with torch.no_grad():
+            for weight, master in self.pairs:
+                weight.copy_(master)
+                master.grad = None
+
+    def zero_grad(self):
+        """Nothing is left by a step."""
 
 
 class Limited(contextlib.AbstractContextManager):

@@ -62,10 +62,11 @@ torch.set_num_threads(1)
 DEVICE = torch.device(fakegpu.KIND, 0)
 
 
-def serve(hbm: str, memory: str, block: str | None = None) -> contextlib.AbstractContextManager[terrace.Client]:
-    """A private daemon that owns memory of the first device."""
+def serve(hbm: str, memory: str, block: str | None = None,
+          gpu: str = "cuda:0", guarantees: dict[str, int] | None = None) -> contextlib.AbstractContextManager[terrace.Client]:
+    """A private daemon that owns memory of the first device, or of those that are named. guarantees: of this process."""
     torch.zeros(1, device=DEVICE)  # so that memory is pinned as it comes
-    return terrace.serve(memory, device=hbm, gpu="cuda:0", block=block, metrics=False)
+    return terrace.serve(memory, device=hbm, gpu=gpu, block=block, metrics=False, guarantees=guarantees)
 
 
 def on_device(model: nn.Module) -> nn.Module:

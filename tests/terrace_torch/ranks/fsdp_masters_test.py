@@ -13,7 +13,7 @@ from masters_fixtures import Collecting, SignMomentum
 from model_fixtures import loss_of
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from rank_fixtures import Checks, run_ranks
-from split_fixtures import Limited, assert_same, build
+from split_fixtures import Copies, Limited, assert_same, build
 from terrace.torch._offload.job import job_of
 from torch import distributed, nn
 from torch.distributed import checkpoint
@@ -23,48 +23,6 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 CHECKS = Checks()
 BFLOAT16, FLOAT = torch.bfloat16, torch.float32
-
-
-class Copies:
-    """A plain loop's: its optimizer steps copies in float32 of this rank's shards, and weights are copied from them."""
-
-    def __init__(self, gradients=None, **made):
-        self.model, plain = build(dtype=BFLOAT16, **made)
-        self.pairs = [(weight, weight.detach().float().requires_grad_()) for group in plain.param_groups
-                      for weight in group["params"]]
-        of = dict(self.pairs)
-        groups = [{**group, "params": [of[weight] for weight in group["params"]]} for group in plain.param_groups]
-        self.optimizer = type(plain)(groups, **dict(made.get("options", ())))
-        self.gradients = gradients
-
-    @property
-    def weights(self):
-        return [weight for weight, _ in self.pairs]
-
-    def unfreeze(self, weight):
-        self.pairs.append((weight, weight.detach().float().requires_grad_()))
-        self.optimizer.add_param_group({"params": [self.pairs[-1][1]]})
-
-    def take_written(self):
-        """What was written to a weight is its master's."""
-        for weight, master in self.pairs:
-            master.detach().copy_(torch.where(weight.detach() == master.detach().bfloat16(), master.detach(), weight.detach()))
-
-    def take(self):
-        """Gives the masters what backward has made."""
-        for weight, master in self.pairs:
-            if weight.grad is not None:
-                made = weight.grad.float()
-                master.grad = made if master.grad is None else master.grad + made
-                weight.grad = None
-
-    def step(self, scaler=None):
-        self.take()
-        self.optimizer.step() if scaler is None else scaler.step(self.optimizer)
-        with torch.no_grad():
-            for weight, master in self.pairs:
-                weight.copy_(master)
-                master.grad = None
 
 
 def train(model, optimizer, copies=None, *, begin=0, steps=3, parts=1, sync=True, clip=True, set_to_none=True, scaler=None):
@@ -101,8 +59,12 @@ def train(model, optimizer, copies=None, *, begin=0, steps=3, parts=1, sync=True
     return said
 
 
+def copies_of(made, gradients=None):
+    return Copies(*build(dtype=BFLOAT16, **made), gradients, made.get("options", ()))
+
+
 def compare(client, made, run=None, gradients=None, bytes_min=1, **options):
-    copies = Copies(gradients, **made)
+    copies = copies_of(made, gradients)
     run = run if callable(run) else lambda given=run or {}: given
     wanted = train(copies.model, None, copies, **run())
     model, optimizer = build(dtype=BFLOAT16, **made)
@@ -263,7 +225,7 @@ def without_masters(client, folder):
     plain, steps = build(dtype=BFLOAT16)
     train(plain, steps, steps=2)
     checkpoint.save(dict(zip("mo", get_state_dict(plain, steps), strict=True)), checkpoint_id=folder / "narrow")
-    copies = Copies()
+    copies = copies_of({})
     copies.model.load_state_dict(plain.state_dict())
     for weight, master in copies.pairs:
         master.detach().copy_(weight)
@@ -282,7 +244,7 @@ def ranks_that_disagree(client, _folder):
     """Each is told so, before anything moved."""
     first = distributed.get_rank() == 0
     model, optimizer = build(dtype=BFLOAT16)
-    copies = Copies()
+    copies = copies_of({})
 
     def offload(model=model, optimizer=optimizer, **options):
         terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1, **options)

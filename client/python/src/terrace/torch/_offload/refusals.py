@@ -113,11 +113,10 @@ def check_model(model: nn.Module, in_backward: bool, new: Container[nn.Parameter
         if new is not None and is_split(parameter):
             raise InvalidArgument(f"{call}: the parameter '{name}' is new in this model, which is offloaded already, and "
                                   "fully_shard() has split it: build and split all of the model, then offload it")
-        if parameter in sharded:
-            if parameter.device.type != "cpu":
-                raise _elsewhere(name, parameter, "the CPU, where fully_shard() has split them,")
-        else:
+        if parameter not in sharded:
             _check_parameter(name, parameter)
+        elif not can_be_in_terrace(parameter.device):
+            raise _elsewhere(name, parameter)
 
 
 def check_forwards(model: nn.Module, leased: Container[nn.Parameter]) -> None:
@@ -158,12 +157,12 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
                               "parameters that are not ordinary ones, as quantized weights, frozen ones can be offloaded: "
                               "requires_grad_(False), and train adapters over it (docs/guides/qlora.md)")
     if not can_be_in_terrace(parameter.device):
-        raise _elsewhere(name, parameter, "the CPU, or on a GPU of CUDA's,")
+        raise _elsewhere(name, parameter)
 
 
-def _elsewhere(name: str, parameter: nn.Parameter, where: str) -> InvalidArgument:
-    return InvalidArgument(f"terrace.torch.offload: the parameter '{name}' is on {parameter.device}; parameters on "
-                           f"{where} can be offloaded")
+def _elsewhere(name: str, parameter: nn.Parameter) -> InvalidArgument:
+    return InvalidArgument(f"terrace.torch.offload: the parameter '{name}' is on {parameter.device}; parameters on the CPU, or "
+                           "on a GPU of CUDA's, can be offloaded")
 
 
 def eligible(model: nn.Module, bytes_min: int, moves: bool,

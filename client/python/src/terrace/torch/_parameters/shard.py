@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from .._device.streams import current_stream, has_streams, use_in
 from .._pytorch.private import raw
 from .._pytorch.split import is_split, local_of, split_as
 from .gradient import Room
@@ -103,8 +104,11 @@ class ShardGradient:
         return wide
 
     def _take(self, room: Room, made: Any) -> None:
-        if room.fits(made._local_tensor):
-            made._local_tensor = room.take(self._store, made._local_tensor)
+        local = made._local_tensor
+        if room.fits(local):
+            if has_streams(local.device):
+                use_in(local, current_stream(local.device))  # FSDP may have made it in another one, and goes without it now
+            made._local_tensor = room.take(self._store, local)
 
 
 class ManagedShard:

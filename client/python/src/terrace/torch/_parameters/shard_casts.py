@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 
 from ..._errors import ResourceExhausted
-from .._device.streams import has_streams
 from .._leased.slot import Slot
 from .._pytorch.modes import ordinary
 from .._pytorch.private import raw
@@ -76,8 +75,7 @@ def cast_of(shard: ManagedShard, dtype: torch.dtype | None) -> ShardCast | None:
 def _pays(shard: ManagedShard) -> bool:
     """Whether gathering a shard's cast in its place may be worth it, where all of a job does not fit."""
     own, store = shard.slot, shard.store
-    return (own.dtype is torch.float32 and own.nbytes >= casts.BYTES_MIN and not has_streams(store.device)
-            and not store.fits())
+    return own.dtype is torch.float32 and own.nbytes >= casts.BYTES_MIN and not store.fits()
 
 
 def write_casts_of(shards: Sequence[ManagedShard], shown: Sequence[torch.Tensor]) -> list[ShardCast]:

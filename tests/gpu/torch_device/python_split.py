@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows fully_shard() on the test device: two ranks on one device, and on one each, train with their shards in its memory to
+the bits that they have there without Terrace, which are the CPU's."""
+
+import sys
+
+import fakegpu
+import pytest
+import terrace.torch
+import torch
+from device_fixtures import assert_ended, assert_same
+from device_rank_fixtures import RANKS, Checks, client_of_rank, run_ranks
+from python_fixtures import disk  # noqa: F401 (a fixture)
+from split_fixtures import Copies
+from terrace.torch._leased.store import Store
+from terrace.torch._offload.job import job_of
+from terrace.torch._parameters import casts
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+CHECKS = Checks()
+HBM_BYTES = 2 << 20  # of each rank: half of what belongs to its part of a model
+OPTIONS = (("lr", 1e-2), ("foreach", True))
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+class Block(nn.Module):
+    """Of operators that have the CPU's kernels for bfloat16 on the device, too; a layer norm has not, in backward."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, hidden):
+        return hidden + self.down(nn.functional.gelu(self.up(hidden)))
+
+
+class Model(nn.Module):
+    VOCABULARY = 32
+
+    def __init__(self, width=129, checkpointing=False):  # an odd one: the second rank has less than the first
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(self.VOCABULARY, width), nn.Linear(width, self.VOCABULARY)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+        self.checkpointing = checkpointing
+
+    def forward(self, text):
+        hidden = self.embedding(text)
+        for block in self.blocks:
+            hidden = checkpoint(block, hidden, use_reentrant=False) if self.checkpointing else block(hidden)
+        return self.head(hidden)
+
+
+def build(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, shape=(RANKS,), **split):
+    """The model, split over ranks, on a kind of device, and its optimizer; the same ones each time."""
+    torch.manual_seed(0)
+    model = Model(checkpointing=checkpointing).to(dtype).to(device)
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("copies", "parts")[-len(shape):])
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **split)
+    fully_shard(model, mesh=mesh, **split)
+    return model, torch.optim.AdamW(model.parameters(), **dict(OPTIONS))
+
+
+def loss_of(model, number):
+    device = next(model.parameters()).device
+    text = torch.randint(0, Model.VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(number)).to(device)
+    return nn.functional.cross_entropy(model(text[:, :-1]).flatten(0, 1).float(), text[:, 1:].flatten())
+
+
+def train(model, optimizer, begin=0, steps=2, parts=1, sync=True):
+    """The losses and norms of a run, in which each rank has batches of its own, and the weights, whole."""
+    said = []
+    for step in range(begin, begin + steps):
+        for part in range(parts):
+            model.set_requires_gradient_sync(sync or part == parts - 1)
+            loss = loss_of(model, 100 * distributed.get_rank() + step * parts + part)
+            loss.backward()
+            said.append(loss.item())
+        said.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor().item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return said, {name: whole(one).cpu() for name, one in model.state_dict().items()}
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def assert_equal(one, other):
+    assert one[0] == other[0]
+    assert_same(one[1], other[1])
+
+
+def compare(rank, client, made, run=None, seeds=(1,), **options):
+    """Trains without Terrace and with it."""
+    masters = "masters" in options
+    plain = build(**made)
+    wanted = train(plain[0], Copies(*plain, options=OPTIONS) if masters else plain[1], **(run or {}))
+    for seed in seeds:
+        model, optimizer = terrace.torch.offload(*build(**made), client=client, tensor_bytes_min=1, **options)
+        with fakegpu.turns(seed + rank):
+            assert_equal(train(model, optimizer, **(run or {})), wanted)
+        assert_ended(client)
+    return model
+
+
+@CHECKS.check
+def on_one_device(rank, socket):
+    client = client_of_rank(socket, HBM_BYTES)
+    assert_equal(train(*build()), train(*build("cpu")))
+    compare(rank, client, {}, seeds=(1, 2))
+    compare(rank, client, {"checkpointing": True, "shape": (1, RANKS)}, {"parts": 2})
+    compare(rank, client, {"shape": (RANKS, 1), "reshard_after_forward": False}, {"parts": 2, "sync": False})
+    compare(rank, client, {"dtype": torch.bfloat16}, {"parts": 2}, masters=torch.float32)
+    casts_of_shards(rank, client)
+
+
+@CHECKS.check
+def on_one_each(rank, socket):
+    assert torch.accelerator.current_device_index() == rank
+    client = client_of_rank(socket, HBM_BYTES)
+    compare(rank, client, {}, {"parts": 2}, seeds=(1, 2))
+    compare(rank, client, {"dtype": torch.bfloat16}, masters=torch.float32)
+
+
+def casts_of_shards(rank, client):
+    """Under mixed precision, where not all fits."""
+    casts.BYTES_MIN, Store.fits = 1, lambda _store: False
+    model = compare(rank, client, {"mp_policy": BFLOAT16, "checkpointing": True}, {"parts": 2}, seeds=(1, 2))
+    assert any(slot.dtype is torch.bfloat16 for slot in job_of(model).store.slots)
+
+
+@pytest.mark.parametrize(("name", "devices"), [("on_one_device", 1), ("on_one_each", RANKS)])
+def test_ranks(name, devices, disk):  # noqa: F811
+    run_ranks(__file__, name, disk, devices, f"{RANKS * HBM_BYTES}")
+
+
+if __name__ == "__main__":
+    CHECKS.be_a_rank(*sys.argv[1:])
