@@ -42,7 +42,9 @@ Way Chunk::way() const {
 void Chunk::start(const ChunkWork& work) {
   TERRACE_CHECK(work.bytes > 0 && work.bytes <= work.padded_bytes);
   const bool by_cpu = work.path == Path::kCopy && work.from_gpu == nullptr && work.to_gpu == nullptr;
-  TERRACE_CHECK(work.padded_bytes <= (work.pinned || by_cpu ? kCopyChunkBytes : tier::kChunkBytes));
+  TERRACE_CHECK(work.padded_bytes <= (work.pinned ? kUnawaitedChunkBytes
+                                      : by_cpu    ? kCopyChunkBytes
+                                                  : tier::kChunkBytes));
   TERRACE_CHECK(work.from_gpu == nullptr || work.to_gpu == nullptr || work.from_gpu == work.to_gpu);
   work_ = work;
   retries_ = 0;
@@ -163,14 +165,17 @@ Result<void> Chunk::begin_gpu_copies(CudaLane& lane) {
   if (work_.path == Path::kZero) return lane.zero(work_.to, work_.padded_bytes);
   if (step_ == Step::kWithin) return work_.to_gpu->move(lane, work_.to, work_.from, work_.bytes);
   if (!work_.pinned) {
-    return step_ == Step::kUp ? lane.up(work_.to, spare_, work_.bytes) : lane.down(spare_, work_.from, work_.bytes);
+    return step_ == Step::kUp ? lane.up(work_.to, spare_, work_.bytes, work_.bytes)
+                              : lane.down(spare_, work_.from, work_.bytes, work_.bytes);
   }
   Result<void> begun;
   for (std::uint64_t at = 0; begun && at < work_.bytes;) {
     const std::byte* host = step_ == Step::kUp ? work_.from + at : work_.to + at;
-    const std::uint64_t run = surroundings_.pinned.run_bytes(host, work_.bytes - at);
-    TERRACE_CHECK(run > 0);
-    begun = step_ == Step::kUp ? lane.up(work_.to + at, host, run) : lane.down(work_.to + at, work_.from + at, run);
+    const std::uint64_t room = surroundings_.pinned.run_bytes(host, PinnedMemory::kSliceBytes);
+    TERRACE_CHECK(room > 0);
+    const std::uint64_t run = std::min(room, work_.bytes - at);
+    begun = step_ == Step::kUp ? lane.up(work_.to + at, host, run, room)
+                               : lane.down(work_.to + at, work_.from + at, run, room);
     at += run;
   }
   return begun;

@@ -38,6 +38,9 @@ struct ChunkWork {
 
 // The largest chunk that is only copied, by a GPU or by the CPU. All others have at most tier::kChunkBytes.
 inline constexpr std::uint64_t kCopyChunkBytes = CudaLink::kOverlapBytesMax;
+// The same where nobody waits, between pinned memory and a GPU: the link takes 1 % longer than for all at once, and 3 %
+// longer in pieces of 4 MiB. What somebody waits for may have to wait until a piece that was begun has ended.
+inline constexpr std::uint64_t kUnawaitedChunkBytes = 4 * kCopyChunkBytes;
 
 class Chunk;
 

@@ -46,33 +46,55 @@ CudaLane::~CudaLane() {
   if (stream_ != nullptr) static_cast<void>(api.stream_destroy.status(stream_));
 }
 
-Result<void> CudaLane::begun(Result<void> result, std::uint64_t bytes) {
+Result<void> CudaLane::begin(Result<void> result, std::uint64_t bytes) {
   if (result) open_bytes_ += bytes;
   return context_.noted(std::move(result));
 }
 
-Result<void> CudaLane::up(std::byte* to, const std::byte* from, std::uint64_t bytes) {
+Result<void> CudaLane::join(const Copy& copy) {
   if (const auto lost = context_.lost()) return std::unexpected(*lost);
-  const cuda::Current current(context_.api(), context_.context());
-  return begun(context_.api().copy_up(number(to), from, bytes, stream_), bytes);
+  TERRACE_CHECK(copy.bytes <= copy.room);
+  Copy& last = joined_;
+  if (last.bytes > 0 && last.up == copy.up && last.to + last.bytes == copy.to && last.from + last.bytes == copy.from &&
+      last.bytes + copy.bytes <= last.room) {
+    last.bytes += copy.bytes;
+  } else {
+    begin_joined();
+    last = copy;
+  }
+  open_bytes_ += copy.bytes;
+  return {};
 }
 
-Result<void> CudaLane::down(std::byte* to, const std::byte* from, std::uint64_t bytes) {
-  if (const auto lost = context_.lost()) return std::unexpected(*lost);
-  const cuda::Current current(context_.api(), context_.context());
-  return begun(context_.api().copy_down(to, number(from), bytes, stream_), bytes);
+// An error is that of the open batch: those who await it were not told as they began.
+void CudaLane::begin_joined() {
+  const Copy copy = std::exchange(joined_, {});
+  if (copy.bytes == 0) return;
+  const cuda::Api& api = context_.api();
+  const cuda::Current current(api, context_.context());
+  auto begun = context_.noted(copy.up ? api.copy_up(number(copy.to), copy.from, copy.bytes, stream_)
+                                      : api.copy_down(copy.to, number(copy.from), copy.bytes, stream_));
+  if (!begun && open_.result) open_.result = std::move(begun);
+}
+
+Result<void> CudaLane::up(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t room) {
+  return join({.up = true, .to = to, .from = from, .bytes = bytes, .room = room});
+}
+
+Result<void> CudaLane::down(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t room) {
+  return join({.up = false, .to = to, .from = from, .bytes = bytes, .room = room});
 }
 
 Result<void> CudaLane::within(std::byte* to, const std::byte* from, std::uint64_t bytes) {
   if (const auto lost = context_.lost()) return std::unexpected(*lost);
   const cuda::Current current(context_.api(), context_.context());
-  return begun(context_.api().copy_within(number(to), number(from), bytes, stream_), bytes);
+  return begin(context_.api().copy_within(number(to), number(from), bytes, stream_), bytes);
 }
 
 Result<void> CudaLane::zero(std::byte* to, std::uint64_t bytes) {
   if (const auto lost = context_.lost()) return std::unexpected(*lost);
   const cuda::Current current(context_.api(), context_.context());
-  return begun(context_.api().set_bytes(number(to), 0, bytes, stream_), bytes);
+  return begin(context_.api().set_bytes(number(to), 0, bytes, stream_), bytes);
 }
 
 void CudaLane::await(CudaWaiter& waiter) {
@@ -98,9 +120,11 @@ Result<void> CudaLane::record(cuda::Event& event) {
 
 // Ends the open batch: its event, or why there is none.
 void CudaLane::close() {
-  open_.result = context_.noted(record(open_.event));
+  begin_joined();
+  const auto recorded = context_.noted(record(open_.event));
   // Without an event the copies may still be running, and their memory must not go. A lost device runs nothing.
-  if (!open_.result && !context_.lost()) static_cast<void>(context_.api().stream_synchronize.status(stream_));
+  if (!recorded && !context_.lost()) static_cast<void>(context_.api().stream_synchronize.status(stream_));
+  if (!recorded && open_.result) open_.result = recorded;
   open_bytes_ = 0;
   ++closed_;
   {
@@ -120,7 +144,10 @@ void CudaLane::watch() {
     Batch batch = std::move(awaited_.front());
     awaited_.pop_front();
     lock.unlock();
-    if (batch.result) batch.result = context_.noted(context_.api().event_synchronize(batch.event));
+    if (batch.event != nullptr) {
+      const auto ended = context_.noted(context_.api().event_synchronize(batch.event));
+      if (!ended && batch.result) batch.result = ended;
+    }
     lock.lock();
     ended_.push_back(std::move(batch));
     const std::uint64_t one = 1;

@@ -21,8 +21,9 @@ Path route(const Transfer& transfer, TierId block) {
 
 // What is read or written goes in tier::kChunkBytes. What is only copied goes in larger pieces where there is enough of
 // it: each costs the same to begin, a GPU's and a worker's.
-std::uint64_t Flow::chunk_bytes_of(std::uint64_t bytes, Path path, const Ends& ends) {
-  if (ends.pinned) return kCopyChunkBytes;
+std::uint64_t Flow::chunk_bytes_of(std::uint64_t bytes, Path path, const Ends& ends, Class urgency) {
+  const bool within = ends.from_gpu != nullptr && ends.to_gpu != nullptr;
+  if (ends.pinned) return urgency > Class::kAwaitedWriteBack && !within ? kUnawaitedChunkBytes : kCopyChunkBytes;
   if (path != Path::kCopy || ends.from_gpu != nullptr || ends.to_gpu != nullptr) return tier::kChunkBytes;
   return std::clamp(align_down(bytes / (kChunksACopier * ends.copiers), tier::kChunkBytes), tier::kChunkBytes,
                     kCopyChunkBytes);
@@ -35,7 +36,7 @@ void Flow::prepare(const Transfer& new_transfer, Path new_path, const Ends& new_
   ends = new_ends;
   from = new_from;
   to = new_to;
-  chunk_bytes = chunk_bytes_of(transfer.bytes, path, ends);
+  chunk_bytes = chunk_bytes_of(transfer.bytes, path, ends, transfer.urgency);
   chunks = (transfer.bytes + chunk_bytes - 1) / chunk_bytes;
   begun = 0;
   in_flight = 0;
@@ -50,7 +51,7 @@ void Flow::prepare(const Transfer& new_transfer, Path new_path, const Ends& new_
 
 std::uint64_t Flow::in_flight_max() const {
   if (one_by_one) return 1;
-  if (ends.pinned) return kCopyChunksMax;
+  if (ends.pinned) return chunk_bytes > kCopyChunkBytes ? kUnawaitedChunksMax : kCopyChunksMax;
   return path == Path::kCopy ? std::max<std::uint64_t>(kCopyChunksMax, kChunksACopier * ends.copiers) : UINT64_MAX;
 }
 

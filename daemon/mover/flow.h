@@ -27,6 +27,7 @@ struct Flow {
   static constexpr std::uint64_t kChunksACopier = 4;
   // Enough to keep a GPU's stream busy, or the workers, and few enough that what comes after need not wait long.
   static constexpr std::uint64_t kCopyChunksMax = 8;
+  static constexpr std::uint64_t kUnawaitedChunksMax = 3;  // of kUnawaitedChunkBytes
 
   Transfer transfer;
   Path path{};
@@ -42,8 +43,8 @@ struct Flow {
   Result<void> result;      // of the first chunk that failed
   bool gpu_failed = false;  // what failed it was a GPU
 
-  // Of a transfer with these ends, along this path.
-  static std::uint64_t chunk_bytes_of(std::uint64_t bytes, Path path, const Ends& ends);
+  // Of a transfer with these ends, along this path, of this urgency.
+  static std::uint64_t chunk_bytes_of(std::uint64_t bytes, Path path, const Ends& ends, Class urgency);
 
   // The CPU copies its chunks, or zeroes them, and nothing else happens to them.
   bool by_cpu() const {

@@ -170,6 +170,73 @@ TEST_F(CudaMover, ManySmallCopiesShareFewEvents) {
   EXPECT_LE(count(control, Call::kEventRecord) - events, 4U);
 }
 
+// Those that go on where the one before them ends are copied together, up and down; bytes and calls are counted.
+TEST_F(CudaMover, SmallTensorsThatLieTogetherAreOneCopy) {
+  Rig rig;
+  constexpr std::uint64_t kBytes = 16 * kKiB;
+  constexpr std::size_t kTensors = 1000;
+  std::vector<tier::Location> there;
+  std::vector<tier::Location> device;
+  std::vector<tier::Location> back;
+  for (std::size_t each = 0; each < kTensors; ++each) there.push_back(rig.random_source(kBytes));
+  for (std::size_t each = 0; each < kTensors; ++each) back.push_back(rig.place(kMemory, kBytes));
+  pinned_source(rig, kBytes);
+  for (std::size_t each = 0; each < kTensors; ++each) device.push_back(rig.place(kDevice, kBytes));
+  const auto move = [&](const std::vector<tier::Location>& from, const std::vector<tier::Location>& to) {
+    const auto before = copies() + count(control, Call::kEventRecord);
+    control.hold = 1;
+    for (std::size_t each = 0; each < kTensors; ++each) {
+      auto transfer = copy(from[each], to[each], kBytes);
+      transfer.id = rig.next_id();
+      rig.mover->start(transfer);
+    }
+    control.hold = 0;
+    for (const auto& [id, done] : rig.settle()) EXPECT_TRUE(done.result);
+    EXPECT_LE(copies() + count(control, Call::kEventRecord) - before, kTensors / 8);
+  };
+  move(there, device);
+  move(device, back);
+  for (std::size_t each = 0; each < kTensors; ++each)
+    ASSERT_TRUE(equal(rig.bytes(there[each], kBytes), rig.bytes(back[each], kBytes))) << each;
+}
+
+TEST_F(CudaMover, ACopyOfSeveralThatFailsFailsThemAndNoneAfterThem) {
+  Rig rig;
+  constexpr std::uint64_t kBytes = 16 * kKiB;
+  std::vector<mover::Transfer> transfers;
+  std::vector<tier::Location> sources;
+  for (int each = 0; each < 4; ++each) sources.push_back(rig.random_source(kBytes));
+  pinned_source(rig, kBytes);
+  for (const auto& source : sources) {
+    transfers.push_back(copy(source, rig.place(kDevice, kBytes), kBytes));
+    transfers.back().id = rig.next_id();
+  }
+  control.hold = 1;
+  for (const auto& transfer : transfers) rig.mover->start(transfer);  // the first by itself, at once
+  set_fault(control, Call::kCopyUp, cuda::kInvalidValue);             // the three others', as their event is recorded
+  control.hold = 0;
+  const auto done = rig.settle();
+  ASSERT_EQ(done.size(), 4U);
+  EXPECT_TRUE(done.at(transfers[0].id).result);
+  for (int each = 1; each < 4; ++each) EXPECT_FALSE(done.at(transfers[each].id).result) << each;
+  EXPECT_TRUE(rig.run(copy(sources[0], transfers[1].to, kBytes)).result);
+}
+
+TEST_F(CudaMover, WhatNobodyWaitsForGoesInPiecesOfSixteenMebibytes) {
+  Rig rig;
+  constexpr std::uint64_t kBytes = 64 * kMiB;
+  const auto source = pinned_source(rig, kBytes);
+  const auto target = rig.place(kDevice, kBytes);
+  auto transfer = copy(source, target, kBytes);
+  transfer.urgency = mover::Class::kPrefetch;
+  const auto before = copies();
+  const auto events = count(control, Call::kEventRecord);
+  ASSERT_TRUE(rig.run(transfer).result);
+  EXPECT_EQ(copies() - before, kBytes / kSegmentBytes);  // each of which is a registration here
+  EXPECT_EQ(count(control, Call::kEventRecord) - events, 4U);
+  EXPECT_TRUE(equal(rig.bytes(source, kBytes), rig.content(target, kBytes)));
+}
+
 TEST_F(CudaMover, NothingEndsBeforeItsEvent) {
   Rig rig;
   const auto source = pinned_source(rig, kMiB);

@@ -63,15 +63,18 @@ TEST(FlowTest, CutsIntoMebibytesAndPadsTheLastToAPage) {
 
 TEST(FlowTest, WhatIsOnlyCopiedGoesInLargerPiecesThatAreEnoughForAll) {
   const auto chunk_bytes = [](std::uint64_t bytes, unsigned copiers) {
-    return Flow::chunk_bytes_of(bytes, Path::kCopy, {.copiers = copiers});
+    return Flow::chunk_bytes_of(bytes, Path::kCopy, {.copiers = copiers}, Class::kDemand);
   };
   EXPECT_EQ(chunk_bytes(64 * kMiB, 1), 4 * kMiB);
   EXPECT_EQ(chunk_bytes(64 * kMiB, 6), 2 * kMiB);
   EXPECT_EQ(chunk_bytes(64 * kMiB, 64), kMiB);
   EXPECT_EQ(chunk_bytes(4 * kMiB, 1), kMiB);
   EXPECT_EQ(chunk_bytes(100, 1), kMiB);
-  EXPECT_EQ(Flow::chunk_bytes_of(64 * kMiB, Path::kToBlock, {}), kMiB);
-  EXPECT_EQ(Flow::chunk_bytes_of(kMiB, Path::kCopy, {.pinned = true}), 4 * kMiB);
+  EXPECT_EQ(Flow::chunk_bytes_of(64 * kMiB, Path::kToBlock, {}, Class::kDemand), kMiB);
+  for (const Class awaited : {Class::kDemand, Class::kLatePrefetch, Class::kAwaitedWriteBack})
+    EXPECT_EQ(Flow::chunk_bytes_of(kMiB, Path::kCopy, {.pinned = true}, awaited), 4 * kMiB);
+  for (const Class unawaited : {Class::kPrefetch, Class::kCleaning})
+    EXPECT_EQ(Flow::chunk_bytes_of(kMiB, Path::kCopy, {.pinned = true}, unawaited), 16 * kMiB);
 }
 
 TEST(FlowTest, OverlappingRangesGoOneByOneAwayFromWhereTheyMove) {
