@@ -2,6 +2,7 @@
 """Optimizers that nobody has declared, each odd in one way: for tried_test.py."""
 
 import collections
+import enum
 import types
 
 import torch
@@ -335,9 +336,15 @@ class Registry:
 Registry.only = Registry()
 
 
+class Pace(enum.IntEnum):
+    """Numbers that their class keeps, too."""
+
+    SLOW = 1
+
+
 class AsksRegistry(Base):
     def prepare(self):
-        self.registry = Registry.only
+        self.registry, self.pace = Registry.only, Pace.SLOW
 
     @torch.no_grad()
     def step(self):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import enum
 import functools
 import types
 from collections.abc import Iterable, Iterator
@@ -256,7 +257,8 @@ def _made(parameter: nn.Parameter, number: int, as_they_are: bool, dtype: torch.
 
 def _is_the_only_one(value: Any) -> bool:
     """Whether its class keeps it for all optimizers of the process, as bitsandbytes' managers are kept."""
-    return hasattr(value, "__dict__") and any(one is value for kind in type(value).__mro__ for one in vars(kind).values())
+    return not isinstance(value, (*PLAIN, enum.Enum)) and hasattr(value, "__dict__") and any(
+        one is value for kind in type(value).__mro__ for one in vars(kind).values())
 
 
 def _without_content(value: Any) -> Any:
