@@ -7,9 +7,11 @@ import dataclasses
 import importlib
 import inspect
 import io
+import random
 import re
 import warnings
 
+import numpy
 import terrace.torch
 import torch
 from terrace.torch._optimizer.optimizer import inner_of, managed_optimizer
@@ -93,6 +95,8 @@ def trained(model, optimizer, closures):
     for step in range(STEPS):
         chance = torch.Generator().manual_seed(step)
         torch.manual_seed(step)
+        numpy.random.seed(step)  # which some draw from
+        random.seed(step)
         if isinstance(model[0], nn.Embedding):
             source = torch.randint(0, 96, (4, 8), generator=chance)
         else:
