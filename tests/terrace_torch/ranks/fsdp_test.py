@@ -253,15 +253,13 @@ def test_what_is_refused_by_name(roomy, four_ranks):
     with pytest.raises(terrace.InvalidArgument, match=r"'blocks.1.norm.weight' in torch.bfloat16 and 'blocks.1.query\S* in torch.fl"):
         offload(roomy, *build(width=32, narrow=("blocks.1.norm",)))
     model, optimizer = build(width=32)
-    with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True .* fully_shard.. has split, as 'blocks"):
+    with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True .* are split over ranks, as 'blocks"):
         terrace.torch.offload(model, optimizer, client=roomy, step_in_backward=True)
-    with pytest.raises(terrace.InvalidArgument, match="fully_shard.. has split, as .*, parameters and gradients go toget"):
+    with pytest.raises(terrace.InvalidArgument, match="is split over ranks, as .*, parameters and gradients go toget"):
         terrace.torch.offload(model, optimizer, client=roomy, what="states")
     planes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     other = nn.Linear(64, 64, bias=False)
     other.weight = nn.Parameter(distribute_tensor(other.weight.detach(), planes["tensor"], [Shard(0)]))
-    with pytest.raises(terrace.InvalidArgument, match="'weight' is a DTensor, and no fully_shard.. of this model"):
-        terrace.torch.offload(other, client=roomy)
     fully_shard(other, mesh=planes["data"])
     with pytest.raises(terrace.InvalidArgument, match="'weight' was split by fully_shard.. after it was a DTensor"):
         terrace.torch.offload(other, client=roomy)

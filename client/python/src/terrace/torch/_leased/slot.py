@@ -38,13 +38,14 @@ class Slot:
     """One tensor in Terrace, of a fixed geometry: that of its placeholder."""
 
     __slots__ = ("__weakref__", "_cuda_device", "addressed", "aliases", "content", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
-                 "reference", "tensor", "waits", "writes", "writing")
+                 "reference", "shard", "tensor", "waits", "writes", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
         self.name = name
         self.owner = owner  # the module, for people
         self.tensor = tensor
         self.reference: Callable[[], Any] = nobody  # to the ManagedParameter whose bytes these are
+        self.shard: Callable[[], Any] = nobody  # to the ManagedShard whose bytes these are
         self.content: Callable[[], Any] = nobody  # to what of a weight's cast this is
         self.addressed: Callable[[], Any] = nobody  # to what shows it where its address was asked for
         self.placeholder = placeholder

@@ -19,6 +19,7 @@ from .._leased.store import Store
 from .._parameters.casts import pays
 from .._parameters.parameter import ManagedParameter, by_store, enter_each, is_managed_parameter, leave
 from .._parameters.saved import pop, push, push_over_others
+from .._parameters.shard import ManagedShard, enter_shards, leave_shards
 from .._pytorch.modes import check_not_compiled, is_traced
 from .._pytorch.private import (
     COMPILED_CALL,
@@ -48,6 +49,7 @@ class _Uses:
         self.names: dict[str, weakref.ref[nn.Parameter]] = {}  # the module's own
         self.keeps_frozen = False  # some are frozen, which functions may keep for the backward pass unasked
         self.packs_only = False  # it uses them to see whether it can pack a batch, and for nothing else
+        self.shards: Sequence[ManagedShard] = ()  # of parameters that are split over ranks
         self.whole: set[ManagedParameter] = set()  # of which autocast's casts alone will not do here
         self.known: dict[tuple[bool, bool], set[ManagedParameter]] = {}  # of which they have done, by whether the module trained
         self.first: list[Callable[[nn.Module], None]] = []  # to call, before anything is leased
@@ -196,6 +198,8 @@ class _Caller:
             uses.drop_gone()  # a layer in four bits makes other scales where it packs its weight anew
         leases = bool(uses.sets) and not (uses.packs_only and not _may_pack(module, inputs, options))
         casts = _casts_in(module, uses, (inputs, options)) if leases else None
+        if uses.shards:
+            return self._with_shards(module, inputs, options)
         pushed, entered = _enter(uses, casts) if leases else (push_over_others(), ())
         try:
             if leases and saves_unasked() and not is_compiled(module):
@@ -216,6 +220,24 @@ class _Caller:
                     leave(entered)
                     if casts is not None:
                         casts.note()
+
+    def _with_shards(self, module: nn.Module, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Runs it with the shards leased, and the other parameters that it uses."""
+        uses = self._uses
+        check_not_compiled()
+        store = uses.shards[0].store
+        store.drop_unneeded()
+        enter_shards(store, uses.shards)
+        try:
+            pushed, entered = _enter(uses, None)
+            try:
+                return module._call_impl(*inputs, **options)
+            finally:
+                if pushed:
+                    pop()
+                leave(entered)
+        finally:
+            leave_shards(uses.shards)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Copies and pickles of a module have None in its place: nn.Module leaves it out, but nn.LSTM, what is
@@ -284,10 +306,12 @@ def used_by_each(model: nn.Module) -> dict[nn.Module, list[nn.Parameter]]:
 
 
 def attach(module: nn.Module, managed: Mapping[int, ManagedParameter],
-           pieces: Mapping[nn.Module, Sequence[ManagedParameter]] | None = None) -> None:
+           pieces: Mapping[nn.Module, Sequence[ManagedParameter]] | None = None,
+           shards: Mapping[int, ManagedShard] | None = None) -> None:
     """Leases these parameters of a module and all in it, by id, module by module, from now on, and no others.
 
-    pieces: what modules have of frozen weights that is no parameter, and is leased with them; None: what they had."""
+    pieces: what modules have of frozen weights that is no parameter, and is leased with them; shards: by id, of parameters
+        that are split over ranks; None: what they had."""
     for part, used in used_by_each(module).items():
         before = _uses.get(part)
         if pieces is not None:
@@ -296,12 +320,14 @@ def attach(module: nn.Module, managed: Mapping[int, ManagedParameter],
         else:
             beside = [] if before is None else [one for one in before.pieces if not one.gone]
         own = [managed[id(parameter)] for parameter in used if id(parameter) in managed] + beside
-        if before is None and not own:
+        split = (() if before is None else before.shards) if shards is None else [
+            shards[id(parameter)] for parameter in used if id(parameter) in shards]
+        if before is None and not own and not split:
             continue
         for one in own if is_compiled(part) else ():
             one.compiled = True
         uses = _use(part, own)
-        uses.pieces = beside
+        uses.pieces, uses.shards = beside, split
         uses.first = [] if before is None else before.first
         uses.names = {key: weakref.ref(one) for key, one in part.named_parameters(recurse=False, remove_duplicate=False)
                       if id(one) in managed}
@@ -341,7 +367,6 @@ def _called(name: str, part: nn.Module) -> str:
 
 def largest(module: nn.Module, store: Store) -> tuple[int, str]:
     """Bytes of the largest set of a store that is leased at once, and whose it is."""
-    found = [(sum(one.slot.room_bytes for one in own), _called(name, part))
-             for name, part in module.named_modules() if (uses := _uses.get(part)) is not None
-             for its, own in uses.sets if its is store]
+    found = [(sum(one.slot.room_bytes for one in (*uses.parameters, *uses.shards) if one.store is store), _called(name, part))
+             for name, part in module.named_modules() if (uses := _uses.get(part)) is not None]
     return max(found, default=(0, ""))

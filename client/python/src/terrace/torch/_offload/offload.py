@@ -59,8 +59,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
 
     From then on a module's parameters are leased while it runs, gradients are accumulated in leased memory, and the
     optimizer steps batch by batch: losses and weights are, bit for bit, those without Terrace. Whatever else uses a
-    parameter, a gradient or a state leases it for that operation. Of what fully_shard() (FSDP2) has split over ranks,
-    this rank's shards are moved, and leased while FSDP gathers them.
+    parameter, a gradient or a state leases it for that operation. Of what is split over ranks, this rank's shards
+    are moved, and leased while fully_shard() (FSDP2) gathers them, or while their module runs (tensor parallelism).
 
     optimizer: that steps the model; a list or tuple of several that step parts of it; None: its states, and its steps, stay
         as they are. One that is not known is tried first on a small copy: it must come to the same numbers where it steps its
@@ -160,7 +160,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         shared = chosen.frozen.share(store)
         take_over(chosen.buildings, store, names)
         masters = Masters(store, *precision, in_terrace="states" in parts)
-        shards = Shards(store, chosen.sharded, groups_of(model), masters.gradient_like)
+        shards = Shards(store, chosen.sharded, model, masters.gradient_like)
         own, in_memory = divide(store, chosen.whole, parts)
         beside = pieces.manage(store, [*shared, *own])
         managed = [*shared, *own, *beside]
@@ -171,7 +171,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         for each in stepped:
             each.states.make_all_masters()
         undo.by(functools.partial(modules.detach, model))
-        modules.attach(model, {id(one.parameter): one for one in managed}, pieces.by_module(beside))
+        modules.attach(model, {id(one.parameter): one for one in managed}, pieces.by_module(beside), shards.alone)
         check_room(model, store, shards, in_memory if "gradients" in parts else [], stepped)
         check_shared_room(model, chosen.frozen.store)
         for one in steps:
@@ -253,7 +253,7 @@ class _Chosen(NamedTuple):
 
     client: Client
     place: str
-    sharded: Names  # what fully_shard() has split
+    sharded: Names  # what is split over ranks
     whole: Names  # what it has not, but for what is shared
     frozen: Frozen  # what is shared
     buildings: dict[ManagedParameter, Any]  # of what init() built, but for what is shared: where each is as yet
@@ -270,11 +270,12 @@ def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Clien
         raise InvalidArgument(f"{_CALL}: share_frozen=True shares parameters in host memory, and this model is on a GPU: "
                               "offload without it")
     if "parameters" in parts:
-        check_forwards(model, names.keys() - sharded.keys())
+        gathered = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
+        check_forwards(model, names.keys() - gathered)
     frozen = Frozen(names, ranks)
     if in_backward and sharded:
-        raise InvalidArgument(f"{_CALL}: step_in_backward=True cannot be had with parameters that fully_shard() has "
-                              f"split, as '{next(iter(sharded.values()))[0]}'; offload without it")
+        raise InvalidArgument(f"{_CALL}: step_in_backward=True cannot be had with parameters that are split over "
+                              f"ranks, as '{next(iter(sharded.values()))[0]}'; offload without it")
     _check_parts(_CALL, parts, [names[one.parameter][0] for one in adopted], sharded)
     return _Chosen(client, place, sharded,
                    {one: name for one, name in names.items() if one not in sharded and one not in frozen.names}, frozen,
@@ -357,5 +358,5 @@ def _check_parts(call: str, parts: frozenset[str], adopted: list[str],
         raise InvalidArgument(f"{call}: the parameter '{adopted[0]}' was built in Terrace by terrace.torch.init(): give "
                               "what= 'parameters' as well")
     if sharded and not {"parameters", "gradients"} <= parts:
-        raise InvalidArgument(f"{call}: of what fully_shard() has split, as '{next(iter(sharded.values()))[0]}', "
+        raise InvalidArgument(f"{call}: of what is split over ranks, as '{next(iter(sharded.values()))[0]}', "
                               "parameters and gradients go together: give what= both")

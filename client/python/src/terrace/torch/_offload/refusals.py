@@ -27,7 +27,7 @@ from .._pytorch.storages import may_be_statistics, users_of
 from .._pytorch.storages import number_of as number_of_storage
 from .._ranks.ddp import wrong_with
 from .._ranks.fsdp import check_groups, groups_of
-from .._tensors.offloaded import OffloadedParameter
+from .._tensors.offloaded import OffloadedParameter, OffloadedTensor
 
 _SHOWN = "something else shows its memory"
 _RANKS = "with several ranks, use DistributedDataParallel(model) or fully_shard(model), and offload that on each"
@@ -107,12 +107,16 @@ def check_model(model: nn.Module, in_backward: bool, new: Container[nn.Parameter
                 "lease; use its place torch.compile(module) instead")
     check_groups(model)
     sharded = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
+    for name, part in model.named_modules() if new is None else ():
+        if is_compiled(part) and any(is_split(one) and one not in sharded for one in part.parameters()):
+            raise InvalidArgument(f"{call}: the module '{name}' is compiled, and has parameters that are split over ranks (tensor "
+                                  "parallelism), which compiled code would not lease: use it as it was before torch.compile()")
     for name, parameter in model.named_parameters():
         if new is not None and parameter not in new:
             continue
         if new is not None and is_split(parameter):
             raise InvalidArgument(f"{call}: the parameter '{name}' is new in this model, which is offloaded already, and "
-                                  "fully_shard() has split it: build and split all of the model, then offload it")
+                                  "is split over ranks: build and split all of the model, then offload it")
         if parameter not in sharded:
             _check_parameter(name, parameter)
         elif not can_be_in_terrace(parameter.device):
@@ -149,15 +153,27 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
                                  "that share one together, as a torch.nn.ModuleList of them, or give offload() the model that "
                                  "was offloaded, where this one is built around it")
     if is_split(parameter):
-        raise InvalidArgument(f"{call}: the parameter '{name}' is a DTensor, and no fully_shard() of this model has "
-                              "made it (but distribute_tensor, or tensor parallelism), so that it cannot be "
-                              f"offloaded; {_RANKS}")
+        _check_split(name, parameter)
+        return
     if type(parameter) is not nn.Parameter and parameter.requires_grad:
         raise InvalidArgument(f"{call}: the parameter '{name}' is a {type(parameter).__name__} that requires a gradient; of "
                               "parameters that are not ordinary ones, as quantized weights, frozen ones can be offloaded: "
                               "requires_grad_(False), and train adapters over it (docs/guides/qlora.md)")
     if not can_be_in_terrace(parameter.device):
         raise _elsewhere(name, parameter)
+
+
+def _check_split(name: str, parameter: nn.Parameter) -> None:
+    """The same of one that is split over ranks, and not by fully_shard()."""
+    what = f"terrace.torch.offload: the parameter '{name}' is split over ranks (tensor parallelism, distribute_tensor)"
+    local = local_of(parameter)
+    if isinstance(local, OffloadedTensor):
+        raise FailedPrecondition(f"{what}, and offloaded already, with another model: offload models that share one together, as "
+                                 "a torch.nn.ModuleList of them")
+    if type(local) is not torch.Tensor:
+        raise InvalidArgument(f"{what}, and its part is a {type(local).__name__}; ordinary tensors can be offloaded")
+    if local.device.type != "cpu":
+        raise InvalidArgument(f"{what} and on {local.device}: such parameters can be offloaded on the CPU alone as yet; {_RANKS}")
 
 
 def _elsewhere(name: str, parameter: nn.Parameter) -> InvalidArgument:

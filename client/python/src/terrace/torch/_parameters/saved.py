@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from ..._errors import FailedPrecondition
+from .._leased.shown import owner_of
 from .._leased.slot import Slot
 from .._leased.store import Store
 from .._pytorch.modes import in_functorch
@@ -28,12 +30,13 @@ from .._pytorch.private import (
     raw,
     top_hooks,
 )
-from .._pytorch.split import is_made_of_others
+from .._pytorch.split import is_made_of_others, is_split
 from .._pytorch.storages import over
 from .._tensors.offloaded import OffloadedParameter, OffloadedTensor
 from .._tensors.packed import Here
 from .casts import Cast, Content, content_of
 from .parameter import ManagedParameter, enter, leave, managed_of, parameter_of, shown_parameter
+from .shard import ManagedShard
 
 Hooks = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
@@ -90,6 +93,45 @@ class CastNote:
         return _part(self._content.lease(), *self._part)
 
 
+class ShardNote(NamedTuple):
+    """Part of a parameter that is split over ranks, of which this rank's shard is leased, as it was at a version."""
+
+    shard: ManagedShard
+    version: int
+    writes: int
+    kind: Any
+    split: tuple[Any, ...]  # over which mesh, how, and the shape and strides of the whole
+    part: tuple[Any, ...]  # of the shard
+
+    def unpack(self) -> torch.Tensor:
+        """The part, whose local tensor is over leased memory."""
+        shard = self.shard
+        found = shard.parameter
+        if (found._version, shard.writes) != (self.version, self.writes):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: the "
+                f"parameter '{shard.slot.name}' is at version {found._version}; expected version {self.version} instead")
+        shard.store.drop_unneeded()
+        (shown,) = shard.store.lease([shard.slot])
+        mesh, placements, shape, stride = self.split
+        with torch.no_grad():
+            made: torch.Tensor = self.kind.from_local(_part(shown, *self.part), mesh, placements, run_check=False, shape=shape,
+                                                      stride=stride)
+        return made
+
+
+def _of_shard(tensor: Any) -> ShardNote | None:
+    local = tensor._local_tensor
+    owner = owner_of(local)
+    slot = owner() if isinstance(owner, weakref.ref) else None
+    shard = slot.shard() if isinstance(slot, Slot) else None
+    if shard is None:
+        return None
+    split = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+    part = (local.dtype, tuple(local.shape), local.stride(), int(local.storage_offset()), local.is_conj(), local.is_neg())
+    return ShardNote(shard, shard.parameter._version, shard.writes, type(tensor), split, part)
+
+
 class _Below(NamedTuple):
     """What the hooks below ours made of a tensor."""
 
@@ -101,8 +143,10 @@ def _pack(tensor: torch.Tensor) -> Any:
     return Here(tensor) if found is None else found
 
 
-def _ours(tensor: torch.Tensor) -> Note | CastNote | Whole | torch.Tensor | None:
+def _ours(tensor: torch.Tensor) -> Note | CastNote | ShardNote | Whole | torch.Tensor | None:
     """What to keep in place of what is a parameter's, or in Terrace; None: it is neither."""
+    if is_split(tensor):
+        return _of_shard(tensor)
     managed = parameter_of(tensor)
     if managed is not None:
         return _note(managed, tensor, False)
@@ -212,7 +256,7 @@ def _over(below: Hooks) -> Hooks:
 
     def pack(tensor: torch.Tensor) -> Any:
         packed = _ours(tensor)
-        return packed if isinstance(packed, Note | CastNote | Whole) else _Below(pack_below(tensor))
+        return packed if isinstance(packed, Note | CastNote | ShardNote | Whole) else _Below(pack_below(tensor))
 
     def unpack(packed: Any) -> Any:
         return unpack_below(packed.packed) if type(packed) is _Below else _unpack(packed)

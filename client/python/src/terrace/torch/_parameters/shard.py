@@ -7,7 +7,8 @@ one, and PyTorch cannot swap what is referred to weakly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +31,7 @@ class ShardGradient:
     """The shard of one parameter's gradient, which goes to Terrace as soon as it was made."""
 
     in_backward = False  # what is split is stepped by optimizer.step() alone
+    ahead = None
 
     def __init__(self, reference: Reference, store: Store, room: Room | None):
         """room: None: it stays in memory."""
@@ -112,7 +114,8 @@ class ShardGradient:
 
 
 class ManagedShard:
-    """This rank's shard of one parameter: its slot in Terrace."""
+    """This rank's shard of one parameter: its slot in Terrace, and whether it is shown. That of a parameter that FSDP gathers
+    never is."""
 
     def __init__(self, reference: Reference, slot: Slot, store: Store, gradient: ShardGradient):
         self.reference = reference
@@ -120,6 +123,11 @@ class ManagedShard:
         self.store = store
         self.gradient = gradient
         self.casts: dict[torch.dtype | None, Any] = {}  # its ShardCasts, by what it is cast to
+        self.uses = 0  # that are under way
+        self._hidden: Any = None  # the local tensor otherwise
+        self._shown: Any = None  # and meanwhile
+        self._seen = (0, 0)  # their versions
+        slot.shard = weakref.ref(self)
         self._steps = 0  # that wrote to it, of which the version need not tell
 
     @property
@@ -149,6 +157,26 @@ class ManagedShard:
         """To it, that the parameter's version need not tell of."""
         return self._steps + self.slot.writes
 
+    def show(self, shown: torch.Tensor) -> None:
+        """Has the parameter be over leased memory from now on."""
+        found: Any = self.parameter
+        self._hidden, found._local_tensor = found._local_tensor, shown
+        self._shown, self._seen = shown, (found._version, shown._version)
+
+    def hide(self) -> None:
+        """Has it lease whenever it is used from now on."""
+        found: Any = self.reference()
+        hidden, shown, self._hidden, self._shown = self._hidden, self._shown, None, None
+        if found is None or found._local_tensor is not shown:
+            return
+        found._local_tensor = hidden
+        if (found._version, shown._version) != self._seen:
+            self.stepped()
+            self.store.may_be_written(self.slot)
+        del shown
+        if self.slot.shown:
+            self.store.may_be_written_to_later(self.slot)
+
     def stepped(self) -> None:
         """A step has written to what it was shown of it."""
         self._steps += 1
@@ -156,3 +184,34 @@ class ManagedShard:
     def noticed_write(self) -> None:
         """Bytes were written by another way than the parameter: autograd is to know."""
         torch.autograd.graph.increment_version(self.parameter)
+
+
+def enter_shards(store: Store, shards: Sequence[ManagedShard]) -> None:
+    """Shows shards, which are leased as one set. One leave_shards() each."""
+    counted: list[ManagedShard] = []
+    try:
+        with store.showing:
+            hidden = [one for one in shards if not one.uses]
+        shown = store.lease([one.slot for one in hidden]) if hidden else []
+        with store.showing:
+            for one, tensor in zip(hidden, shown, strict=True):
+                if not one.uses:
+                    one.show(tensor)
+            for one in shards:
+                one.uses += 1
+                counted.append(one)
+    except BaseException:
+        leave_shards(counted)
+        raise
+    for one in shards:
+        one.gradient.watch()  # it may have been unfrozen
+        one.gradient.begin()
+
+
+def leave_shards(shards: Sequence[ManagedShard]) -> None:
+    """Ends a use of each."""
+    for one in shards:
+        with one.store.showing:
+            one.uses -= 1
+            if not one.uses:
+                one.hide()

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that fully_shard() (FSDP2) has split over ranks: what this rank has of each lives in Terrace.
+"""Parameters that are split over ranks, by fully_shard() (FSDP2) or by tensor parallelism: what this rank has of each lives in
+Terrace.
 
 FSDP keeps this rank's shard as the local tensor of a DTensor, and asks it for what is to be gathered, if it has a way
 to say so (fsdp_pre_all_gather(), which is there for quantized weights). Ours says: leased memory. So whoever gathers,
 and however early, leases for as long as gathering takes; what is gathered is FSDP's own memory, and so is what it
-reduces gradients in. A shard of the gradient goes to Terrace as soon as FSDP has made it.
+reduces gradients in. A shard of the gradient goes to Terrace as soon as FSDP has made it. Of what is not FSDP's, modules
+lease the shards that they have, as they lease other parameters.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from .._parameters.gradient import Room
 from .._parameters.like import Like
 from .._parameters.shard import ManagedShard, Reference, ShardGradient
 from .._parameters.shard_casts import cast_of
-from .._pytorch.split import local_of
+from .._pytorch.split import is_split, local_of
 from .._tensors.offloaded import OffloadedTensor
+from .fsdp import groups_of
 
 if TYPE_CHECKING:
     from .._leased.slot import Slot
@@ -109,45 +112,52 @@ class _Group:
 class Shards:
     """Those of one job."""
 
-    def __init__(self, store: Store, names: Mapping[nn.Parameter, tuple[str, str]], groups: Sequence[FSDPParamGroup],
+    def __init__(self, store: Store, names: Mapping[nn.Parameter, tuple[str, str]], model: nn.Module,
                  gradient_like: Callable[[nn.Parameter, Like], Like]):
         """Makes room for them, and for their gradients. names: of the parameters to take, with their modules. gradient_like:
         what the gradient is made like of a parameter that is this slot."""
         self._store = store
         self._gradient_like = gradient_like
-        self._by: dict[int, _Moving] = {}  # by the parameter's id
-        self._references = {id(one.sharded_param): _referred(one) for group in groups for one in group.fsdp_params}
+        groups = groups_of(model)
+        self._references = {id(one): _in_module(part, key) for part in model.modules() for key, one in part._parameters.items()
+                            if is_split(one)}
+        self._references |= {id(one.sharded_param): _referred(one) for group in groups for one in group.fsdp_params}
         self._sets: list[list[_Moving]] = []
+        left = dict.fromkeys(names)
         for group in groups:
-            chosen = [one for one in group.fsdp_params if one.sharded_param in names]
+            chosen = {one.sharded_param: one for one in group.fsdp_params if one.sharded_param in names}
+            left = {one: None for one in left if one not in chosen}
             if chosen:
-                self._sets.append(self._make(_Group(group, store), chosen, names))
+                made = self._make(list(chosen), names)
+                its = _Group(group, store)
+                self._sets.append([_OfGroup(one, chosen[one.parameter], its) for one in made])
+        self._alone = [_Moving(one) for one in self._make(list(left), names)]
+        self._by = {id(one.shard.parameter): one for one in self.all}
 
-    def _make(self, group: _Group, chosen: Sequence[FSDPParam],
-              names: Mapping[nn.Parameter, tuple[str, str]]) -> list[_Moving]:
-        parameters = [one.sharded_param for one in chosen]
-        slots = self._store.create([(*names[one.sharded_param], one._sharded_local_tensor) for one in chosen])
+    def _make(self, parameters: Sequence[nn.Parameter], names: Mapping[nn.Parameter, tuple[str, str]]) -> list[ManagedShard]:
+        slots = self._store.create([(*names[one], local_of(one)) for one in parameters])
         likes = [self._gradient_like(one, slot) for one, slot in zip(parameters, slots, strict=True)]
         trained = [like for one, like in zip(parameters, likes, strict=True) if one.requires_grad]
         made = self._store.create([(f"{like.name}/grad", like.owner, like.placeholder) for like in trained])
         rooms = {id(like): [room] for like, room in zip(trained, made, strict=True)}
-        found = []
-        for one, slot, like in zip(chosen, slots, likes, strict=True):
-            reference = self._references[id(one.sharded_param)]
-            gradient = ShardGradient(reference, self._store, Room(like, rooms.get(id(like), [])))
-            found.append(_Moving(one, group, ManagedShard(reference, slot, self._store, gradient)))
-            self._by[id(one.sharded_param)] = found[-1]
-        return found
+        references = [self._references[id(one)] for one in parameters]
+        return [ManagedShard(reference, slot, self._store, ShardGradient(reference, self._store, Room(like, rooms.get(id(like), []))))
+                for reference, slot, like in zip(references, slots, likes, strict=True)]
+
+    @property
+    def alone(self) -> dict[int, ManagedShard]:
+        """Those that modules lease, by the parameters' ids."""
+        return {id(one.shard.parameter): one.shard for one in self._alone}
 
     @property
     def all(self) -> Iterator[_Moving]:
         """Each of them."""
-        return itertools.chain.from_iterable(self._sets)
+        return itertools.chain(*self._sets, self._alone)
 
     def slot_of(self, parameter: nn.Parameter) -> Slot | None:
         """Where this rank's shard of a parameter is in Terrace, if it is one of these."""
         local = local_of(parameter)
-        if isinstance(local, OffloadedShard) and local.terrace_store is self._store:
+        if isinstance(local, OffloadedTensor) and local.terrace_store is self._store:
             return local.terrace_slot
         found = self.shard_of(parameter)
         return None if found is None else found.slot
@@ -188,52 +198,90 @@ def _referred(of: FSDPParam) -> Reference:
     return parameter
 
 
+def _in_module(part: nn.Module, key: str) -> Reference:
+    """What refers to the parameter that a module has under a name."""
+    reference = weakref.ref(part)
+
+    def parameter() -> nn.Parameter | None:
+        found = reference()
+        held = None if found is None else found._parameters.get(key)
+        return held if is_split(held) else None
+
+    return parameter
+
+
 class _Moving:
     """One shard on its way to Terrace, or back."""
 
-    def __init__(self, of: FSDPParam, group: _Group, shard: ManagedShard):
-        self._reference = weakref.ref(of)
-        self._group = group
+    def __init__(self, shard: ManagedShard):
         self.shard = shard
         self.slot = shard.slot
         self._store = shard.store
-        self._gradient = shard.gradient
         self._moved = False
 
     def move_in(self) -> None:
         """Moves it to Terrace."""
-        of: Any = self._reference()
+        found: Any = self.shard.parameter
         (shown,) = self._store.lease([self.slot], "overwrite")
-        shown.copy_(of._sharded_local_tensor)
-        shard = OffloadedShard.of(self.slot, self._store)
-        shard.terrace_group = self._group
-        shard.terrace_padded = of.padded_sharded_param_size
-        shard.terrace_shard = self.shard
-        # By this FSDP knows that it has what belongs to the local tensor; it is read in no other way.
-        of._sharded_param_data = self.slot.placeholder.view(-1)
-        of.sharded_param._local_tensor = shard
-        of._init_extensions()
+        shown.copy_(found._local_tensor)
+        found._local_tensor = self._made()
         self._moved = True
-        self._gradient.watch()
+        self.shard.gradient.watch()
+
+    def _made(self) -> OffloadedTensor:
+        """What is the local tensor from now on."""
+        return OffloadedTensor.of(self.slot, self._store)
 
     def restore(self) -> None:
         """Makes it an ordinary one again, if it was moved."""
-        of = self._reference()
-        if of is not None and isinstance(of._sharded_local_tensor, OffloadedShard):
+        found: Any = self.shard.reference()
+        if found is not None and isinstance(found._local_tensor, OffloadedTensor):
             (shown,) = self._store.lease([self.slot])
-            of.sharded_param._local_tensor = shown.clone()  # type: ignore[attr-defined]
-            of.reset_sharded_param()  # type: ignore[no-untyped-call]
-            self._gradient.unwatch()
+            found._local_tensor = shown.clone()
+            self.shard.gradient.unwatch()
 
     def is_of(self, parameter: nn.Parameter) -> bool:
         """Whether it is the shard of this very parameter, and in Terrace, or on its way there."""
         if self.shard.reference() is not parameter:
             return False
-        local = local_of(parameter)
-        owner = owner_of(local) if self._moved and not isinstance(local, OffloadedShard) else None
-        return not self._moved or isinstance(local, OffloadedShard) or (owner is not None and owner() is self.slot)
+        return not self._moved or self._is_there(local_of(parameter))
 
     def is_replaced(self) -> bool:
         """Whether the model was given another parameter."""
-        of = self._reference()
-        return of is not None and not isinstance(of._sharded_local_tensor, OffloadedShard)
+        found = self.shard.reference()
+        return found is not None and not self._is_there(local_of(found))
+
+    def _is_there(self, local: torch.Tensor) -> bool:
+        """Whether a local tensor is the shard in Terrace, leased or not."""
+        owner = None if isinstance(local, OffloadedTensor) else owner_of(local)
+        return isinstance(local, OffloadedTensor) or (owner is not None and owner() is self.slot)
+
+
+class _OfGroup(_Moving):
+    """One that FSDP gathers with others."""
+
+    def __init__(self, shard: ManagedShard, of: FSDPParam, group: _Group):
+        super().__init__(shard)
+        self._of = weakref.ref(of)
+        self._group = group
+
+    def move_in(self) -> None:
+        super().move_in()
+        of: Any = self._of()
+        # By this FSDP knows that it has what belongs to the local tensor; it is read in no other way.
+        of._sharded_param_data = self.slot.placeholder.view(-1)
+        of._init_extensions()
+
+    def _made(self) -> OffloadedTensor:
+        of: Any = self._of()
+        made = OffloadedShard.of(self.slot, self._store)
+        made.terrace_group = self._group
+        made.terrace_padded = of.padded_sharded_param_size
+        made.terrace_shard = self.shard
+        return made
+
+    def restore(self) -> None:
+        super().restore()
+        of: Any = self._of()
+        if of is not None:
+            of.reset_sharded_param()
