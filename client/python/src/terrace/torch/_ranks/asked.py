@@ -11,7 +11,7 @@ from torch import nn
 from ..._errors import InvalidArgument
 from .._pytorch.split import is_split
 from .fsdp import groups_of
-from .together import Ranks, everyone
+from .together import Ranks, digest, everyone
 
 
 class _Asked(NamedTuple):
@@ -45,6 +45,8 @@ def check_alike(call: str, ranks: Ranks, model: nn.Module, options: Mapping[str,
     """Raises InvalidArgument, on all ranks, where they do not ask for the same, by name. options: what each was given."""
     asked = _Asked({name: str(value) for name, value in options.items()},
                    {name: f"{tuple(one.shape)} of {one.dtype}" for name, one in _split(model)})
+    if len(set(ranks.together(lambda: digest(asked)))) == 1:
+        return
     others = ranks.together(lambda: asked)
     for other, number in zip(others[1:], ranks.members[1:], strict=True):
         _check(call, others[0], other, ranks.members[0], number)

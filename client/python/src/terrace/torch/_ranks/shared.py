@@ -20,7 +20,7 @@ from ..._terrace import Tensor
 from .._leased.slot import Slot, copy_bits
 from .._leased.store import Store, Wanted
 from .._pytorch.bits import same_bits
-from .together import Ranks, number
+from .together import Ranks, digest, number
 
 _CALL = "terrace.torch.offload(share_frozen=True)"
 _TEAR_SECONDS = 1.0  # that other ranks' reading is waited for
@@ -90,7 +90,7 @@ class _Rank(NamedTuple):
     """One rank, as the others see it."""
 
     daemon: tuple[Any, ...]  # who has the same can share
-    frozen: dict[str, tuple[Any, ...]]  # by name what of each parameter is to be alike
+    frozen: str  # a digest of what is frozen, which those are to have alike
 
 
 def share(own: Store, wanted: Sequence[Wanted], everyone: Ranks) -> SharedStore:
@@ -103,10 +103,13 @@ def share(own: Store, wanted: Sequence[Wanted], everyone: Ranks) -> SharedStore:
     client, rank = own.client, number()
     ranks: list[_Rank] = everyone.together(lambda: _described(client, wanted))
     here = [at for at, one in enumerate(ranks) if one.daemon == ranks[rank].daemon]
+    alike = len(set(ranks)) == len({one.daemon for one in ranks})  # so all ranks find
+    frozen = [] if alike else everyone.together(lambda: _frozen(wanted))
     opened: list[SharedStore] = []
 
     def make() -> tuple[str, dict[str, str]] | None:
-        _check_alike(ranks[rank], [ranks[at] for at in here])
+        if frozen:
+            _check_alike(frozen[rank], [frozen[at] for at in here])
         if rank != here[0]:
             return None
         name = f"terrace.torch/{secrets.token_hex(8)}"
@@ -137,14 +140,18 @@ def _described(client: Client, wanted: Sequence[Wanted]) -> _Rank:
         raise InvalidArgument(f"{_CALL}: no parameter is frozen, or fully_shard() has split those that are, which are "
                               "there once: requires_grad_(False) what is not trained, or offload without share_frozen")
     socket = os.stat(client.socket)
-    return _Rank((_BOOT.read_text(), socket.st_dev, socket.st_ino, os.geteuid()),
-                 {name: (tuple(like.shape), like.stride(), str(like.dtype)) for name, _, like in wanted})
+    return _Rank((_BOOT.read_text(), socket.st_dev, socket.st_ino, os.geteuid()), digest(_frozen(wanted)))
 
 
-def _check_alike(own: _Rank, ranks: Sequence[_Rank]) -> None:
+def _frozen(wanted: Sequence[Wanted]) -> dict[str, tuple[Any, ...]]:
+    """By name what of each parameter is to be alike."""
+    return {name: (tuple(like.shape), like.stride(), str(like.dtype)) for name, _, like in wanted}
+
+
+def _check_alike(own: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> None:
     for other in ranks:
-        for name in own.frozen | other.frozen:
-            if own.frozen.get(name) != other.frozen.get(name):
+        for name in own | other:
+            if own.get(name) != other.get(name):
                 raise InvalidArgument(
                     f"{_CALL}: the parameter '{name}' is not frozen on every rank of this node, or not of the same "
                     "shape and type: the same model is to have the same ones frozen, or offload without share_frozen")
