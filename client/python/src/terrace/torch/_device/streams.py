@@ -65,6 +65,12 @@ def use_in(tensor: torch.Tensor, stream: Stream) -> None:
     tensor.record_stream(stream)
 
 
+def copied_down(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, in pinned memory, of a dense tensor on a GPU. Waits for it."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True)
+    return made.copy_(tensor)
+
+
 class Mark:
     """A mark in a GPU's current stream, as it is made."""
 

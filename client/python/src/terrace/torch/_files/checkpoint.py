@@ -265,16 +265,17 @@ def _load_optimizer(saved: _SavedOptimizer, optimizer: optim.Optimizer) -> None:
 def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, group: dict[str, Any],
                 state: dict[str, Any]) -> None:
     """Reads one parameter's states; an offloaded optimizer then moves them to Terrace, and its master takes over its own."""
+    managed = managed_optimizer(optimizer)
+    device = parameter.device if managed is None or managed.states.masters.host is None else torch.device("cpu")
     counts_on_device = bool(group.get("fused") or group.get("capturable"))  # steps, where the parameter is
     made: dict[str, Any] = {}
     for key, value in state.items():
         if isinstance(value, Entry):
-            where = parameter.device if counts_on_device or key != "step" else "cpu"
+            where = device if counts_on_device or key != "step" else "cpu"
             tensor = torch.empty(value.shape, dtype=value.dtype, device=where)
             file_format.read_into(file, value, tensor)
             value = tensor
         made[key] = value
-    managed = managed_optimizer(optimizer)
     if managed is not None and managed.states.masters:
         made = as_loaded(managed.states, group, parameter, made)
     if made:

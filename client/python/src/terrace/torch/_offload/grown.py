@@ -105,7 +105,7 @@ def most_taken(job: Job, model: nn.Module, grown: Grown, taken: Taken,
     optimizers."""
     if grown.names:
         return most_at_once(model, job.store, job.shards, taken.in_memory if "gradients" in job.parts else [], stepped)
-    found = [one.states.largest() for one in stepped]
+    found = [one.states.largest(job.store) for one in stepped]
     most, name = max(found, default=(0, ""))
     return most, f"the optimizer's step on '{name}'"
 

@@ -30,9 +30,9 @@ class Job:
     """What belongs to one offloaded model."""
 
     def __init__(self, store: Store, shared: SharedStore | None, shards: Shards, parts: frozenset[str], masters: Masters,
-                 in_backward: bool, stepped: Callable[[], None]):
-        """parts: of PARTS, those that are in Terrace. in_backward: and are stepped in the backward pass. stepped: called
-        after each step."""
+                 in_backward: bool, step: str, stepped: Callable[[], None]):
+        """parts: of PARTS, those that are in Terrace. in_backward: and are stepped in the backward pass. step: where, "device"
+        or "host". stepped: called after each step."""
         self.store = store
         self.shared = shared  # of frozen parameters that other ranks have as well
         self.parameters: list[ManagedParameter] = []
@@ -41,6 +41,7 @@ class Job:
         self.parts = parts
         self.masters = masters
         self.in_backward = in_backward
+        self.step = step
         self.stepped = stepped
         self.optimizers: list[ManagedOptimizer] = []
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that the model had when it was offloaded last:
@@ -48,6 +49,16 @@ class Job:
         self._known_split: set[str] = set()  # those of fully_shard(), by name: what moves a module swaps them, and cannot swap
         # what is referred to weakly
         self._kept: list[tuple[Slot, Sized]] = []  # of what is gone, what a script has yet, each with what else stands for it
+
+    @property
+    def stores(self) -> list[Store]:
+        """All that is of its own: where its weights are, and the host's memory where the CPU steps what is on a GPU."""
+        return [self.store] if self.masters.host is None else [self.store, self.masters.host]
+
+    def plan(self) -> None:
+        """Fetches ahead from now on what does not fit."""
+        for store in self.stores:
+            store.plan()
 
     def know(self, model: nn.Module) -> None:
         """All that the model has now is known, be it in Terrace or not."""
@@ -83,7 +94,7 @@ class Job:
         for optimizer in optimizers:
             optimizer.attach(self.stepped)
             self.optimizers.append(optimizer)
-        self.store.plan()
+        self.plan()
 
     def drop_gone(self) -> None:
         """Forgets parameters and optimizers that are there no more, and deletes what of them is in Terrace, but for what the
@@ -132,14 +143,14 @@ def jobs() -> list[tuple[nn.Module, Job]]:
 
 def begin(model: nn.Module, store: Store, shared: SharedStore | None, parameters: list[ManagedParameter],
           in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str], masters: Masters,
-          stepped: Sequence[ManagedOptimizer]) -> None:
+          step: str, stepped: Sequence[ManagedOptimizer]) -> None:
     """All is where it is to be: the model is offloaded from now on."""
     in_backward = any(one.in_backward for one in stepped)
-    job = _jobs[model] = Job(store, shared, shards, parts, masters, in_backward,
+    job = _jobs[model] = Job(store, shared, shards, parts, masters, in_backward, step,
                              functools.partial(_name_replaced, weakref.ref(model), shards, set()))
     job.take_in(parameters, in_memory)
     job.know(model)
-    store.plan()
+    job.plan()
     if stepped:
         job.step_with(stepped)
     if "parameters" not in parts:

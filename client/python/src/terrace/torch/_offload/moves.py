@@ -93,6 +93,7 @@ def move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramete
     for shard in shards.all:
         undo.by(shard.restore, f"the parameter '{shard.slot.name}'")
     for optimizer in stepped:
+        undo.by(optimizer.states.bring_down())
         undo.by(optimizer.states.give_back, "the optimizer's states")
         optimizer.states.reserve()
     move_parameters(managed, in_memory, undo)

@@ -41,7 +41,8 @@ from .parts import wanted_parts
 from .precision import Precision, check_precision, check_taken, renew_states, wanted_precision
 from .quantized import Pieces
 from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
-from .room import check_fits, check_room, check_shared_room
+from .room import check_fits, check_host_room, check_room, check_shared_room
+from .stepping import check_step, host_store, wanted_step
 from .undo import Undo
 
 TENSOR_BYTES_MIN = 4096
@@ -52,7 +53,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=optim.Optimizer | Sequence[optim.Op
 
 def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | None = None,  # type: ignore[assignment]
             what: str | Iterable[str] | None = None, place: str | None = None, masters: torch.dtype | None = None,
-            gradients: torch.dtype | None = None, step_in_backward: bool = False, share_frozen: bool = False,
+            gradients: torch.dtype | None = None, step: str | None = None, step_in_backward: bool = False, share_frozen: bool = False,
             tensor_bytes_min: int = TENSOR_BYTES_MIN,
             timeout: float = TIMEOUT_SECONDS) -> tuple[Module, AnyOptimizer]:
     """Moves a model's parameters, their gradients and the optimizer's states to Terrace; returns both as they came.
@@ -75,6 +76,10 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         weight is then rounded from. Masters are kept with the states ("states" in `what`), are leased by the optimizer's
         step alone, and are part of its state_dict(). What is written to a weight, its master takes over.
     gradients: torch.float32, with masters: gradients of these weights are accumulated in float32; None: in their type.
+    step: "device": the optimizer's step runs where the model is; "host": on the CPU, over masters and states in the host's
+        memory. Of a model on a GPU gradients go down, and weights come back. Its weights are those that PyTorch's CPU
+        optimizer comes to with the same gradients, bit for bit; a GPU's own arithmetic differs in last bits. None: "device",
+        or as the model's other optimizers.
     step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
         (a sixteenth of the guarantee, if that is less), so that gradients need no other room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
@@ -89,7 +94,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
 
     Of a model that is offloaded already, a new optimizer is taken, beside those before or in their place: its states go
     to Terrace, those of optimizers that are gone are deleted there, and parameters stay where they are; timeout,
-    share_frozen, masters and gradients are as they were given first. With step_in_backward, which is to be given again, a
+    share_frozen, masters, gradients and step are as they were given first. With step_in_backward, which is to be given again, a
     model has the optimizers of one call at a time. Parameters that the model was given since are taken in (a larger
     vocabulary, an adapter), also with an optimizer that is offloaded already, or without one; what they took the place of
     is deleted once nobody has it.
@@ -105,14 +110,15 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     seconds = _checks.seconds(_CALL, "timeout", timeout)
     with Ranks(_CALL, ranks_of(model, shares), seconds) as ranks:
         precision = wanted_precision(_CALL, masters, gradients, optimizer)
-        return _offload(model, optimizer, client=client, what=what, place=place, precision=precision,
+        where = wanted_step(_CALL, step, optimizer)
+        return _offload(model, optimizer, client=client, what=what, place=place, precision=precision, step=where,
                         step_in_backward=in_backward, ranks=ranks, shares=shares, tensor_bytes_min=tensor_bytes_min,
                         seconds=seconds)
 
 
 def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | Iterable[str] | None,
-             place: str | None, precision: Precision, step_in_backward: bool, ranks: Ranks, shares: bool, tensor_bytes_min: int,
-             seconds: float) -> tuple[Module, AnyOptimizer]:
+             place: str | None, precision: Precision, step: str | None, step_in_backward: bool, ranks: Ranks, shares: bool,
+             tensor_bytes_min: int, seconds: float) -> tuple[Module, AnyOptimizer]:
     """ranks: that all do this now. shares: and have what is frozen in common."""
     stream_saves()
     ask_transforms()
@@ -123,43 +129,49 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     for one in steps:
         warn_of_another(model, one)
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
-    asked = {**precision._asdict(), "share_frozen": shares}
+    asked = {**precision._asdict(), "step": step, "share_frozen": shares}
     if job is not None:
-        parts = _parts_of(_CALL, job, client, what, place, precision, step_in_backward, optimizer)
+        parts = _parts_of(_CALL, job, client, what, place, precision, step, step_in_backward, optimizer)
         grown = find_grown(_CALL, job, model, new, bytes_min)
         _check_parts(_CALL, job.parts, [grown.names[one.parameter][0] for one in built(list(grown.names))], {})
         check_alike(_CALL, ranks, model, asked)
-        _take_more(job, model, steps, grown, parts, precision, bytes_min, ranks)
+        _take_more(job, model, steps, grown, parts, precision, step, bytes_min, ranks)
         return model, optimizer
     if what == AUTO and not _device_of(model).type == "meta":
         check_precision(_CALL, precision, model, steps)
         chosen_parts = choose(model, steps, precision, _device_of(model), in_backward=step_in_backward, shares=shares)
         say(model, chosen_parts)
-        if not chosen_parts.parts:
+        if not chosen_parts.parts and not (step == "host" and has_streams(_device_of(model))):
             check_alike(_CALL, ranks, model, asked)
             ranks.finish()
             return model, optimizer
-        what = chosen_parts.parts
+        what = chosen_parts.parts or {"states"}  # which the CPU's step has in its own memory
     parts = _check_parts_asked(what, optimizer, step_in_backward, shares)
     pieces = Pieces(model, bytes_min, _device_of(model) if "parameters" in parts else None)
     names, left = eligible(model, bytes_min, "parameters" in parts, pieces.shown_with)
     left += pieces.left
     check_precision(_CALL, precision, model, steps)
+    chosen = _choose(model, names, parts, client, place, step_in_backward, ranks if shares else None)
+    on_host = step == "host" and has_streams(device_of(chosen.client, chosen.place))
+    if on_host:
+        check_step(_CALL, model, steps)
     _try(steps, precision.masters)
     warn_of_shown(left)
-    chosen = _choose(model, names, parts, client, place, step_in_backward, ranks if shares else None)
     check_alike(_CALL, ranks, model, asked)
     store = Store(chosen.client, chosen.place, seconds,
                   4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20), operations)
     store.left_alone = left
     with Undo() as undo:
         undo.by(functools.partial(destroy, store, names))
+        host = host_store(_CALL, store, operations, _elements(steps)) if on_host else None
+        if host is not None:
+            undo.by(host.destroy)
         undo.by(chosen.frozen.undo)
         undo.by(functools.partial(give_back, chosen.buildings, store))
         undo.by(functools.partial(forget, names))
         shared = chosen.frozen.share(store)
         take_over(chosen.buildings, store, names)
-        masters = Masters(store, *precision, in_terrace="states" in parts)
+        masters = Masters(store, *precision, in_terrace="states" in parts, host=host)
         shards = Shards(store, chosen.sharded, model, masters.gradient_like)
         own, in_memory = divide(store, chosen.whole, parts)
         beside = pieces.manage(store, [*shared, *own])
@@ -179,8 +191,13 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         move(store, managed, in_memory, shards, stepped, ranks, undo)
         masters.accumulate_wide()
     chosen.frozen.finish()
-    begin(model, store, chosen.frozen.store, managed, in_memory, shards, parts, masters, stepped)
+    begin(model, store, chosen.frozen.store, managed, in_memory, shards, parts, masters, step or "device", stepped)
     return model, optimizer
+
+
+def _elements(optimizers: list[optim.Optimizer]) -> int:
+    """Of all that they step."""
+    return sum(one.numel() for optimizer in optimizers for group in optimizer.param_groups for one in group["params"])
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -283,33 +300,39 @@ def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Clien
 
 
 def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str | None, precision: Precision,
-              in_backward: bool, optimizer: object) -> frozenset[str]:
+              step: str | None, in_backward: bool, optimizer: object) -> frozenset[str]:
     """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
     parts = job.parts | {"states"} if what in (None, AUTO) else wanted_parts(call, what, optimizer, in_backward)
     other = ("client is of another session" if client is not None and client is not job.store.client else
              f"place is {place!r}" if place not in (None, "host", job.store.place) else
              f"masters is {precision.masters}" if precision.masters not in (None, job.masters.dtype) and job.optimizers else
              f"gradients is {precision.gradients}" if precision.gradients not in (None, job.masters.gradients) else
+             f"step is {step!r}" if step not in (None, job.step) and (job.optimizers or job.masters) else
              f"step_in_backward is {in_backward}" if in_backward != job.in_backward else
              f"what is {sorted(parts)}" if (parts ^ job.parts) - {"states"} else "")
     if other:
         raise InvalidArgument(
             f"{call}: this model is offloaded already, and {other}: with another optimizer its parameters and gradients "
             f"stay as they are (place={job.store.place!r}, masters={job.masters.dtype}, gradients={job.masters.gradients}, "
-            f"step_in_backward={job.in_backward}, what={sorted(job.parts)}, with 'states' or without)")
+            f"step={job.step!r}, step_in_backward={job.in_backward}, what={sorted(job.parts)}, with 'states' or without)")
     return parts
 
 
 def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], grown: Grown, parts: frozenset[str],
-               precision: Precision, bytes_min: int, ranks: Ranks) -> None:
+               precision: Precision, step: str | None, bytes_min: int, ranks: Ranks) -> None:
     """Takes other optimizers for a model that is offloaded, and parameters that it was given since."""
     known = [one for one in map(managed_optimizer, optimizers) if one is not None]  # by which it is stepped already
     optimizers = [one for one in optimizers if managed_optimizer(one) is None]
     masters = job.masters
-    if precision.masters is not None and not masters:
-        masters = Masters(job.store, precision.masters, in_terrace="states" in parts)
-    if masters:
+    where = step or job.step
+    on_host = where == "host" and has_streams(job.store.device)
+    if (precision.masters is not None or on_host) and not masters:
+        host = host_store(_CALL, job.store, operations, _elements(optimizers)) if on_host else None
+        masters = Masters(job.store, precision.masters, in_terrace="states" in parts, host=host)
+    if masters.dtype is not None:
         check_taken(_CALL, Precision(masters.dtype, masters.gradients), model, optimizers)
+    if on_host:
+        check_step(_CALL, model, optimizers)
     _try(optimizers, masters.dtype)
     job.drop_gone()
     if job.in_backward and optimizers and not all(one.states.gone for one in job.optimizers):
@@ -328,25 +351,27 @@ def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], gr
         for one in stepped:
             _renew_states(one.states.optimizer, masters, undo)
         check_fits(job.store, *most_taken(job, model, grown, taken, [*known, *stepped]))
+        check_host_room([*known, *stepped])
         for of in (*job.parameters, *job.in_memory):
             if of.gradient is not None and of.parameter.requires_grad:
                 of.gradient.reserve()
         move_parameters(taken.managed, taken.in_memory, undo)
         for one in (*known, *stepped):
+            undo.by(one.states.bring_down())
             one.states.reserve()
             one.states.adopt_all()
         masters.accumulate_wide()
         ranks.finish()
-    job.masters = masters
+    job.masters, job.step = masters, where
     finish_grown(job, model, grown, taken)
     if stepped:
         job.step_with(stepped)
-    job.store.plan()
+    job.plan()
 
 
 def _renew_states(optimizer: optim.Optimizer, masters: Masters, undo: Undo) -> None:
     """Makes for masters those states that a constructor has made for weights."""
-    if masters:
+    if masters.dtype is not None:
         undo.by(functools.partial(renew_states, optimizer, None))
         renew_states(optimizer, masters.dtype)
 

@@ -66,7 +66,7 @@ def check_taken(call: str, precision: Precision, model: nn.Module, optimizers: S
     """The same of optimizers that may have nothing that could have masters."""
     names = {id(one): name for name, one in model.named_parameters()}
     narrow = [one for one in _stepped(optimizers) if one.dtype in NARROW]
-    _check_alone(call, narrow, names)
+    check_alone(call, narrow, names)
     for optimizer in optimizers:
         _check_states(call, optimizer, narrow, names)
     for one in model.modules() if precision.gradients is not None else ():
@@ -74,8 +74,8 @@ def check_taken(call: str, precision: Precision, model: nn.Module, optimizers: S
             raise InvalidArgument(f"{call}: {wrong_with(one, False, wide=True)}")
 
 
-def _check_alone(call: str, narrow: list[nn.Parameter], names: dict[int, str]) -> None:
-    """Raises for weights that have elements in common: each one's master would write to them."""
+def check_alone(call: str, narrow: list[nn.Parameter], names: dict[int, str]) -> None:
+    """Raises InvalidArgument for weights that have elements in common: each one's master would write to them."""
     spans = sorted((one.data_ptr(), one.data_ptr() + elements_spanned(one.shape, one.stride()) * one.itemsize, number)
                    for number, one in enumerate(map(local_of, narrow)))
     for (_, end, first), (begin, _, second) in itertools.pairwise(spans):

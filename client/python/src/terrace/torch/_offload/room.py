@@ -21,7 +21,7 @@ def most_at_once(model: nn.Module, store: Store, shards: Shards, in_memory: Sequ
     most, what = max(modules.largest(model, store), shards.largest(),
                      *((one.like.room_bytes, f"the gradient of '{one.name}'") for one in in_memory))
     for optimizer in stepped:
-        of_step, name = optimizer.states.largest()
+        of_step, name = optimizer.states.largest(store)
         if of_step > most:
             most, what = of_step, f"the optimizer's step on '{name}'"
     return most, what
@@ -31,6 +31,16 @@ def check_room(model: nn.Module, store: Store, shards: Shards, in_memory: Sequen
                stepped: Sequence[ManagedOptimizer]) -> None:
     """Looks at all that the job leases from its own session at once."""
     check_fits(store, *most_at_once(model, store, shards, in_memory, stepped))
+    check_host_room(stepped)
+
+
+def check_host_room(stepped: Sequence[ManagedOptimizer]) -> None:
+    """Looks at what steps lease of the host's memory at once, where the model is elsewhere."""
+    for optimizer in stepped:
+        states = optimizer.states
+        if states.own_store is not states.store:
+            most, name = states.largest(states.own_store)
+            check_fits(states.own_store, most, f"the optimizer's step on '{name}'")
 
 
 def check_fits(store: Store, most: int, what: str) -> None:

@@ -67,7 +67,8 @@ class Batch:
         what it was shown."""
         self._states = states
         self._stepped = stepped
-        self._store = states.store
+        self._store = states.own_store
+        self._weights = states.store
         self.parameters = parameters
         with raw():  # what has no gradient is leased if it is used all the same
             self._leased = [parameter for parameter in parameters if states.masters.own(parameter).grad is not None]
@@ -91,10 +92,15 @@ class Batch:
         self._writes_gradients = kinds.writes_gradients_unseen(self._states.optimizer)
         modes = (["write"] * len(found) + ["write" if self._writes_gradients else "read"] * len(gradients)
                  + ["read"] * len(read))
-        slots = [held.terrace_slot for _, held in (*found, *gradients)] + read
-        shown = enter(self._store, self._managed, slots, "write", modes)
+        slots = [held.terrace_slot for _, held in (*found, *gradients)]
+        if self._store is self._weights:
+            shown = enter(self._store, self._managed, slots + read, "write", modes)
+        else:
+            shown = enter(self._store, self._managed, slots, "write", modes[:len(slots)])
         self._entered = True
         try:
+            if self._store is not self._weights:
+                shown += self._weights.lease(read)
             self._show(found, gradients, shown)
         except BaseException:
             shown.clear()
@@ -171,7 +177,7 @@ class Batch:
             while self._gradients:
                 holder, held, tensor, seen, version = self._gradients[0]
                 if self._writes_gradients or seen._version != version:
-                    self._store.written(held.terrace_slot)
+                    held.terrace_store.written(held.terrace_slot)
                 if holder.get() is tensor:
                     holder.put(held)
                 self._end_lease(held, tensor)

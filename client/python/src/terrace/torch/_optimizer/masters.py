@@ -33,7 +33,8 @@ class GradientToCast(OffloadedTensor):
         """A new one, for a gradient in Terrace; split over ranks as its master is."""
         assert master.like is not None
         made: GradientToCast = make_subclass(cls, master.like.placeholder)
-        made.terrace_master, made.terrace_store, made.terrace_parameter = master, store, None
+        made.terrace_master, made.terrace_parameter = master, None
+        made.terrace_store = master.store if master.apart else store
         whole: torch.Tensor = split_as(master.stepped, made, master.like.placeholder)
         return whole
 
@@ -41,7 +42,7 @@ class GradientToCast(OffloadedTensor):
     def terrace_slot(self) -> Slot:  # type: ignore[override]
         """Where it is, from now on."""
         if "terrace_cast" not in self.__dict__:
-            self.terrace_cast = self.terrace_master.widened()
+            self.terrace_cast = self.terrace_master.for_step()
         found: Slot = local_of(self.terrace_cast).terrace_slot
         return found
 
@@ -55,7 +56,7 @@ class OfWeight(NamedTuple):
         held, seen = self.master.held_gradient(), self.master.stepped.grad
         if seen is not None and seen is not held and not _is_to_cast(seen):
             return seen  # the step's own
-        return held if held is not None and held.dtype == self.master.dtype else None
+        return held if held is not None and self.master.takes_as_it_is(held) else None
 
     def put(self, tensor: torch.Tensor) -> None:
         self.master.parameter.grad = tensor
@@ -74,12 +75,12 @@ def show_gradients(masters: Masters, stepped: Iterable[nn.Parameter]) -> None:
         if master is None or held is None:
             continue
         with raw():
-            if one.grad is None and held.dtype == master.dtype:
+            if one.grad is None and master.takes_as_it_is(held):
                 one.grad = held
             elif one.grad is None:
                 own = local_of(held)
                 there = isinstance(own, OffloadedTensor)
-                one.grad = GradientToCast.of_master(master, own.terrace_store) if there else held.to(master.dtype)
+                one.grad = GradientToCast.of_master(master, own.terrace_store) if there else master.made_for_step(held)
 
 
 def let_gradients_go(masters: Iterable[Master]) -> None:
@@ -87,6 +88,8 @@ def let_gradients_go(masters: Iterable[Master]) -> None:
     with raw():
         for one in masters:
             one.stepped.grad = None
+    for one in masters:
+        one.let_brought_go()
 
 
 class MastersOfBatch:
@@ -113,7 +116,7 @@ class MastersOfBatch:
         self._compared = [one for one in self._masters if one not in anew and not one.is_current()]
         with raw():
             self._narrow = [one for one in self._masters if isinstance(held := local_of(one.parameter.grad), OffloadedTensor)
-                            and held.dtype != one.dtype and (one.stepped.grad is None or _is_to_cast(one.stepped.grad))]
+                            and not one.takes_as_it_is(held) and (one.stepped.grad is None or _is_to_cast(one.stepped.grad))]
             return [*(slot for one in self._compared if (slot := one.own_slot) is not None),
                     *(local_of(one.parameter.grad).terrace_slot for one in self._narrow)]
 
@@ -121,7 +124,7 @@ class MastersOfBatch:
         from_terrace = [one for one in anew if one.own_slot is not None]
         to_terrace = [one for one in anew if one.slot is not None]
         own = self._store.lease([slot for one in from_terrace if (slot := one.own_slot) is not None])
-        shown = self._store.lease([one.slot for one in to_terrace if one.slot is not None], "overwrite")
+        shown = anew[0].store.lease([one.slot for one in to_terrace if one.slot is not None], "overwrite")
         own_of, shown_of = dict(zip(from_terrace, own, strict=True)), dict(zip(to_terrace, shown, strict=True))
         for one in anew:
             with torch.no_grad(), raw():
@@ -136,13 +139,17 @@ class MastersOfBatch:
             one.take_written(next(shown) if one.own_slot is not None else local_of(one.parameter).detach())
         self._due.extend(self._masters)
         for one in self._narrow:
-            self._show_gradient(one, split_as(one.stepped, next(shown).to(one.dtype)))
+            held = next(shown)
+            if one.brought is not None:
+                (held,) = one.store.lease([one.brought.terrace_slot])
+                held = held.clone()
+            self._show_gradient(one, split_as(one.stepped, one.made_for_step(held)))
         for one in self._masters:
             held = one.held_gradient()
             if held is None or one.stepped.grad is not None:
                 continue
-            if held.dtype != one.dtype:
-                self._show_gradient(one, held.to(one.dtype))
+            if not one.takes_as_it_is(held):
+                self._show_gradient(one, one.made_for_step(held))
             else:
                 with raw():
                     one.stepped.grad = held
@@ -173,10 +180,14 @@ class MastersOfBatch:
             now = one.stepped.grad
         held = one.held_gradient()
         changed = now is not made or made._version != version or (
-            written_unseen and (held is None or not same_bits(local_of(made), local_of(held))))
+            written_unseen and (held is None or not same_bits(local_of(made), local_of(held).to(local_of(made).device))))
         if changed:
-            now = one.give_gradient(now, True)
-        elif isinstance(local_of(held), OffloadedTensor):
+            one.forget_brought()
+            now = held = one.give_gradient(now, True)
+        there = isinstance(local_of(held), OffloadedTensor)
+        if one.apart and held is not None and not there:
+            now = one.made_for_step(held)
+        elif (one.apart or not changed) and there:
             now = GradientToCast.of_master(one, self._store)
         with raw():
             one.stepped.grad = now
@@ -227,7 +238,7 @@ def settle(store: Store, masters: Iterable[Master], stepped: Callable[[ManagedPa
     """Makes weights anew whose masters a step has written to while they were not at hand."""
     for one in [one for one in masters if one.written_since()]:
         shown = [] if one.managed is None else [one.managed]
-        enter(store, shown)
+        enter(one.store, shown)
         try:
             write_weights(store, deque([one]), stepped)
         finally:

@@ -85,7 +85,7 @@ class ManagedOptimizer:
         """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace. masters: the job's."""
         self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
         self.states = States(optimizer, store, shards, in_memory, parts, bytes_min, masters)
-        self.batch_bytes = batch_bytes_of(store)
+        self.batch_bytes = min(batch_bytes_of(store), batch_bytes_of(self.states.own_store))
         self._stepped: Callable[[], None] = lambda: None
         self._proxy_class = proxy_class(type(optimizer), bool(masters))
         self._run: Run | None = None  # of the script's step, while it goes on
@@ -107,7 +107,7 @@ class ManagedOptimizer:
             optimizer.register_state_dict_post_hook(self._after_state_dict)
         if self.in_backward:
             scaling.refuse_for(self)
-        elif self.states.masters:
+        elif self.states.masters.dtype is not None:
             scaling.widen_for(optimizer, self.states.widen_gradients)
 
     def _stepped_ahead(self) -> SteppedAhead:

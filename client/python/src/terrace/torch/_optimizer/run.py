@@ -50,7 +50,8 @@ class Run:
 
     def members(self) -> Iterator[tuple[Group, list[nn.Parameter]]]:
         """The groups, each with what the step is to see of it."""
-        self._states.store.drop_unneeded()
+        for store in dict.fromkeys((self._states.store, self._states.own_store)):
+            store.drop_unneeded()
         for index, group in enumerate(self.optimizer.param_groups):
             yield group, self._members_at(index, group)
 

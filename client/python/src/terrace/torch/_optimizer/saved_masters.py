@@ -53,7 +53,7 @@ def with_masters(states: States, saved: dict[str, Any]) -> dict[str, Any]:
     found = dict(saved["state"])
     for number, parameter in _numbered(states, saved["param_groups"]):
         master = states.masters.of(parameter)
-        if master is not None and master.made:
+        if master is not None and master.made and master.is_kept:
             found[number] = {**found.get(number, {}), MASTER: _shown(master)}
     return {**saved, "state": found}
 
@@ -91,7 +91,7 @@ def uncast(states: States, given: dict[str, Any]) -> dict[str, Any]:
 def check_master(states: States, parameter: nn.Parameter, shape: Any, what: str) -> None:
     """Raises InvalidArgument for a master that cannot be a parameter's. shape: its; None: there is none. what: in words, has
     it."""
-    if shape is not None and not states.masters:
+    if shape is not None and states.masters.dtype is None:
         raise InvalidArgument(f"{what} has a master ('{MASTER}'), and this optimizer steps weights themselves: give "
                               "masters=torch.float32 to terrace.torch.offload(), or take these out of the state")
     if shape is not None and tuple(shape) != tuple(parameter.shape):

@@ -39,7 +39,8 @@ class States:
                  parts: frozenset[str], bytes_min: int, masters: Masters):
         """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace. masters: the job's."""
         self._reference = weakref.ref(optimizer)
-        self.store = store
+        self.store = store  # of the weights and their gradients
+        self.own_store = store if masters.host is None else masters.host  # of the states, and of what is stepped
         self.masters = masters
         self._shards = shards
         self._in_memory = {id(one.parameter): one for one in in_memory}
@@ -72,7 +73,7 @@ class States:
     def managed_of(self, parameter: nn.Parameter) -> ManagedParameter | None:
         """What belongs to a parameter, if it is in Terrace."""
         managed: ManagedParameter | None = parameter.__dict__.get("terrace")
-        return managed if managed is not None and managed.store is self.store else None
+        return managed if managed is not None and managed.store in (self.store, self.own_store) else None
 
     def shard_of(self, parameter: nn.Parameter) -> ManagedShard | None:
         """What belongs to this rank's shard of a parameter, if that is in Terrace."""
@@ -148,16 +149,24 @@ class States:
                     keys.append((id(parameter), (key,)))
                     wanted.append((f"{of.name}/{key}", of.owner, self._made_like(of)))
         if wanted:
-            made = self.store.create(wanted)
+            made = self.own_store.create(wanted)
             self._slots += made
             self._reserved |= dict(zip(keys, made, strict=True))
 
-    def largest(self) -> tuple[int, str]:
-        """Bytes of the largest set that a step must lease at once, and the parameter's name."""
-        found = [(self._leased_bytes(parameter, of, of.room_bytes * self._named(group, of)), of.name)
+    def largest(self, store: Store) -> tuple[int, str]:
+        """Bytes of the largest set of a store that a step must lease at once, and the parameter's name."""
+        found = [(self._leased_from(store, parameter, of, of.room_bytes * self._named(group, of)), of.name)
                  for group in self.optimizer.param_groups for parameter in group["params"]
                  if (of := self.like_of(parameter)) is not None]
         return max(found, default=(0, ""))
+
+    def _leased_from(self, store: Store, parameter: nn.Parameter, of: Like, states_bytes: int) -> int:
+        master = self.masters.of(self.masters.own(parameter))
+        if self.own_store is self.store or master is None:
+            return self._leased_bytes(parameter, of, states_bytes)
+        if store is self.store:
+            return master.weight_room_bytes("gradients" in self._parts)
+        return master.master_room_bytes + states_bytes
 
     def _named(self, group: dict[str, Any], of: Like) -> int:
         """How many states of a parameter like this are in Terrace, of those that are named."""
@@ -206,7 +215,7 @@ class States:
                 continue
             before, made = copied.get(id(held), (nobody, None))
             if made is None or before() is not held:
-                made = OffloadedTensor.of(self._moved(of, where, held), self.store)
+                made = OffloadedTensor.of(self._moved(of, where, held), self.own_store)
                 copied[id(held)] = weakref.ref(held), made
             holder.put(made)
 
@@ -214,9 +223,9 @@ class States:
         _check_not_shown(of, ".".join(where[1]), held)
         slot = self._moved(of, where, held)
         if held.requires_grad or held._is_view() or isinstance(holder, InAttribute):  # its whole may come to it by C++
-            holder.put(OffloadedTensor.of(slot, self.store))
+            holder.put(OffloadedTensor.of(slot, self.own_store))
         else:
-            OffloadedTensor.take_place_of(held, slot, self.store)
+            OffloadedTensor.take_place_of(held, slot, self.own_store)
             if holder.get() is not held:
                 holder.put(held)
 
@@ -247,22 +256,37 @@ class States:
             if of is None:
                 continue
             for holder, path, held in list(kept_in(self.state_of(parameter))):
-                if isinstance(held, OffloadedTensor) and held.terrace_store is not self.store:
+                if isinstance(held, OffloadedTensor) and held.terrace_store is not self.own_store:
                     held = held.clone()  # of another job: from now on this one's own
                 if _can_be_moved(of, held, self._bytes_min):
                     yield holder, of, (id(self.masters.own(parameter)), path), held
+
+    def bring_down(self) -> Callable[[], None]:
+        """Has the states that there are on a GPU be on the CPU, where the step is the CPU's. What undoes it."""
+        before: list[tuple[Holder, Any]] = []
+
+        def undo() -> None:
+            for holder, value in before:
+                holder.put(value)
+
+        for state in self.optimizer.state.values() if self.own_store is not self.store else ():
+            for holder, _, held in list(kept_in(state)) if isinstance(state, dict) else ():
+                if held.device != self.own_store.device:
+                    before.append((holder, held))
+                    holder.put(held.to(self.own_store.device))
+        return undo
 
     def give_back(self) -> None:
         """Brings the states back that were moved to Terrace."""
         for state in self.optimizer.state.values():
             for holder, _, held in list(kept_in(state)) if isinstance(state, dict) else ():
-                if isinstance(held, OffloadedTensor) and held.terrace_store is self.store:
+                if isinstance(held, OffloadedTensor) and held.terrace_store is self.own_store:
                     holder.put(held.clone())
 
     def let_go(self) -> bool:
         """Deletes what its states are in, but for what the script has kept of them. Whether it has."""
         kept = [slot for slot in self._slots if slot.lazies or slot.shown]
-        self.store.forget(set(self._slots).difference(kept))
+        self.own_store.forget(set(self._slots).difference(kept))
         self._slots = kept
         self._reserved.clear()
         return bool(kept)
@@ -272,14 +296,14 @@ class States:
         slot = self._reserved.get(where)
         if slot is not None and not slot.lazies and not slot.shown and not _has_geometry_of(slot, value):
             self._slots.remove(slot)
-            self.store.forget([slot])
+            self.own_store.forget([slot])
             slot = None
         if slot is None or slot.lazies or slot.shown:
-            (slot,) = self.store.create([(f"{of.name}/{'.'.join(where[1])}", of.owner, value)])
+            (slot,) = self.own_store.create([(f"{of.name}/{'.'.join(where[1])}", of.owner, value)])
             self._slots.append(slot)
         self._reserved[where] = slot  # for what is loaded in its place
-        self.store.unneeded.discard(slot)
-        (shown,) = self.store.lease([slot], "overwrite")
+        self.own_store.unneeded.discard(slot)
+        (shown,) = self.own_store.lease([slot], "overwrite")
         copy_bits(shown, value)
         return slot
 

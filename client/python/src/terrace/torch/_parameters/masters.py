@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masters: of each trained parameter in a narrow type a copy in a wider one, which the optimizer steps in its place.
+"""Masters: of each trained parameter in a narrow type a copy in a wider one, which the optimizer steps in its place; and,
+where the step of a model on a GPU is the CPU's, of each trained parameter a copy there, of its own type or of a wider one.
 
 The weight is what its master rounds to. What a script writes to a weight its master takes over, when it is stepped next:
 an element that is still what the master rounds to keeps the master's.
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from .._device.streams import copied_down
 from .._leased.placeholder import elements_spanned
 from .._leased.slot import Slot, room_for
 from .._leased.store import Store
@@ -21,7 +23,7 @@ from .._pytorch.private import raw
 from .._pytorch.split import is_split, local_of, split_as
 from .._tensors.offloaded import OffloadedTensor
 from .forms import OwnForm, SecondForm
-from .gradient import Gradient
+from .gradient import Gradient, Room
 from .like import Geometry, Like
 from .parameter import ManagedParameter
 from .shard import Reference, ShardGradient
@@ -39,35 +41,51 @@ class Wanted(NamedTuple):
     like: Like | None  # what its job makes tensors like, if it has any of its
 
 
+class Stores(NamedTuple):
+    """Where a job's weights are, and where its masters are."""
+
+    weights: Store
+    masters: Store
+
+
 class Master(SecondForm):
     """The master of one parameter: an ordinary parameter, which is in Terrace or in memory. That of one that is split over
     ranks is split as it is, and this rank's shard of it is meant."""
 
-    def __init__(self, wanted: Wanted, dtype: torch.dtype, store: Store, slot: Slot | None, gradient_like: Like | None):
+    def __init__(self, wanted: Wanted, dtype: torch.dtype, stores: Stores, slot: Slot | None, gradient_like: Like | None):
         """slot: where it is in Terrace; None: it is in memory. gradient_like: what the weight's gradient is made like."""
         super().__init__(wanted.reference, wanted.own)
         self.dtype = dtype
         self.slot = slot
         self.managed: ManagedParameter | None = None  # what belongs to it as to a parameter in Terrace; not where it is split
         self.like: Geometry | None = None
-        self.store = store
+        self._weights, self.store = stores
+        self.apart = self.store.device != self._weights.device  # the weight is on a GPU, and it is the CPU's
+        self._brought: OffloadedTensor | None = None  # the weight's gradient, where a step has asked for it before its turn
+        self._room: Room | None = None  # where that goes
+        self._wide_like: Geometry | None = None  # what the weight's gradient is made like, of the master's type
         self.gradient: Gradient | ShardGradient | None = None if wanted.own is None else wanted.own.gradient
         self._gradient_like = gradient_like
         self._written_as = (-1, -1)  # how it was when its parameter was last made of it
         own, itself = wanted.like, wanted.parameter
         with ordinary(), raw():
-            shown = slot.placeholder if slot is not None else _empty(itself, dtype, local_of(itself).device)
+            shown = slot.placeholder if slot is not None else _empty(itself, dtype, self.store.device)
             self.stepped = nn.Parameter(split_as(itself, shown))  # what the optimizer is given in the parameter's place
         if own is not None:
             geometry = own.placeholder
-            self.like = Geometry(own.name, own.owner, slot.placeholder if slot is not None else store.space.take(
+            self.like = Geometry(own.name, own.owner, slot.placeholder if slot is not None else self.store.space.take(
                 geometry.shape, geometry.stride(), dtype))
         if slot is not None and is_split(itself):
-            self.stepped._local_tensor = OffloadedTensor.of(slot, store)  # type: ignore[attr-defined]
+            self.stepped._local_tensor = OffloadedTensor.of(slot, self.store)  # type: ignore[attr-defined]
         elif slot is not None:
-            self.managed = ManagedParameter(slot.name, self.stepped, slot, store)
+            self.managed = ManagedParameter(slot.name, self.stepped, slot, self.store)
             self.stepped.terrace = self.managed  # type: ignore[attr-defined]
             self.managed.hide()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it has more than its weight, so that it is saved beside it."""
+        return self.dtype != self.parameter.dtype
 
     # ---- What it is made of, and what is made of it
 
@@ -75,6 +93,10 @@ class Master(SecondForm):
         """Takes over what was written to the weight, of which this shows what is in this process. The master is shown."""
         with torch.no_grad(), raw():
             stepped = local_of(self.stepped).detach()
+            if not self.is_kept:
+                stepped.copy_(own.detach())
+                return
+            own = copied_down(own.detach()) if self.apart else own
             other = stepped.to(own.dtype).view(_BITS) != own.detach().view(_BITS)
             if stepped.device.type != "cpu" or bool(other.any()):  # on a GPU nobody waits for the answer
                 stepped.copy_(torch.where(other, own.to(self.dtype), stepped))
@@ -127,11 +149,49 @@ class Master(SecondForm):
             return held
         return self.give_gradient(held.to(self.dtype), isinstance(local_of(held), OffloadedTensor))
 
+    def takes_as_it_is(self, held: torch.Tensor) -> bool:
+        """Whether the step is given this gradient of the weight itself."""
+        return held.dtype == self.dtype and not self.apart
+
+    def made_for_step(self, held: torch.Tensor) -> torch.Tensor:
+        """What the step is given in the place of a gradient that it is not given as it is. held: it, over leased memory or
+        in memory."""
+        return (copied_down(held) if held.device != self.store.device else held).to(self.dtype)
+
+    @property
+    def brought(self) -> OffloadedTensor | None:
+        """The gradient, where a step has asked for it before its turn, on another device than the weight."""
+        return self._brought
+
+    def for_step(self) -> OffloadedTensor | None:
+        """The gradient in Terrace, of the master's type and where the master is, for a step that asks before its turn."""
+        if not self.apart:
+            return self.widened()  # type: ignore[return-value]
+        if self._brought is None:
+            held = self.held_gradient()
+            assert held is not None and self.like is not None
+            if self._room is None:
+                self._room = Room(self.like, [])
+            self._brought = self._room.take(self.store, self.made_for_step(held))
+        return self._brought
+
+    def forget_brought(self) -> None:
+        """The weight's gradient is another one now."""
+        self._brought = None
+
+    def let_brought_go(self) -> None:
+        """No step is under way. What it has written to the gradient is the weight's gradient from now on."""
+        brought, self._brought = self._brought, None
+        if brought is not None and brought.terrace_slot.writes:
+            self.give_gradient(brought.to(self.parameter.device), True)
+
     def give_gradient(self, made: torch.Tensor | None, in_terrace: bool) -> torch.Tensor | None:
         """Has the weight's gradient be this one. What becomes of it. in_terrace: is to be there, if it can."""
         parameter, gradient = self.parameter, self.gradient
+        if made is not None and self.apart:
+            made = made.to(parameter.device)
         if made is not None and gradient is not None and self.like is not None:
-            made = gradient.take_wide(self.like, made, in_terrace)
+            made = gradient.take_wide(self._like_of_wide(), made, in_terrace)
         with raw():
             parameter.grad = None
             if made is not None and parameter.grad_dtype not in (None, made.dtype):
@@ -141,12 +201,23 @@ class Master(SecondForm):
             parameter.grad = made
         return made
 
+    def _like_of_wide(self) -> Geometry:
+        assert self.like is not None
+        if not self.apart:
+            return self.like
+        if self._wide_like is None:
+            shape = self.like.placeholder
+            with ordinary():
+                self._wide_like = Geometry(self.like.name, self.like.owner,
+                                           self._weights.space.take(shape.shape, shape.stride(), self.dtype))
+        return self._wide_like
+
     def accumulate_in(self, dtype: torch.dtype | None) -> None:
         """Has gradients be added up in a wider type from now on; None: as autograd does."""
         held, parameter = self.held_gradient(), self.parameter
         if self.gradient is None:
-            self.gradient = (ShardGradient(self._reference, self.store, None) if is_split(parameter) else
-                             Gradient(parameter, self.store, None))
+            self.gradient = (ShardGradient(self._reference, self._weights, None) if is_split(parameter) else
+                             Gradient(parameter, self._weights, None))
         if self.gradient.in_backward or self.gradient.sum_in == dtype:
             return
         self.gradient.sum_in = dtype
@@ -165,27 +236,37 @@ class Master(SecondForm):
 
     def room_bytes(self, gradients: bool) -> int:
         """What a step leases of it and its weight where these are in Terrace. gradients: of the gradient, too."""
-        masters = 0 if self.slot is None else self.slot.room_bytes
+        return self.master_room_bytes + self.weight_room_bytes(gradients)
+
+    @property
+    def master_room_bytes(self) -> int:
+        """What a step leases of it where it is in Terrace."""
+        return 0 if self.slot is None else self.slot.room_bytes
+
+    def weight_room_bytes(self, gradients: bool) -> int:
+        """What a step leases of its weight where that is in Terrace. gradients: of the gradient, too."""
         own = 0 if self.own_slot is None else self.own_slot.room_bytes
-        return masters + own + (self._gradient_like.room_bytes if gradients and self._gradient_like is not None else 0)
+        return own + (self._gradient_like.room_bytes if gradients and self._gradient_like is not None else 0)
 
 
 class Masters:
     """Those of one job; there may be none."""
 
     def __init__(self, store: Store, dtype: torch.dtype | None, gradients: torch.dtype | None = None,
-                 in_terrace: bool = True):
-        """dtype: None: there are none. gradients: what they are accumulated in, if not in the weights' type. in_terrace:
-        they are there, but for those of parameters of which nothing is."""
+                 in_terrace: bool = True, host: Store | None = None):
+        """dtype: of those of weights in a narrow type; None: these have none. gradients: what they are accumulated in, if not
+        in the weights' type. in_terrace: they are there, but for those of parameters of which nothing is. host: all weights
+        have one, in the host's memory, which the CPU steps; None: they are where the weights are, and step there."""
         self.dtype = dtype
         self.gradients = gradients
+        self.host = host
         self._store = store
         self._in_terrace = in_terrace
         self._by: dict[int, Master] = {}  # by the id of the parameter
         self._by_stepped: dict[int, Master] = {}  # by the id of what is stepped in its place
 
     def __bool__(self) -> bool:
-        return self.dtype is not None
+        return self.dtype is not None or self.host is not None
 
     @property
     def all(self) -> Iterable[Master]:
@@ -194,7 +275,12 @@ class Masters:
 
     def wants(self, parameter: nn.Parameter) -> bool:
         """Whether a parameter is to have one, and has none."""
-        return self.dtype is not None and parameter.dtype in NARROW and parameter.requires_grad and self.of(parameter) is None
+        wanted = (self.dtype is not None and parameter.dtype in NARROW) if self.host is None else True
+        return wanted and parameter.requires_grad and self.of(parameter) is None
+
+    def dtype_of(self, parameter: nn.Parameter) -> torch.dtype:
+        """Of which type a parameter's master is."""
+        return parameter.dtype if self.dtype is None or parameter.dtype not in NARROW else self.dtype
 
     def before_their_job(self, parameters: Iterable[nn.Parameter]) -> list[Master]:
         """Those that parameters were given before a job had them."""
@@ -210,14 +296,14 @@ class Masters:
     def make(self, wanted: Sequence[Wanted]) -> None:
         """Makes masters, without content: each is made of its weight when it is stepped first. One that takes another's place
         has its content."""
-        assert self.dtype is not None
+        stores = Stores(self._store, self._store if self.host is None else self.host)
         there = [one for one in wanted if self._in_terrace and one.like is not None]
-        slots = self._store.create([(f"{one.like.name}/master", one.like.owner, _empty(one.parameter, self.dtype))
-                                    for one in there if one.like is not None])
+        slots = stores.masters.create([(f"{one.like.name}/master", one.like.owner, _empty(one.parameter, self.dtype_of(one.parameter)))
+                                       for one in there if one.like is not None])
         slot_of = dict(zip(map(id, (one.parameter for one in there)), slots, strict=True))
         for one in wanted:
             gradient_like = None if one.like is None else self.gradient_like(one.parameter, one.like)
-            made = Master(one, self.dtype, self._store, slot_of.get(id(one.parameter)), gradient_like)
+            made = Master(one, self.dtype_of(one.parameter), stores, slot_of.get(id(one.parameter)), gradient_like)
             before = self.of(one.parameter)
             self._by[id(one.parameter)] = self._by_stepped[id(made.stepped)] = made
             if before is not None:
@@ -273,7 +359,7 @@ class Masters:
         self._by = {key: one for key, one in self._by.items() if id(one) not in dropped}
         for one in gone:
             del self._by_stepped[id(one.stepped)]
-        self._store.forget([one.slot for one in gone if one.slot is not None])
+        (self._store if self.host is None else self.host).forget([one.slot for one in gone if one.slot is not None])
 
     def accumulate_wide(self) -> None:
         """Has gradients be added up in the type that was asked for, where they are not yet."""

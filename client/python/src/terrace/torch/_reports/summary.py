@@ -165,7 +165,7 @@ def summary(model: nn.Module | None = None) -> Summary | Overview:
 def _of_job(model: nn.Module, job: Job) -> Summary:
     modules: dict[str, ModuleSummary] = {}
     kept: list[str] = []
-    stores = [job.store] if job.shared is None else [job.store, job.shared]
+    stores = [*job.stores, *(() if job.shared is None else (job.shared,))]
     for store in stores:
         places = [offer.name for offer in store.client.places()] if store.client.session else []
         for slot in store.slots:
