@@ -19,8 +19,13 @@ from device_fixtures import (  # noqa: F401 (a fixture)
     seeded,
     small,
     train,
+    try_seeds,
+    under_seeds,
     weights,
 )
+from terrace.torch._device import streams
+from terrace.torch._leased.slot import Slot
+from terrace.torch._optimizer import later_batch
 from torch import nn
 
 PATIENCE_SECONDS = 0.002
@@ -293,7 +298,7 @@ def test_an_exception_in_a_step_leaves_the_next_one_right(small):
 
 def test_what_cannot_be_had(small):
     model, optimizer = build(PLAIN)
-    kept = weights(model)
+    kept, there = weights(model), small.tensors().keys()
     for options, error, said in (
             ({"step": "cpu"}, terrace.InvalidArgument, "step is 'cpu'; it is 'device'"),
             ({"step": 1}, TypeError, "step is 1; it is 'device' or 'host'"),
@@ -309,7 +314,7 @@ def test_what_cannot_be_had(small):
     with pytest.raises(terrace.InvalidArgument, match="show the same memory"):
         terrace.torch.offload(model, optimizer, client=small, step="host")
     assert_same(weights(model), {**kept, "blocks.0.first.weight": kept["blocks.0.second.weight"]})
-    assert type(model.head.weight) is nn.Parameter and not small.tensors()
+    assert type(model.head.weight) is nn.Parameter and small.tensors().keys() <= there
 
 
 def test_a_second_call_has_the_same_step(small):
@@ -322,3 +327,41 @@ def test_a_second_call_has_the_same_step(small):
     theirs, _ = build(recipe)
     trains_alike(model, second, (theirs, OnCpu(SGD(theirs.parameters(), 0.1, momentum=0.9))), recipe, 0)
     assert_ended(small)
+
+
+def loop(client):
+    """Weights after a loop that never waits for the device, and PyTorch's alone. A fresh model each time."""
+    def run(model, optimizer):
+        for step in range(3):
+            batch = torch.randn(16, 32, generator=torch.Generator().manual_seed(step)).to(DEVICE, torch.bfloat16)
+            (model(batch) - batch.roll(1, 0)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(model)
+
+    model, optimizer = narrow()
+    wanted = run(model, OnCpu(optimizer, FLOAT))
+    model, optimizer = narrow()
+    terrace.torch.offload(model, optimizer, client=client, step="host", masters=FLOAT, tensor_bytes_min=1)
+    assert_same(run(model, optimizer), wanted)
+
+
+def test_a_loop_that_never_waits_for_the_device(small):
+    under_seeds(lambda: loop(small), PATIENCE_SECONDS)
+    assert_ended(small)
+
+
+@pytest.mark.parametrize("planted", [
+    (streams.Mark, "come_before", lambda mark, stream: None),  # gradients go down before they are made
+    (later_batch, "wait_for_stream", lambda device: None),  # weights are used before they have come up
+    (Slot, "wait", lambda slot: None),  # or before they are stepped
+], ids=lambda each: each[1])
+def test_each_wait_that_is_left_out_is_found(small, monkeypatch, planted):
+    with monkeypatch.context() as patched:
+        patched.setattr(*planted)
+        failed = []
+        for attempt in range(4):
+            failed += try_seeds(lambda: loop(small), PATIENCE_SECONDS)
+            if failed:
+                break
+    assert failed

@@ -98,10 +98,13 @@ class Client(Session):
                          _checks.text(call, "share", share or ""),
                          "" if share is None else _checks.text(call, "share_use", share_use))
         self._tensors: dict[str, Tensor] = {}
+        self._before_close: set[Callable[[], None]] = set()  # waits for what goes on in the session
         self._at_close: list[Callable[[], None]] = []  # what is on its way would hold the session
 
     def close(self) -> None:
         """Ends the session: its tensors are gone. With leases still held it ends at the last one's release."""
+        for wait in list(self._before_close):
+            wait()
         super().close()
         for let_go in self._at_close:
             let_go()

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +72,25 @@ def copied_down(tensor: torch.Tensor) -> torch.Tensor:
     return made.copy_(tensor)
 
 
+def wait_for_stream(device: torch.device) -> None:
+    """Waits until a GPU has done what lies in this thread's current stream. The CPU has done so."""
+    if has_streams(device):
+        current_stream(device).synchronize()
+
+
+@contextlib.contextmanager
+def beside(device: torch.device, mark: Mark | None) -> Iterator[None]:
+    """Has what this thread does on a GPU lie in a stream of its own, behind a mark in another one. Does nothing on the CPU,
+    where there is no mark."""
+    if mark is None:
+        yield
+        return
+    stream = torch.Stream(device)
+    mark.come_before(stream)
+    with stream:
+        yield
+
+
 class Mark:
     """A mark in a GPU's current stream, as it is made."""
 
@@ -80,6 +100,10 @@ class Mark:
     def passed(self) -> bool:
         """Whether the GPU has come to it."""
         return bool(self._event.query())
+
+    def come_before(self, stream: Stream) -> None:
+        """Has what lies in a stream from now on wait for it."""
+        stream.wait_event(self._event)
 
 
 def generators() -> Sequence[torch.Generator]:

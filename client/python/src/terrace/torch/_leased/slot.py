@@ -20,6 +20,7 @@ from .._device.streams import stream_of, tensor_of
 from .._pytorch.storages import over
 from .placeholder import elements_spanned
 from .shown import remember
+from .updates import Update
 from .waits import Waits
 
 _PAGE_BYTES = 4096
@@ -38,7 +39,7 @@ class Slot:
     """One tensor in Terrace, of a fixed geometry: that of its placeholder."""
 
     __slots__ = ("__weakref__", "_cuda_device", "addressed", "aliases", "content", "dtype", "lazies", "lease", "name", "owner", "placeholder", "plain",
-                 "reference", "shard", "tensor", "waits", "writes", "writing")
+                 "reference", "shard", "tensor", "update", "waits", "writes", "writing")
 
     def __init__(self, name: str, owner: str, tensor: Tensor, placeholder: torch.Tensor):
         self.name = name
@@ -60,6 +61,13 @@ class Slot:
         self.writes = 0  # that there may have been, but for a step's
         self.aliases = 0  # uses by operations that something outlived
         self.waits = Waits()
+        self.update: Update | None = None  # what is being written to it, by another thread
+
+    def wait(self) -> None:
+        """Waits for what is being written to it."""
+        update = self.update
+        if update is not None:
+            update.wait()
 
     @property
     def parameter(self) -> Any:

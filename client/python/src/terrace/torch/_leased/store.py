@@ -115,9 +115,10 @@ class Store:
         with ordinary():
             made = [Slot(name, owner, tensor, self.space.take(like.shape, like.stride(), like.dtype))
                     for (name, owner, like), tensor in zip(wanted, tensors, strict=True)]
-        self.slots += made
-        self._tensors += tensors
-        self.bytes += sum(slot.nbytes for slot in made)
+        with self._lock:
+            self.slots += made
+            self._tensors += tensors
+            self.bytes += sum(slot.nbytes for slot in made)
         if self.bytes > self.guarantee_bytes:
             give_back_freed_memory()
         return made
@@ -140,10 +141,11 @@ class Store:
     def _remove(self, slots: list[Slot]) -> None:
         removed = set(slots)
         handles = {slot.tensor.handle for slot in slots}
-        self.unneeded -= removed
-        self.slots = [slot for slot in self.slots if slot not in removed]
-        self._tensors[:] = [tensor for tensor in self._tensors if tensor.handle not in handles]
-        self.bytes -= sum(slot.nbytes for slot in removed)
+        with self._lock:
+            self.unneeded -= removed
+            self.slots = [slot for slot in self.slots if slot not in removed]
+            self._tensors[:] = [tensor for tensor in self._tensors if tensor.handle not in handles]
+            self.bytes -= sum(slot.nbytes for slot in removed)
 
     def plan(self) -> None:
         """Fetches ahead from now on, if not everything fits."""
@@ -167,6 +169,8 @@ class Store:
         if has_streams(self.device):
             check_not_captured(self.device)
         slots = list(slots)
+        for slot in slots:
+            slot.wait()
         modes = [mode] * len(slots) if isinstance(mode, str) else mode
         shown: dict[Slot, torch.Tensor] = {}
         absent: dict[Slot, str] = {}
@@ -251,8 +255,9 @@ class Store:
         have to be asked for again."""
         if not self.unneeded or (has_streams(self.device) and not self._passed()):
             return
-        slots = [slot for slot in self.unneeded if not slot.shown]
-        self.unneeded.clear()
+        told = list(self.unneeded)  # to which other threads add
+        self.unneeded.difference_update(told)
+        slots = [slot for slot in told if not slot.shown]
         if not slots or self.fits():
             return
         try:

@@ -76,10 +76,12 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         weight is then rounded from. Masters are kept with the states ("states" in `what`), are leased by the optimizer's
         step alone, and are part of its state_dict(). What is written to a weight, its master takes over.
     gradients: torch.float32, with masters: gradients of these weights are accumulated in float32; None: in their type.
-    step: "device": the optimizer's step runs where the model is; "host": on the CPU, over masters and states in the host's
-        memory. Of a model on a GPU gradients go down, and weights come back. Its weights are those that PyTorch's CPU
-        optimizer comes to with the same gradients, bit for bit; a GPU's own arithmetic differs in last bits. None: "device",
-        or as the model's other optimizers.
+    step: "device": the optimizer's step runs where the model is; "host": on the CPU, and goes on in a thread of its own when
+        step() has returned, beside the next forward pass. Whoever uses a weight, a gradient or a state waits until that one
+        is stepped, and the numbers are the same. What the step fails with is raised where something waits for it. Of a model
+        on a GPU masters and states are in the host's memory; gradients go down, and weights come back. Its weights are those
+        that PyTorch's CPU optimizer comes to with the same gradients, bit for bit; a GPU's own arithmetic differs in last
+        bits. None: "device", or as the model's other optimizers.
     step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
         (a sixteenth of the guarantee, if that is less), so that gradients need no other room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
@@ -176,7 +178,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         own, in_memory = divide(store, chosen.whole, parts)
         beside = pieces.manage(store, [*shared, *own])
         managed = [*shared, *own, *beside]
-        stepped = [ManagedOptimizer(one, store, shards, in_memory, parts, bytes_min, step_in_backward, masters)
+        stepped = [ManagedOptimizer(one, store, shards, in_memory, parts, bytes_min, step_in_backward, masters, step == "host")
                    for one in steps]
         make_gradients(store, [*own, *in_memory], parts, masters, stepped)
         undo.by(masters.accumulate_as_before)
@@ -321,6 +323,8 @@ def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str 
 def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], grown: Grown, parts: frozenset[str],
                precision: Precision, step: str | None, bytes_min: int, ranks: Ranks) -> None:
     """Takes other optimizers for a model that is offloaded, and parameters that it was given since."""
+    for before in job.optimizers:
+        before.wait()
     known = [one for one in map(managed_optimizer, optimizers) if one is not None]  # by which it is stepped already
     optimizers = [one for one in optimizers if managed_optimizer(one) is None]
     masters = job.masters
@@ -339,8 +343,8 @@ def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], gr
         raise FailedPrecondition(
             "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has the optimizers of "
             "one call: let go of those before first, and of what refers to them, as a learning-rate scheduler does")
-    stepped = [ManagedOptimizer(one, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, masters)
-               for one in optimizers]
+    stepped = [ManagedOptimizer(one, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, masters,
+                                where == "host") for one in optimizers]
     with Undo() as undo:
         taken = take_in(job, model, grown, masters, stepped, undo)
         for one in stepped:

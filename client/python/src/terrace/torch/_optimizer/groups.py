@@ -19,6 +19,7 @@ from torch import nn, optim
 from ..._errors import FailedPrecondition
 from .._pytorch.private import is_asked_by_call
 from . import kinds
+from .later import Later
 from .members import Few, Members, Part
 from .once import Once
 from .run import DueRun, Group, Run
@@ -84,19 +85,23 @@ class _Groups(Sequence[Group]):
         run.by_number.append((found, dict(found), made))
         return made
 
-    def _batches(self) -> Iterator[tuple[Group, list[list[nn.Parameter]]]]:
+    def _batches(self, later: Later | None = None) -> Iterator[tuple[Group, list[list[nn.Parameter]]]]:
+        """later: takes what it can."""
         for group, members in self._run.members():
+            members = members if later is None else later.take(group, members)
             if members or not group["params"]:
                 yield group, list(self._run.batches(members, group))
 
     def _in_parts(self) -> Iterator[Group]:
-        for group, batches in self._batches():
+        for group, batches in self._batches(self._run.later):
             for batch in batches or [[]]:
                 members, given = Members(self._run, [batch]), dict(group)
                 part = {**given, "params": members}
                 with members:
                     yield part
                 _keep_written(group, given, part)
+        if self._run.later is not None:
+            self._run.later.begin()
 
     def _each(self, tried: kinds.Tried | None) -> Iterator[Group]:
         """tried: shows that a group which is not leased at once may be shown in parts; None: it may not."""

@@ -28,11 +28,13 @@ from . import kinds, scaling
 from .ahead import IN_BACKWARD, SteppedAhead
 from .due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
 from .groups import end_by_number, is_proxy, proxy_class, proxy_of
+from .later import Later, can_be_later, later_class
 from .once import OnceAStep
 from .own import Own
 from .run import DueRun, Run
 from .saved_masters import take_loaded, uncast, with_masters
 from .states import States
+from .waiting import wait_in
 
 BATCH_BYTES_MAX = 256 << 20
 _COMPILED = ("the step of an offloaded optimizer was compiled, or is run by compiled code, in which nothing can be leased: "
@@ -81,13 +83,17 @@ class ManagedOptimizer:
     """An optimizer whose steps run over leased memory."""
 
     def __init__(self, optimizer: optim.Optimizer, store: Store, shards: Shards, in_memory: Sequence[ParameterInMemory],
-                 parts: frozenset[str], bytes_min: int, in_backward: bool, masters: Masters):
-        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace. masters: the job's."""
+                 parts: frozenset[str], bytes_min: int, in_backward: bool, masters: Masters, on_host: bool = False):
+        """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace. masters: the job's. on_host:
+        the step is the CPU's, and goes on when step() has returned."""
         self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
+        self._returns_early = on_host and not in_backward
+        self._later: Later | None = None  # what of the last step was begun as it returned
         self.states = States(optimizer, store, shards, in_memory, parts, bytes_min, masters)
         self.batch_bytes = min(batch_bytes_of(store), batch_bytes_of(self.states.own_store))
         self._stepped: Callable[[], None] = lambda: None
         self._proxy_class = proxy_class(type(optimizer), bool(masters))
+        self._later_class = later_class(type(optimizer))
         self._run: Run | None = None  # of the script's step, while it goes on
         self._due = DueParameters(max(1, min(store.guarantee_bytes // DUE_PARTS, DUE_BYTES_MAX)))
         self._ahead: SteppedAhead | None = None  # what was stepped in backward since the last step(), if anything was
@@ -109,6 +115,11 @@ class ManagedOptimizer:
             scaling.refuse_for(self)
         elif self.states.masters.dtype is not None:
             scaling.widen_for(optimizer, self.states.widen_gradients)
+
+    def wait(self) -> None:
+        """Waits for what goes on of a step that has returned. Raises what it has failed with, if nobody was told."""
+        if self._later is not None and self._later.begun:
+            self._later.work.wait()
 
     def _stepped_ahead(self) -> SteppedAhead:
         with self._lock:
@@ -187,12 +198,17 @@ class ManagedOptimizer:
         if is_proxy(optimizer):
             return None  # a step that calls its base class's
         check_not_compiled(_COMPILED)
+        self.wait()
         if self._ahead is not None:
             self._ahead.check_options()
             self._check_left_as(self._ahead)
         if self._run is not None:
             self._run.abandon()  # it has failed
-        run = Run(self.states, self.batch_bytes, self._note_ahead, self._is_left if self.in_backward else None)
+        self._later = None
+        if self._returns_early and can_be_later(self.states.optimizer):
+            wait_in(self.states.optimizer, self.wait)
+            self._later = Later(self.states, self._later_class)
+        run = Run(self.states, self.batch_bytes, self._note_ahead, self._is_left if self.in_backward else None, self._later)
         self._run = run
         return (proxy_of(self.states.optimizer, self._proxy_class, run), *args[1:]), kwargs
 
@@ -233,6 +249,7 @@ class ManagedOptimizer:
         return with_masters(self.states, saved)
 
     def _before_load(self, _optimizer: Any, given: dict[str, Any]) -> dict[str, Any]:
+        self.wait()
         return uncast(self.states, given)
 
     def _after_load(self, optimizer: Any) -> None:

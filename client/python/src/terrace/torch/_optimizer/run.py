@@ -14,6 +14,7 @@ from .._parameters.parameter import ManagedParameter
 from . import kinds
 from .batch import Batch
 from .carried import Carried
+from .later import Later
 from .masters import StatesByMaster, let_gradients_go, settle, show_gradients
 from .states import States
 
@@ -24,13 +25,14 @@ class Run:
     """The run that the script has called for: it sees what no backward pass has stepped."""
 
     def __init__(self, states: States, batch_bytes: int, stepped: Callable[[ManagedParameter], None],
-                 is_left: Callable[[nn.Parameter], bool] | None):
+                 is_left: Callable[[nn.Parameter], bool] | None, later: Later | None = None):
         """stepped: is told of each parameter in Terrace that was stepped. is_left: whether one is to be stepped in this run,
-        as some are in the backward pass; None: all are."""
+        as some are in the backward pass; None: all are. later: what is to go on when the script's step() has returned."""
         self._states = states
         self._batch_bytes = batch_bytes
         self._stepped = stepped
         self._is_left = is_left
+        self.later = later
         self.keeps = False  # the step is none of PyTorch's own: it may come back to what it was shown
 
     @property

@@ -85,6 +85,7 @@ class CastForm(SecondForm):
         managed = self.managed
         managed.check()
         own = managed.slot
+        own.wait()  # before the lock, which who writes to it wants
         if own.shown and not managed.uses:  # by what was taken from it past the parameter
             raise NoCast
         with self._lock:
@@ -164,9 +165,17 @@ def write_casts(parameters: Sequence[ManagedParameter]) -> None:
     """A step has written to weights, which are shown yet: casts that were used since the step before are made anew. Those
     for which there is no room are made when they are used."""
     for managed in parameters:
-        for form in list(managed.casts.values()):
-            with raw(), contextlib.suppress(ResourceExhausted):
-                form.write_if_used(managed.parameter.detach())
+        if managed.casts:
+            with raw():
+                shown = managed.parameter.detach()
+            write_casts_of(managed, shown)
+
+
+def write_casts_of(managed: ManagedParameter, shown: torch.Tensor) -> None:
+    """The same of one weight, which is shown by this."""
+    for form in list(managed.casts.values()):
+        with raw(), contextlib.suppress(ResourceExhausted):
+            form.write_if_used(shown)
 
 
 class Cast(torch.Tensor):

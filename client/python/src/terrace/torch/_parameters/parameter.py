@@ -237,6 +237,7 @@ class ManagedParameter:
     def replace_data(self, value: torch.Tensor) -> None:
         """`parameter.data = value`: the same bytes from then on, in the same slot."""
         found = self.parameter
+        self.slot.wait()
         if value is found or value is self.taken.get(id(value)) or any(twin.is_for(value) for twin in self.twins):
             return
         if self.adapts and not self.uses and not self._like(value):

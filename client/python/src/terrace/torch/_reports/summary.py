@@ -163,6 +163,8 @@ def summary(model: nn.Module | None = None) -> Summary | Overview:
 
 
 def _of_job(model: nn.Module, job: Job) -> Summary:
+    for optimizer in job.optimizers:
+        optimizer.wait()
     modules: dict[str, ModuleSummary] = {}
     kept: list[str] = []
     stores = [*job.stores, *(() if job.shared is None else (job.shared,))]

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of an optimizer's step that goes on in a thread of its own when step() has returned.
+
+What the script may change meanwhile is fixed as step() comes to it: the groups' options, and which gradients there are. The
+step is given parameters of its own, over leased memory, so that nothing that the script has is another thing meanwhile. Who
+leases a weight, a gradient, a state or a master of it waits until that one is stepped. What cannot be so is left to step():
+what is in the process's memory, where nobody could be made to wait; what is leased at the time; what is stepped first, so
+that its states or its master are yet to be made; and optimizers whose step asks for more than this.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn, optim
+
+from .._device.streams import Mark, beside, has_streams
+from .._leased.slot import Slot
+from .._leased.updates import Work
+from .._parameters.parameter import ManagedParameter
+from .._pytorch.private import raw, unhooked
+from .._tensors.offloaded import OffloadedTensor
+from . import kinds
+from .later_batch import LaterBatch, Member
+from .states import States
+
+_BYTES_MAX = 16 << 20  # that are stepped together: who waits for one of them waits for all
+_PARTS = 16  # of the guarantee
+
+Group = dict[str, Any]
+
+
+def later_class(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
+    """A class of what the later part is given in its optimizer's place: the same, but for its groups and its states."""
+    return type(kind.__name__, (kind,), {"param_groups": property(lambda proxy: proxy.terrace_run),
+                                         "state": property(lambda proxy: proxy.terrace_run.states),
+                                         "terrace_proxy": True, "__slots__": ("terrace_run",)})
+
+
+class Later:
+    """The later part of one step: it is gathered, and then begun."""
+
+    def __init__(self, states: States, proxy_kind: type[optim.Optimizer]):
+        self._of = states
+        self._proxy_kind = proxy_kind
+        self._optimizer: optim.Optimizer | None = None  # once it has begun, until its end
+        self._known: dict[str, Any] = {}  # what the optimizer has itself
+        self._left: deque[tuple[Group, LaterBatch]] = deque()  # to be stepped, each with its group's options
+        self._mark: Mark | None = None
+        self.states: MutableMapping[Any, dict[str, Any]] = {}  # of what is at hand, as the step finds them
+        self.work = Work()
+        self.begun = False
+        self._claim = threading.Lock()  # held by who sees to its end
+        self._groups: Generator[Group] | None = None
+
+    # ---- Gathering, within step()
+
+    def take(self, group: Group, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """Takes of a group's parameters, as the step would see them, what can be stepped later. The others."""
+        now: list[nn.Parameter] = []
+        members: list[Member] = []
+        if group.get("capturable"):
+            return list(parameters)
+        for parameter in parameters:
+            member = self._member(group, parameter)
+            if member is None:
+                now.append(parameter)
+            else:
+                members.append(member)
+        if members:
+            options = {name: _fixed(value) for name, value in group.items() if name != "params"}
+            self._left += ((options, batch) for batch in self._batches(members))
+        return now
+
+    def _member(self, group: Group, stepped: nn.Parameter) -> Member | None:
+        """What is known of a parameter that can be stepped later; None: it cannot be."""
+        states = self._of
+        weight = states.masters.own(stepped)
+        managed = states.managed_of(weight)
+        with raw():
+            gradient = weight.grad
+        if managed is None or managed.kind is not nn.Parameter or managed.twins or not _is_at_rest(managed):
+            return None
+        if type(gradient) is not OffloadedTensor or gradient.terrace_store is not states.store or gradient.terrace_slot.shown:
+            return None
+        master = states.masters.of(weight)
+        if master is not None and (master.managed is None or not _is_at_rest(master.managed) or not master.is_current()):
+            return None
+        state = states.optimizer.state.get(weight, {})
+        named = kinds.states(states.optimizer, group, stepped.dim())
+        kept = {name: value for name, value in state.items() if isinstance(value, OffloadedTensor)}
+        if kept.keys() != set(named) or any(value.terrace_store is not states.own_store or value.terrace_slot.shown
+                                            for value in kept.values()):
+            return None
+        managed.check()
+        return Member(weight, managed, master, gradient, state, kept)
+
+    def _batches(self, members: Sequence[Member]) -> Iterator[LaterBatch]:
+        bytes_max = max(1, min(self._of.store.guarantee_bytes // _PARTS, self._of.own_store.guarantee_bytes // _PARTS, _BYTES_MAX))
+        batch: list[Member] = []
+        total = 0
+        for member in members:
+            size = sum(slot.room_bytes for slot in member.slots)
+            if batch and total + size > bytes_max:
+                yield LaterBatch(self._of, batch)
+                batch, total = [], 0
+            batch.append(member)
+            total += size
+        yield LaterBatch(self._of, batch)
+
+    def begin(self) -> None:
+        """All that step() itself does is done: begins the rest, if there is any."""
+        if not self._left:
+            return
+        try:
+            self.begun = True
+            self._optimizer = self._of.optimizer
+            self._known = dict(vars(self._optimizer))
+            for _, batch in self._left:
+                batch.update = self.work.update(batch.slots)
+                for member in batch.members:
+                    member.note_stepped()
+            if has_streams(self._of.store.device):
+                self._mark = Mark(self._of.store.device)
+            self._of.store.client._before_close.add(self.work.wait)
+            # a new thread, which has PyTorch's settings as they are now, and which the interpreter waits for
+            threading.Thread(target=self._run, name="terrace step", daemon=False).start()
+        except RuntimeError:  # there can be no more threads, as when the interpreter ends
+            self._run()
+            self.work.tell()
+        except BaseException:
+            if self._claim.acquire(blocking=False):  # the thread does not run, nor will it
+                self._end(None)
+            raise
+
+    # ---- In the thread
+
+    def _run(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
+        self.work.thread = threading.get_ident()
+        error: BaseException | None = None
+        try:
+            with beside(self._of.store.device, self._mark):
+                proxy: Any = object.__new__(self._proxy_kind)
+                object.__setattr__(proxy, "terrace_run", self)
+                proxy.__dict__ = self._known
+                unhooked(type(self._optimizer).step)(proxy)
+        except BaseException as failed:
+            left = [member.managed.name for _, batch in self._left for member in batch.members]
+            failed.add_note("terrace.torch: this is of optimizer.step(), which had returned and went on meanwhile. Of its "
+                            f"parameters it had not stepped all of {', '.join(left[:4])}{', ...' if len(left) > 4 else ''}")
+            error = failed
+            if self._groups is not None:
+                self._groups.close()  # the error's traceback has it
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        for _, batch in self._left:
+            batch.give_up()
+        self._left.clear()
+        self.states = {}
+        self._known.clear()  # an optimizer that the script has no more goes, though its last step is known
+        self._optimizer = self._groups = None
+        self._of.store.client._before_close.discard(self.work.wait)
+        self.work.end(error)
+
+    def __iter__(self) -> Iterator[Group]:
+        """The groups, as the step finds them: in parts, each of which is leased while the step is at it."""
+        self._groups = self._shown()
+        return self._groups
+
+    def _shown(self) -> Generator[Group]:
+        while self._left:
+            options, batch = self._left[0]
+            try:
+                self.states = batch.enter()
+                if len(self._left) > 1:
+                    self._left[1][1].fetch()
+                yield {**options, "params": list(self.states)}
+                batch.write_back()
+            finally:
+                self.states = {}
+                batch.leave()
+            self._left.popleft()
+
+
+def _is_at_rest(managed: ManagedParameter) -> bool:
+    """Whether nothing uses a parameter, or has its memory."""
+    return not (managed.uses or managed.slot.shown)
+
+
+def _fixed(value: Any) -> Any:
+    """An option as it is now, whatever the script changes it to: a number, or several, or tensors of one."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_fixed, value))
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def can_be_later(optimizer: optim.Optimizer) -> bool:
+    """Whether a step of an optimizer can go on when step() has returned: one of PyTorch's own, which asks for nothing but its
+    groups, gradients and states, and whose numbers depend on no setting of the process. Not while a fused one undoes a
+    GradScaler's scale, which the scaler changes."""
+    return type(optimizer) in _KINDS and getattr(optimizer, "grad_scale", None) is None
+
+
+_KINDS = (optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop,
+          optim.SGD)

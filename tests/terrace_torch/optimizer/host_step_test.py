@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows that with step="host", with which the optimizer's step goes on when step() has returned, losses and weights are
+PyTorch's, bit for bit; what of it is stepped before step() returns; and that a process that cannot have it steps all the
+same."""
+
+import dataclasses
+import gc
+import threading
+import weakref
+
+import pytest
+import terrace.torch
+import torch
+from held_fixtures import HeldClient, begun, gate, held, offloaded, same  # noqa: F401 (fixtures)
+from masters_fixtures import SMALL as NARROW
+from masters_fixtures import Copies, narrow
+from masters_fixtures import train as train_masters
+from model_fixtures import (  # noqa: F401 (fixtures)
+    Recipe,
+    assert_same,
+    build,
+    loss_of,
+    nothing_stays_leased,
+    restless,
+    train,
+    weights,
+)
+from terrace.torch._leased.store import Store
+from terrace.torch._offload.job import job_of
+from terrace.torch._parameters import casts
+from torch import nn
+
+SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
+MOMENTUM = (("lr", 0.1), ("momentum", 0.9))
+
+
+@pytest.mark.parametrize("recipe", [
+    Recipe(), Recipe(accumulation=2, clip=True), Recipe(checkpointing=False, frozen=True), Recipe(checkpointing=True, autocast=True),
+    Recipe(set_to_none=False), Recipe(kind=SGD, options=MOMENTUM), Recipe(kind=SGD, options=(("lr", 0.1),)),
+    Recipe(options=(("lr", 1e-3), ("fused", True))), Recipe(options=(("lr", 1e-3), ("foreach", True), ("amsgrad", True))),
+    Recipe(kind=torch.optim.Adafactor, options=(("lr", 1e-2),)), Recipe(kind=torch.optim.NAdam), Recipe(kind=torch.optim.ASGD),
+    Recipe(kind=torch.optim.Adagrad),
+], ids=str)
+@pytest.mark.parametrize("where", ["restless", "held"])
+@pytest.mark.usefixtures("nothing_stays_leased")
+def test_the_same_bits(request, where, recipe):
+    client = request.getfixturevalue(where)
+    recipe = dataclasses.replace(recipe, steps=4)
+    plain, plain_optimizer = build(recipe)
+    wanted = train(plain, plain_optimizer, recipe)
+    model, optimizer = offloaded(client, recipe)
+    assert train(model, optimizer, recipe) == wanted
+    assert_same(weights(model), weights(plain))
+    assert len(optimizer.state) == len(plain_optimizer.state)  # waits for the step
+    assert client.leased_bytes == 0 and client.held == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": torch.float32}])
+@pytest.mark.parametrize("where", ["restless", "held"])
+def test_masters(request, where, options):
+    client = request.getfixturevalue(where)
+    recipe = dataclasses.replace(NARROW, accumulation=2, clip=True)
+    copies = Copies(recipe, torch.bfloat16, options.get("gradients"))
+    wanted = train_masters(copies.model, None, recipe, steps=4, copies=copies)
+    model, optimizer = narrow(recipe, torch.bfloat16)
+    terrace.torch.offload(model, optimizer, client=client, masters=torch.float32, step="host", tensor_bytes_min=1, **options)
+    assert train_masters(model, optimizer, recipe, steps=4) == wanted
+    assert_same(weights(model), weights(copies.model))
+    for state, (_, master) in zip(optimizer.state_dict()["state"].values(), copies.pairs, strict=True):
+        assert torch.equal(state["terrace.master"], master)
+    assert client.leased_bytes == 0 and client.held == 0
+
+
+def test_weights_that_stay_in_memory_are_stepped_at_once(held, gate):
+    (plain, plain_optimizer), (model, optimizer) = begun(held)
+    model, optimizer = terrace.torch.offload(*build(Recipe()), client=held, step="host", tensor_bytes_min=4096)
+    plain, plain_optimizer = build(Recipe())
+    for of, steps in ((model, optimizer), (plain, plain_optimizer)):
+        torch.manual_seed(3)
+        for step in range(2):
+            loss_of(of, step).backward()
+            if not step:
+                steps.step()
+                steps.zero_grad()
+    plain_optimizer.step()
+    with gate.closed():
+        optimizer.step()
+        gate.await_arrival()
+        assert torch.equal(model.norm.weight, plain.norm.weight)
+        assert not gate.waits
+    same(weights(model), weights(plain))
+
+
+def test_what_a_script_keeps_of_a_weight_is_stepped_at_once(held, gate):
+    (plain, plain_optimizer), (model, optimizer) = begun(held)
+    kept = []
+    handle = model.blocks[0].wide.register_forward_hook(lambda module, *_: kept.append(module.weight.detach()[:]))
+    with torch.no_grad():
+        loss_of(model, 0)
+    handle.remove()
+    plain_optimizer.step()
+    with gate.closed():
+        optimizer.step()
+        gate.await_arrival()
+        assert torch.equal(kept[0], plain.blocks[0].wide.weight)
+        assert not gate.waits
+    same(weights(model), weights(plain))
+    kept.clear()
+
+
+@pytest.mark.parametrize("where", ["restless", "held"])
+def test_casts_of_weights(request, gate, monkeypatch, where):
+    """Forward uses what autocast casts weights to, which the step makes anew once it has stepped them."""
+    monkeypatch.setattr(casts, "BYTES_MIN", 1)
+    monkeypatch.setattr(Store, "fits", lambda _store: False)
+    client = request.getfixturevalue(where)
+    recipe = Recipe(autocast=True, blocks=2)
+    plain, plain_optimizer = build(recipe)
+    model, optimizer = offloaded(client, recipe)
+    assert train(model, optimizer, recipe) == train(plain, plain_optimizer, recipe)
+    assert any(slot.dtype == torch.bfloat16 for slot in job_of(model).store.slots)
+    for of, steps in ((plain, plain_optimizer), (model, optimizer)):
+        torch.manual_seed(6)
+        loss_of(of, 3, True).backward()
+        with gate.closed():
+            steps.step()
+            losses = [loss_of(of, 4, True).item() for _ in range(2)]
+            assert of is plain or gate.waits or where == "restless"
+        if of is plain:
+            wanted = losses
+    assert losses == wanted
+    same(weights(model), weights(plain))
+
+
+def test_several_optimizers(held):
+    """Their steps may go on at a time."""
+    def made():
+        model, _ = build(Recipe())
+        matrices = [one for one in model.parameters() if one.dim() > 1]
+        others = [one for one in model.parameters() if one.dim() < 2]
+        return model, [SGD(matrices, 0.1, momentum=0.9), ADAMW(others, 1e-3)]
+
+    plain, model = made(), made()
+    terrace.torch.offload(*model, client=held, step="host", tensor_bytes_min=1)
+    for of, optimizers in (plain, model):
+        torch.manual_seed(3)
+        for step in range(4):
+            loss_of(of, step).backward()
+            for one in optimizers:
+                one.step()
+            of.zero_grad()
+    same(weights(model[0]), weights(plain[0]))
+
+
+def test_stepping_in_backward_as_well(held):
+    recipe = Recipe(steps=3)
+    plain = build(recipe)
+    model = offloaded(held, recipe, step_in_backward=True)
+    assert train(*model, recipe) == train(*plain, recipe)
+    same(weights(model[0]), weights(plain[0]))
+
+
+def test_an_optimizer_that_is_gone_leaves_nothing(held):
+    _, (model, optimizer) = begun(held)
+    optimizer.step()
+    weights(model)
+    optimizer.state_dict()
+    gone = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert gone() is None
+
+
+def no_more(_thread):
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_process_that_can_have_no_more_threads(held, monkeypatch):
+    (plain, plain_optimizer), (model, optimizer) = begun(held)
+    plain_optimizer.step()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_more)
+        optimizer.step()
+    same(weights(model), weights(plain))
+
+
+def test_the_step_is_not_refused_room_by_what_runs_meanwhile(held):
+    """Forward and the step's thread lease side by side, and wait for each other's leases: neither is refused."""
+    with HeldClient(held.socket, guarantees={"host": 1 << 20}) as client:
+        recipe = Recipe(width=64, blocks=3, steps=4)
+        plain, (model, optimizer) = build(recipe), offloaded(client, recipe)
+        assert train(model, optimizer, recipe) == train(*plain, recipe)
+        same(weights(model), weights(plain[0]))
+
+
+class Counting(ADAMW):
+    """One of a user's own."""
+
+
+@pytest.mark.parametrize("kind", [Counting, torch.optim.Adafactor, torch.optim.Muon])
+def test_optimizers_that_ask_for_more_step_at_once(held, gate, kind):
+    torch.manual_seed(1)
+    model = nn.Linear(64, 64, bias=False)
+    optimizer = kind(model.parameters(), lr=1e-2)
+    terrace.torch.offload(model, optimizer, client=held, step="host", tensor_bytes_min=1)
+    with gate.closed():
+        for _ in range(2):
+            model(torch.ones(2, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not gate.came and not gate.waits
+
+
+def test_hooks_and_closures(held, gate):
+    """What runs before the step is seen by it, and what runs after sees the finished step."""
+    (plain, plain_optimizer), (model, optimizer) = begun(held)
+    said = {}
+
+    def run(of, steps):
+        seen = said[of] = []
+        steps.register_step_pre_hook(lambda *_: [one.grad.mul_(0.5) for one in of.parameters()] and None)
+        steps.register_step_post_hook(lambda *_: seen.append(of.head.weight.sum().item()))
+
+        def closure():
+            with torch.enable_grad():
+                loss = loss_of(of, 5)
+                loss.backward()
+            return loss
+
+        torch.manual_seed(6)
+        seen.append(steps.step(closure).item())
+
+    with gate.closed():
+        run(model, optimizer)
+        assert gate.came and gate.waits
+    run(plain, plain_optimizer)
+    assert said[model] == said[plain]
+    same(weights(model), weights(plain))
