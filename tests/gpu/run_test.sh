@@ -39,13 +39,13 @@ case $1 in
       [ "$(grep -c "^| $entry | [0-9]* | [^*]" "$summary")" = 1 ] || { echo "not one good result: $entry" >&2; exit 1; }
       [ -s "$results/$entry.txt" ] || { echo "no output: $entry" >&2; exit 1; }
     done
-    for row in up down both small lease miss block context train.fp32 train.backward train.masters; do
+    for row in up down both small lease miss block context train.fp32 train.backward train.masters train.host; do
       [ "$(grep -c "^| .hbm.$row. |" "$summary")" = 1 ] || { echo "not one row: hbm.$row" >&2; exit 1; }
     done
     for row in up down both small block; do # beside its reference, which was measured several times
       grep "^| .hbm.$row. |" "$summary" | grep -Eq '[0-9] to [0-9]' || { echo "no interval: hbm.$row" >&2; exit 1; }
     done
-    [ "$(grep '^|' "$summary" | tail -n 13 | sed 's/[^|]//g' | sort -u | wc -l)" = 1 ] || { echo "rows of different lengths" >&2; exit 1; }
+    [ "$(grep '^|' "$summary" | tail -n 14 | sed 's/[^|]//g' | sort -u | wc -l)" = 1 ] || { echo "rows of different lengths" >&2; exit 1; }
     [ "$(grep -c '^a trainer.s lease in HBM, after the daemon was killed: kept$' "$results/survival.txt")" = 1 ]
     [ "$(grep -c '^what was in HBM alone, served by the next daemon: kept$' "$results/survival.txt")" = 1 ]
     grep -q '^run: ok$' "$said"
