@@ -103,8 +103,9 @@ def test_fitting(restless, tmp_path, module, options):
     compare(restless, lambda: fit(tmp_path, Small(**module), **options))
 
 
-def test_masters(restless, tmp_path):
-    compare(restless, lambda: fit(tmp_path, Small(), precision="bf16-true"), masters=torch.float32)
+@pytest.mark.parametrize("step", ["device", "host"])
+def test_masters(restless, tmp_path, step):
+    compare(restless, lambda: fit(tmp_path, Small(), precision="bf16-true"), masters=torch.float32, step=step)
 
 
 def test_fitting_twice_testing_and_saving(restless, tmp_path):

@@ -190,12 +190,13 @@ def quantized(folder):
             load_in_4bit=True, bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("adapter", [None, LORA], ids=["all", "adapters"])
-def test_masters(restless, tmp_path, adapter):
+@pytest.mark.parametrize(("adapter", "step"), [(None, "host"), (LORA, "device")], ids=["all", "adapters"])
+def test_masters(restless, tmp_path, adapter, step):
     """Of a model in bfloat16; and of adapters, which TRL makes so over a quantized model."""
     def train(client):
         model = llama().bfloat16() if adapter is None else quantized(tmp_path / "base")
-        made = trainer_of(SFTTrainer, model, tmp_path, client, {"masters": torch.float32}, NARROW, peft_config=adapter)
+        made = trainer_of(SFTTrainer, model, tmp_path, client, {"masters": torch.float32, "step": step}, NARROW,
+                          peft_config=adapter)
         steps = [one for one in made.model.parameters() if one.requires_grad]
         assert {one.dtype for one in steps} == {torch.bfloat16}
         made.optimizer = (ByCopies if client is None else torch.optim.AdamW)(steps, lr=1e-2)

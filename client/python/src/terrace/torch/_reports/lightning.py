@@ -30,10 +30,11 @@ class LightningCallback(Callback):  # type: ignore[misc]
     """
 
     def __init__(self, *, client: Client | None = None, what: str | Iterable[str] | None = None, place: str | None = None,
-                 masters: torch.dtype | None = None, gradients: torch.dtype | None = None, share_frozen: bool = False,
+                 masters: torch.dtype | None = None, gradients: torch.dtype | None = None, step: str | None = None,
+                 share_frozen: bool = False,
                  tensor_bytes_min: int = TENSOR_BYTES_MIN, timeout: float = TIMEOUT_SECONDS):
         self._options: dict[str, Any] = {
-            "client": client, "what": what, "place": place, "masters": masters, "gradients": gradients,
+            "client": client, "what": what, "place": place, "masters": masters, "gradients": gradients, "step": step,
             "share_frozen": share_frozen, "tensor_bytes_min": tensor_bytes_min, "timeout": timeout}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

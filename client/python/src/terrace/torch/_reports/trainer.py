@@ -39,11 +39,12 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, *, client: Client | None = None, what: str | Iterable[str] | None = None,
                  place: str | None = None, masters: torch.dtype | None = None, gradients: torch.dtype | None = None,
-                 share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN, timeout: float = TIMEOUT_SECONDS):
+                 step: str | None = None, share_frozen: bool = False, tensor_bytes_min: int = TENSOR_BYTES_MIN, timeout: float = TIMEOUT_SECONDS):
         self.client = client
         self.what = what
         self.masters = masters
         self.gradients = gradients
+        self.step = step
         self.share_frozen = _checks.flag(_CALL, "share_frozen", share_frozen)
         self.place = None if place is None else _checks.text(_CALL, "place", place)
         self.tensor_bytes_min = _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40)
@@ -67,7 +68,7 @@ class TerraceCallback(TrainerCallback):  # type: ignore[misc]
         if resumed is not None:
             steps.state.clear()
         offload(model, optimizer, client=self.client, what=self.what, place=self.place, masters=self.masters,
-                gradients=self.gradients, share_frozen=self.share_frozen, tensor_bytes_min=self.tensor_bytes_min,
+                gradients=self.gradients, step=self.step, share_frozen=self.share_frozen, tensor_bytes_min=self.tensor_bytes_min,
                 timeout=self.timeout)
         if resumed is not None:
             steps.load_state_dict(resumed)
