@@ -93,8 +93,8 @@ def writes(model, step):
 def ways_to_train(client, _folder):
     for made, run in (({}, {"parts": 3}), ({"mp_policy": NARROW}, {"parts": 2, "sync": False}),
                       ({"reshard_after_forward": False, "frozen": True}, {"between": writes}),
-                      ({"checkpointing": False, "prefetch": True}, {"between": writes}), ({"width": 32}, {"bytes_min": 4096}),
-                      ({"options": (("lr", 1e-3), ("fused", True))}, {})):
+                      ({"options": (("lr", 1e-3), ("fused", True)), "checkpointing": False, "prefetch": True}, {"between": writes}),
+                      ({"width": 32}, {"bytes_min": 4096, "steps": 2})):
         model, _ = compare(client, made, **run)
         assert cast_slots(model)
     little_room(client)

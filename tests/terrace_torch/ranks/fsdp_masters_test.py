@@ -25,7 +25,7 @@ CHECKS = Checks()
 BFLOAT16, FLOAT = torch.bfloat16, torch.float32
 
 
-def train(model, optimizer, copies=None, *, begin=0, steps=3, parts=1, sync=True, clip=True, set_to_none=True, scaler=None):
+def train(model, optimizer, copies=None, *, begin=0, steps=2, parts=1, sync=True, clip=True, set_to_none=True, scaler=None):
     """The losses and norms of a run. copies: the plain loop's."""
     said = []
     wide = copies is not None and (copies.gradients is not None or scaler is not None)
@@ -83,12 +83,12 @@ HALF = MixedPrecisionPolicy(reduce_dtype=FLOAT)
 @CHECKS.check
 def ways_to_train(client, _folder):
     what_is_leased(client)
-    model, _, _ = compare(client, {}, {"parts": 3, "steps": 2})
+    model, _, _ = compare(client, {}, {"parts": 3})
     trained = [one for one in model.parameters() if one.numel()]
     masters = list(job_of(model).masters.all)
     assert len(masters) == len(trained) and all(one.slot is not None or not one.parameter._local_tensor.numel() for one in masters)
     for made, run in (({"mp_policy": HALF, "frozen": True}, {"parts": 3, "sync": False}),
-                      ({"reshard_after_forward": False}, {"set_to_none": False}), ({"checkpointing": False}, {})):
+                      ({"reshard_after_forward": False, "checkpointing": False}, {"set_to_none": False})):
         compare(client, made, run)
     compare(client, {}, {"parts": 3}, gradients=FLOAT)
     compare(client, {}, {"parts": 2}, bytes_min=4096)
@@ -102,7 +102,7 @@ def ways_to_train(client, _folder):
 def optimizers(client, _folder):
     for kind, *options in ((torch.optim.AdamW, ("fused", True)), (torch.optim.AdamW, ("foreach", False), ("amsgrad", True)),
                            (torch.optim.SGD, ("momentum", 0.9)), (torch.optim.Adagrad,), (SignMomentum,), (Collecting,)):
-        compare(client, {"kind": kind, "options": (("lr", 1e-2), *options)}, {"steps": 2})
+        compare(client, {"kind": kind, "options": (("lr", 1e-2), *options)})
 
 
 def slot_of(model, name):
