@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn, optim
 
+from .._optimizer.kept import kept_in
 from .._optimizer.sizes import state_bytes
 from .._parameters.masters import NARROW
-from .._pytorch.split import local_of
+from .._pytorch.split import bytes_of, local_of
 from .precision import Precision
 
 
@@ -32,14 +33,16 @@ class Needs:
 def needs_of_each(model: nn.Module, optimizers: Sequence[optim.Optimizer],
                   precision: Precision) -> Iterator[tuple[nn.Parameter, Needs]]:
     """What each parameter of a model takes that is trained with these optimizers. A model on the meta device will do."""
-    of_states = {number: size for optimizer in optimizers
-                 for number, size in state_bytes(optimizer, precision.masters).items()}
+    of_states: dict[int, int] = {}
+    for optimizer in optimizers:
+        for number, size in state_bytes(optimizer, precision.masters).items():
+            of_states[number] = max(size, of_states.get(number, 0))  # a wrapper's are its own and those of what it wraps
     for one in model.parameters():
         its, narrow = local_of(one), one.dtype in NARROW
         gradient = precision.gradients.itemsize if narrow and precision.gradients is not None else its.element_size()
         master = precision.masters.itemsize if narrow and precision.masters is not None else 0
         trained = its.numel() if one.requires_grad else 0
-        yield one, Needs(parameters=its.nbytes, gradients=trained * gradient, masters=trained * master,
+        yield one, Needs(parameters=bytes_of(one), gradients=trained * gradient, masters=trained * master,
                          states=of_states.get(id(one), 0))
 
 
@@ -53,7 +56,7 @@ def needs_of(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision:
 def made_already(model: nn.Module, optimizers: Sequence[optim.Optimizer]) -> Needs:
     """What of it there is already, in the process's memory or a GPU's."""
     parameters = list(model.parameters())
-    gradients = sum(local_of(one.grad).nbytes for one in parameters if one.grad is not None)
-    states = sum(local_of(value).nbytes for optimizer in optimizers for one in parameters
-                 for value in optimizer.state.get(one, {}).values() if hasattr(value, "nbytes"))
-    return Needs(parameters=sum(local_of(one).nbytes for one in parameters), gradients=gradients, masters=0, states=states)
+    kept = {id(tensor): tensor.nbytes for optimizer in optimizers for one in parameters
+            for _, _, tensor in kept_in(optimizer.state.get(one, {}))}
+    return Needs(parameters=sum(map(bytes_of, parameters)), masters=0, states=sum(kept.values()),
+                 gradients=sum(bytes_of(one.grad) for one in parameters if one.grad is not None))

@@ -20,7 +20,7 @@ from .._leased.store import Store
 from .._model import modules, operations
 from .._model.transforms import ask_transforms
 from .._optimizer import kinds, trial
-from .._optimizer.optimizer import ManagedOptimizer, inner_of, managed_optimizer, unwrapped
+from .._optimizer.optimizer import ManagedOptimizer, inner_of, managed_optimizer
 from .._parameters.masters import Masters
 from .._parameters.parameter import ManagedParameter, built
 from .._pytorch.split import is_split, local_of
@@ -42,6 +42,7 @@ from .precision import Precision, check_precision, check_taken, renew_states, wa
 from .quantized import Pieces
 from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
 from .room import check_fits, check_host_room, check_room, check_shared_room
+from .steppers import steppers
 from .stepping import check_step, host_store, wanted_step
 from .undo import Undo
 
@@ -129,7 +130,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     new = {} if job is None else job.new_in(model)
     steps = _check_asked(job, model, optimizer, step_in_backward, bool(new))
     for one in steps:
-        warn_of_another(model, one)
+        warn_of_another(_CALL, model, one, 4)
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
     asked = {**precision._asdict(), "step": step, "share_frozen": shares}
     if job is not None:
@@ -217,17 +218,12 @@ def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, in_backward:
     elif optimizer is None and not grown:
         raise FailedPrecondition(f"{_CALL}: this model is offloaded already; offload(model, optimizer) takes another "
                                  "optimizer for it")
-    given = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    if optimizer is not None and not given:
-        raise InvalidArgument(f"{_CALL}: the list of optimizers is empty; leave it out, or give those that step the model")
-    steps: list[optim.Optimizer] = [unwrapped(one) for one in given]
+    steps = steppers(_CALL, optimizer)
     for one in steps:
-        kinds.check(one)
         managed = managed_optimizer(one)
         if managed is not None and not (grown and job is not None and managed in job.optimizers):
             raise FailedPrecondition(f"{_CALL}: this optimizer is offloaded already; offload models that share one "
                                      "together, as a torch.nn.ModuleList of them")
-    _check_apart(steps)
     inner = [other for one in steps for other in inner_of(one)]
     if in_backward and inner:
         raise InvalidArgument(f"{_CALL}: step_in_backward=True cannot be had with a wrapper of another optimizer "
@@ -241,19 +237,6 @@ def _try(optimizers: list[optim.Optimizer], masters: torch.dtype | None) -> None
     """Tries those that are not known, once it is clear that they are given what they are to step."""
     for one in optimizers:
         trial.try_unknown(one, masters)
-
-
-def _check_apart(optimizers: list[optim.Optimizer]) -> None:
-    """Raises InvalidArgument for a parameter that two of them step."""
-    of: dict[int, optim.Optimizer] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for one in group["params"]:
-                other = of.setdefault(id(one), optimizer)
-                if other is not optimizer:
-                    raise InvalidArgument(
-                        f"{_CALL}: {type(other).__name__} and {type(optimizer).__name__} both step a parameter of shape "
-                        f"{tuple(one.shape)}: of several optimizers in one call each parameter belongs to one")
 
 
 def _check_parts_asked(what: Any, optimizer: object, in_backward: bool, shares: bool) -> frozenset[str]:

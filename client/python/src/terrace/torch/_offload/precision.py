@@ -77,7 +77,7 @@ def check_taken(call: str, precision: Precision, model: nn.Module, optimizers: S
 def check_alone(call: str, narrow: list[nn.Parameter], names: dict[int, str]) -> None:
     """Raises InvalidArgument for weights that have elements in common: each one's master would write to them."""
     spans = sorted((one.data_ptr(), one.data_ptr() + elements_spanned(one.shape, one.stride()) * one.itemsize, number)
-                   for number, one in enumerate(map(local_of, narrow)))
+                   for number, one in enumerate(map(local_of, narrow)) if not one.is_meta)
     for (_, end, first), (begin, _, second) in itertools.pairwise(spans):
         if begin < end:
             here, there = (names.get(id(narrow[number]), "a parameter") for number in (first, second))

@@ -276,13 +276,13 @@ def warn_of_shown(left: Iterable[tuple[str, str]]) -> None:
             "view or an array of a weight (.data, .detach(), .numpy()), an output whose graph is kept", stacklevel=4)
 
 
-def warn_of_another(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Warns, at the line that called offload(), of an optimizer that steps nothing of the model."""
+def warn_of_another(call: str, model: nn.Module, optimizer: torch.optim.Optimizer, level: int) -> None:
+    """Warns, at the line that is so many calls above, of an optimizer that steps nothing of the model."""
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if stepped.isdisjoint(map(id, model.parameters())):
         warnings.warn(
-            "terrace.torch.offload: the optimizer has none of this model's parameters, and will step none of them: was it "
-            "built for another model, or before this one was built anew?", stacklevel=4)
+            f"{call}: the optimizer has none of this model's parameters, and will step none of them: was it built for another "
+            "model, or before this one was built anew?", stacklevel=level)
 
 
 def _dense(parameter: torch.Tensor) -> bool:

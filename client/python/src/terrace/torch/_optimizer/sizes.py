@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import torch
@@ -14,6 +13,7 @@ from .._pytorch.private import unhooked
 from .._pytorch.split import local_of
 from .kept import kept_in
 from .kinds import may_keep_more, states
+from .trial import undisturbed
 from .twin import Twin
 
 _ADAMS = 8  # bytes for each element: two float32
@@ -43,8 +43,9 @@ def _of_copy(optimizer: optim.Optimizer, masters: torch.dtype | None) -> Mapping
     """Bytes for each element, by the number of a group and a parameter's dimensions; by None, the most of its parameters."""
     found: dict[tuple[int, int | None], float] = {}
     try:
-        twin = Twin(optimizer, False, masters)
-        _step(twin)
+        with undisturbed():
+            twin = Twin(optimizer, False, masters)
+            _step(twin)
     except Exception:  # whatever a step says that cannot be run by itself
         twin = None
     for number in range(len(optimizer.param_groups)):
@@ -52,8 +53,8 @@ def _of_copy(optimizer: optim.Optimizer, masters: torch.dtype | None) -> Mapping
         for member in twin.members if twin is not None else ():
             if member.number == twin.group_of[number] and member.parameter.requires_grad:
                 elements = member.parameter.numel()
-                kept = sum(tensor.nbytes for state in twin.state_of(member) for _, _, tensor in kept_in(state)
-                           if tensor.numel() * _LEAST_SHARE >= elements)
+                tensors = {id(tensor): tensor for state in twin.state_of(member) for _, _, tensor in kept_in(state)}
+                kept = sum(tensor.nbytes for tensor in tensors.values() if tensor.numel() * _LEAST_SHARE >= elements)
                 found[number, member.parameter.dim()] = kept / elements
                 found[number, None] = max(found[number, None], kept / elements)
     return found
@@ -64,6 +65,4 @@ def _step(twin: Twin) -> None:
     for member in twin.members:
         if member.parameter.requires_grad:
             member.parameter.grad = torch.full_like(member.parameter, 0.01)
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        unhooked(type(twin.optimizer).step)(twin.optimizer)
+    unhooked(type(twin.optimizer).step)(twin.optimizer)

@@ -71,7 +71,7 @@ def try_unknown(optimizer: optim.Optimizer, masters: torch.dtype | None = None) 
     if isinstance(optimizer, optim.LBFGS):
         raise InvalidArgument(f"terrace.torch.offload: {name} does not treat its parameters one by one, since {known}: {_ALONE}")
     try:
-        with _undisturbed():
+        with undisturbed():
             tried, differs = _tried(_Subject(optimizer, masters))
     except Untried as error:
         raise InvalidArgument(
@@ -87,7 +87,7 @@ def try_unknown(optimizer: optim.Optimizer, masters: torch.dtype | None = None) 
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """What is tried leaves nothing in the process: random numbers are as they were."""
     numbers, of_numpy = random.getstate(), numpy.random.get_state()
     with contextlib.ExitStack() as stack:
@@ -95,6 +95,8 @@ def _undisturbed() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.inference_mode(False))
+        if torch.get_default_device().type == "meta":  # as where a model is laid out that has no memory
+            stack.enter_context(torch.device("cpu"))
         if COMPILER in sys.modules:  # the same numbers need not be compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         warnings.simplefilter("ignore")

@@ -247,7 +247,7 @@ def _stepped_in(parameter: nn.Parameter, masters: torch.dtype | None) -> torch.d
 def _made(parameter: nn.Parameter, number: int, as_they_are: bool, dtype: torch.dtype) -> nn.Parameter:
     chance = torch.Generator().manual_seed(1000 + number)
     shape = tuple(local_of(parameter).shape) if as_they_are else _small(parameter)
-    value = torch.randn(shape, generator=chance).mul_(0.1).to(_device_of(parameter), dtype)
+    value = torch.randn(shape, generator=chance, device="cpu").mul_(0.1).to(_device_of(parameter), dtype)
     made = nn.Parameter(value, parameter.requires_grad)
     for name, said in vars(parameter).items():  # which a script has given it, and its optimizer may ask for
         if isinstance(said, PLAIN):

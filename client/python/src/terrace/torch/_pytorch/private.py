@@ -163,10 +163,33 @@ def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
                     enable_gqa: bool = False) -> torch.Tensor:
     """Attention as GPUs run it, of tensors on the meta device, where PyTorch takes the form that keeps all weights."""
-    del enable_gqa  # it takes fewer heads of keys and values as they are
+    if enable_gqa and query.shape[1] != key.shape[1]:  # which one kernel alone takes as they are, and takes no mask
+        if attn_mask is not None:
+            return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
+                                                              scale=scale, enable_gqa=True)
+        grouped: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal,
+                                                                                   scale=scale)[0]
+        return grouped
     bias = None if attn_mask is None else torch.empty_like(attn_mask, dtype=query.dtype)
     made: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
+    return made
+
+
+def _operations_of_groups(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
+    """Of products of matrices by groups, as experts' are, by shapes."""
+    return 2 * left[-2] * left[-1] * right[-1] * (left[0] if len(left) == len(right) == 3 else 1)
+
+
+# What PyTorch's counter of operations does not know.
+COUNTED: dict[Any, Callable[..., int]] = {torch.ops.aten._grouped_mm: _operations_of_groups}
+# Runs a backward pass without asking the modes that are on; with the roots, their gradients, and four flags.
+run_backward: Callable[..., Any] = torch.autograd.graph._engine_run_backward
+
+
+def fused_norm(given: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, eps: float | None) -> torch.Tensor:
+    """RMS norm as GPUs run it, of a tensor on the meta device."""
+    made: torch.Tensor = torch.ops.aten._fused_rms_norm(given, shape, weight, eps)[0]
     return made
 
 

@@ -23,6 +23,14 @@ def local_of(tensor: Any) -> Any:
     return getattr(tensor, "_local_tensor", tensor)
 
 
+def bytes_of(tensor: Any) -> int:
+    """What a tensor takes of this process's memory: of one that is over others, as quantized weights are, what those take."""
+    its = local_of(tensor)
+    if is_made_of_others(its):
+        return sum(bytes_of(getattr(its, name)) for name in its.__tensor_flatten__()[0])
+    return int(its.nbytes)
+
+
 def split_as(whole: Any, local: torch.Tensor, geometry: torch.Tensor | None = None) -> Any:
     """A DTensor that is split as another one is, of which this is the local tensor, of any type; the local tensor itself
     where the other is not split. geometry: an ordinary tensor of its geometry; None: it is one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -18,8 +19,11 @@ from ... import _checks
 from ..._errors import InvalidArgument, Unavailable
 from ..._serve import find_terraced
 from .._offload.needs import needs_of
-from .._offload.precision import Precision, wanted_precision
-from .._optimizer import kinds
+from .._offload.precision import check_precision, wanted_precision
+from .._offload.refusals import warn_of_another
+from .._offload.steppers import steppers
+from .._optimizer import trial
+from .._pytorch.split import is_split
 from .meta_forward import Forward
 from .workload import workload_of
 
@@ -59,7 +63,7 @@ class Estimate:
     masters: int
     states: int
     activations: int | None  # that autograd keeps of one batch; None: not known
-    flops: int | None  # of a step with one batch; None: not known
+    flops: int | None  # of the forward and the backward pass over one batch; None: not known
     why: str = ""  # they are not known
     step: StepEstimate | None = None
 
@@ -78,7 +82,7 @@ class Estimate:
 
 
 def estimate(model: nn.Module, optimizer: optim.Optimizer | Sequence[optim.Optimizer] | None = None, batch: Any = None, *,
-             masters: torch.dtype | None = None, gradients: torch.dtype | None = None, node: str | None = None,
+             masters: torch.dtype | None = None, gradients: torch.dtype | None = None, node: str | os.PathLike[str] | None = None,
              flops: float = _FLOPS) -> Estimate:
     """What training a model would take, by class of bytes, and how long a step would be on a node. Nothing is allocated.
 
@@ -89,39 +93,55 @@ def estimate(model: nn.Module, optimizer: optim.Optimizer | Sequence[optim.Optim
 
     model: anywhere; on the meta device it has no memory itself.
     optimizer: as for offload(). Of PyTorch's own, states are exact; of others, as a small copy keeps them.
-    batch: what the model is called with: a tensor, a list or tuple of arguments, or a dictionary of named ones. None:
-        activations are not known.
+    batch: what the model is called with: a tensor, a list or tuple of arguments, or a dictionary of named ones. Of integers, as
+        masks are, the model may look at values. None: activations are not known.
     masters, gradients: as for offload().
     node: a daemon's configuration with link speeds, or a name that `terracectl plan --node` takes, as "dgx-h100": with it a
         step with everything in Terrace is rehearsed, activations too. It needs a batch, and terrace-sim beside terraced.
     flops: floating-point operations a second that the device reaches. The default is 0.4 of an H100's peak in bfloat16.
 
-    InvalidArgument for an optimizer that cannot be offloaded, for a node without a batch, and for one that the job does not
+    InvalidArgument for an optimizer, or masters, that offload() would refuse, for a node without a batch, and for one that the job does not
     fit, or that nobody knows.
     Unavailable if there is no terrace-sim.
     """
     _checks.is_a(_CALL, "model", model, nn.Module, "a torch.nn.Module")
     precision = wanted_precision(_CALL, masters, gradients, optimizer)
-    optimizers = [] if optimizer is None else list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = steppers(_CALL, optimizer)
     for one in optimizers:
-        kinds.check(one)
+        warn_of_another(_CALL, model, one, 3)
+        trial.try_unknown(one, precision.masters)
+    check_precision(_CALL, precision, model, optimizers)
+    if node is not None:
+        _checks.is_a(_CALL, "node", node, (str, os.PathLike), "a name, or the path of a configuration")
     if not isinstance(flops, int | float) or not flops > 0:
         raise InvalidArgument(f"{_CALL}: flops is {flops!r}; it is a number of operations a second, above zero")
     needs = needs_of(model, optimizers, precision)
     forward, why = None, "give a batch"
     if batch is not None:
+        why = _in_the_way(model)
+    if not why:
         try:
-            forward = Forward(model, batch)
-        except Exception as error:  # whatever a forward pass says that looks at values
-            why = f"the forward pass does not run without values ({type(error).__name__}: {error})"
+            with torch.inference_mode(False), torch.enable_grad():
+                forward = Forward(model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model, batch)
+        except Exception as error:  # whatever a pass says that looks at values
+            why = f"the model does not run without values ({type(error).__name__}: {error})"
     made = Estimate(parameters=needs.parameters, gradients=needs.gradients, masters=needs.masters, states=needs.states,
                     activations=None if forward is None else forward.saved_bytes,
-                    flops=None if forward is None else 3 * forward.flops, why="" if forward is not None else why)
+                    flops=None if forward is None else forward.flops + forward.backward_flops, why="" if forward is not None else why)
     if node is not None:
         if forward is None:
             raise InvalidArgument(f"{_CALL}: a step on {node} is rehearsed from what a batch takes: {why}")
-        made.step = _rehearse(workload_of(model, optimizers, precision, forward, flops), node)
+        made.step = _rehearse(workload_of(model, optimizers, precision, forward, flops), os.fspath(node))
     return made
+
+
+def _in_the_way(model: nn.Module) -> str:
+    """Why a model is not to be run; empty: nothing is in the way."""
+    if any(map(is_split, model.parameters())):
+        return "fully_shard() has split the model: give it as it was before"
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        return "the meta device knows no autocast: call it outside, with the model in the type that it is to compute in"
+    return ""
 
 
 def _rehearse(workload: str, node: str) -> StepEstimate:

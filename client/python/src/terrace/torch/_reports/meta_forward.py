@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from .._pytorch.private import fused_attention
+from .._pytorch.private import COUNTED, run_backward
+from .._pytorch.split import is_made_of_others
 from .._pytorch.storages import StorageReference
+from .meta_functions import AsOnGpu
 
 
 @dataclasses.dataclass
@@ -28,12 +29,12 @@ class Call:
 
 
 class Forward:
-    """A forward pass of a model over a batch: calls in their order."""
+    """A forward pass of a model over a batch: calls in their order, and what the backward pass computes."""
 
     def __init__(self, model: nn.Module, batch: Any):
         """Raises whatever the model raises where its forward pass needs to look at values."""
         self.calls: list[Call] = []
-        self._counter = FlopCounterMode(display=False)
+        self._counter = FlopCounterMode(display=False, custom_mapping=COUNTED)
         self._seen: list[StorageReference] = []
         self._numbers: set[int] = set()
         self._counted = 0
@@ -41,23 +42,34 @@ class Forward:
         named |= dict(model.named_buffers(remove_duplicate=False))
         made: dict[int, torch.Tensor] = {}  # what is tied is one here too
         for one in named.values():
-            made.setdefault(id(one), torch.empty_like(one, device="meta").requires_grad_(one.requires_grad))
-        for one in made.values():
+            made.setdefault(id(one), _laid_out(one))
+        for one in filter(lambda one: not is_made_of_others(one), made.values()):
             self._is_new(one)  # a weight that is saved is none of the activations
         hooks = [module.register_forward_pre_hook(self._begins(list(module.parameters(recurse=False))))
                  for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
-        try:
-            with self._counter, _OnGpu(), saved_tensors_hooks(self._saved, lambda kept: kept):
-                self._result = functional_call(model, {name: made[id(one)] for name, one in named.items()},
-                                               *_arguments(on_meta(batch)))
-            self._end_call()
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+        def run(given: Any) -> None:
+            args, kwargs = _arguments(given)
+            try:
+                with saved_tensors_hooks(self._saved, lambda kept: kept):
+                    result = model(*args, **kwargs)
+                self._end_call()
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            outputs = tuple(_outputs(result))
+            if outputs:  # what is checkpointed runs once more
+                run_backward(outputs, tuple(map(torch.empty_like, outputs)), False, False, (), allow_unreachable=True,
+                             accumulate_grad=True)
+
+        with self._counter, AsOnGpu() as functions:
+            functional_call(_Run(model, run), {f"model.{name}": made[id(one)] for name, one in named.items()},
+                            (_on_meta(batch, functions),))
+        self.backward_flops = self._counter.get_total_flops() - self._counted
 
     @property
     def flops(self) -> int:
-        """Of all."""
+        """Of the forward pass."""
         return sum(call.flops for call in self.calls)
 
     @property
@@ -97,22 +109,46 @@ class Forward:
         return True
 
 
-class _OnGpu(TorchFunctionMode):
-    """Has attention be what it is on a GPU."""
+class _Run(nn.Module):
+    """A model with what is done with it while its parameters are others."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is nn.functional.scaled_dot_product_attention and args and args[0].dim() == 4:
-            return fused_attention(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+    def __init__(self, model: nn.Module, run: Callable[[Any], None]):
+        super().__init__()
+        self.model = model
+        self._run = run
+
+    def forward(self, batch: Any) -> None:
+        """Does it."""
+        self._run(batch)
 
 
-def on_meta(batch: Any) -> Any:
-    """A batch whose tensors have no memory."""
+def _laid_out(one: torch.Tensor) -> torch.Tensor:
+    """A weight that has no memory."""
+    made = one.detach().to("meta") if is_made_of_others(one) else torch.empty_like(one, device="meta")
+    return made.requires_grad_(one.requires_grad)
+
+
+def _on_meta(batch: Any, values: AsOnGpu) -> Any:
+    """A batch whose tensors have no memory. Integers' values are known, as masks are."""
     if isinstance(batch, torch.Tensor):
-        return batch.to("meta")
+        made = torch.empty_like(batch, device="meta").requires_grad_(batch.requires_grad)
+        if not batch.is_floating_point() and not batch.is_complex():
+            values.know(made, batch.detach().cpu().clone() if not batch.is_meta else batch)
+        return made
     if isinstance(batch, Mapping):
-        return {name: on_meta(one) for name, one in batch.items()}
-    return type(batch)(map(on_meta, batch)) if isinstance(batch, list | tuple) else batch
+        return {name: _on_meta(one, values) for name, one in batch.items()}
+    if isinstance(batch, list | tuple):
+        them = [_on_meta(one, values) for one in batch]
+        return type(batch)(*them) if hasattr(batch, "_fields") else type(batch)(them)
+    return batch
+
+
+def _outputs(made: Any) -> list[torch.Tensor]:
+    """What of a result a backward pass can begin with."""
+    if isinstance(made, torch.Tensor):
+        return [made] if made.requires_grad else []
+    them = made.values() if isinstance(made, Mapping) else made if isinstance(made, list | tuple) else ()
+    return [one for each in them for one in _outputs(each)]
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -16,7 +16,7 @@ from .meta_forward import Call, Forward
 
 def workload_of(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: Precision, forward: Forward,
                 flops: float) -> str:
-    """The file's lines: forward calls, the same backwards in twice the time, and a step for each call's parameters, whose own
+    """The file's lines: forward calls, the same backwards in the time of a backward pass, and a step for each call's parameters, whose own
     arithmetic takes no time. flops: a second, that the device reaches."""
     return _Workload(model, optimizers, precision, forward, flops).text
 
@@ -35,13 +35,14 @@ class _Workload:
                 self._gradients[id(one)] = self._tensor(needs.gradients, "grad", False)
             if needs.masters + needs.states:
                 self._states[id(one)] = self._tensor(needs.masters + needs.states, "optim", True)
+        backward = forward.backward_flops / forward.flops if forward.flops else 0
         calls = self._with_all(model, forward.calls)
         saved = [self._tensor(call.saved_bytes, "act", False) if call.saved_bytes else None for call in calls]
         for number, (call, made) in enumerate(zip(calls, saved, strict=True)):
             before = [saved[number - 1]] if number and saved[number - 1] is not None else []
             self._run(f"forward{number}", call.flops / flops, [*self._of(self._weights, call), *before], [made])
         for number, (call, made) in reversed(list(enumerate(zip(calls, saved, strict=True)))):
-            self._run(f"backward{number}", 2 * call.flops / flops, [*self._of(self._weights, call), made],
+            self._run(f"backward{number}", backward * call.flops / flops, [*self._of(self._weights, call), made],
                       self._of(self._gradients, call), [made])
         stepped: set[int] = set()
         for number, call in enumerate(calls):
