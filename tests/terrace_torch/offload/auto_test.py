@@ -15,8 +15,10 @@ from model_fixtures import (  # noqa: F401 (fixtures)
     train,
     weights,
 )
+from pytorch_optimizer import Lookahead
 from terrace.torch._device import free
 from terrace.torch._offload import auto
+from terrace.torch._offload.needs import made_already
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
@@ -66,6 +68,28 @@ def test_what_else_was_asked_for(restless, has_free, options, what):
     assert in_terrace(model.blocks[0].wide.weight) == ("parameters" in what)
 
 
+def test_reports_of_what_stays(has_free, capfd):
+    has_free(1 << 40)
+    model, optimizer = build(Recipe())
+    terrace.torch.offload(model, optimizer, what="auto")  # without a daemon
+    assert "parameters stay in the process's memory: " in str(said := terrace.torch.summary(model)) and said.nbytes == 0
+    terrace.torch.progress(model)
+    assert train(model, optimizer, Recipe())
+    assert capfd.readouterr().out == ""
+    with pytest.raises(terrace.FailedPrecondition, match="was not offloaded"):
+        terrace.torch.summary(build(Recipe())[0])
+
+
+def test_an_optimizer_in_a_wrapper_has_its_states_counted_once():
+    model = nn.Linear(64, 64)
+    optimizer = Lookahead(torch.optim.AdamW(model.parameters()))
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    of_both = [optimizer, optimizer.optimizer]
+    assert made_already(model, of_both).states >= 2 * bytes_of(model)
+    assert made_already(model, [optimizer, *of_both]) == made_already(model, of_both)
+
+
 def test_masters_are_in_terrace(restless, has_free, capfd):
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -98,6 +122,8 @@ def test_another_optimizer_for_a_model_that_is_offloaded(restless, has_free):
 def test_bad_input_is_refused_before_anything_is_chosen(restless, has_free):
     has_free(1 << 40)
     model, optimizer = build(Recipe())
+    with pytest.raises(terrace.InvalidArgument, match="step_in_backward=True needs the optimizer"):
+        terrace.torch.offload(model, client=restless, what="auto", step_in_backward=True)
     for options, said in (({"what": {"auto"}}, "what has 'auto'"), ({"what": "auto", "masters": torch.float32}, "masters=")):
         with pytest.raises(terrace.InvalidArgument, match=said):
             terrace.torch.offload(model, optimizer, client=restless, **options)

@@ -116,11 +116,22 @@ class Job:
 
 
 _jobs: weakref.WeakKeyDictionary[nn.Module, Job] = weakref.WeakKeyDictionary()
+_left: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def is_offloaded(model: nn.Module) -> bool:
     """Whether offload() was given this very model."""
     return model in _jobs
+
+
+def leave(model: nn.Module) -> None:
+    """offload() was given this model, and has left all of it where it is."""
+    _left.add(model)
+
+
+def was_left(model: nn.Module) -> bool:
+    """Whether it has, and has not offloaded it since."""
+    return model in _left and model not in _jobs
 
 
 def job_if_any(model: object) -> Job | None:

@@ -34,7 +34,7 @@ from .grown import Grown, most_taken, take_in
 from .grown import find as find_grown
 from .grown import finish as finish_grown
 from .init import client_of
-from .job import Job, begin, job_if_any
+from .job import Job, begin, job_if_any, leave
 from .moves import Names, destroy, divide, forget, give_back, make_gradients, move, move_parameters, take_over
 from .other_optimizers import step_others
 from .parts import wanted_parts
@@ -141,12 +141,14 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         _take_more(job, model, steps, grown, parts, precision, step, bytes_min, ranks)
         return model, optimizer
     if what == AUTO and not _device_of(model).type == "meta":
+        _check_parts_asked(None, optimizer, step_in_backward, shares)
         check_precision(_CALL, precision, model, steps)
         chosen_parts = choose(model, steps, precision, _device_of(model), in_backward=step_in_backward, shares=shares)
         say(model, chosen_parts)
         if not chosen_parts.parts and not (step == "host" and has_streams(_device_of(model))):
             check_alike(_CALL, ranks, model, asked)
             ranks.finish()
+            leave(model)
             return model, optimizer
         what = chosen_parts.parts or {"states"}  # which the CPU's step has in its own memory
     parts = _check_parts_asked(what, optimizer, step_in_backward, shares)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import nn
 
 from ... import _checks
-from .._offload.job import job_of
+from .._offload.job import job_of, was_left
 
 if TYPE_CHECKING:
     from .._leased.store import Store
@@ -62,12 +62,16 @@ def progress(model: nn.Module, *, every: int = 1, show: Callable[[str], None] = 
     has the seconds of a step; of its leases how many found all in place; what share of the time was spent in leasing;
     and how much was leased. show: what is called with each line.
 
+    Of a model that offload(what="auto") has left where it is, it says nothing.
+
     FailedPrecondition for a model that was not offloaded.
     """
     _checks.is_a(_CALL, "model", model, nn.Module, "a torch.nn.Module")
     _checks.is_a(_CALL, "show", show, Callable, "a function of a line")
-    store = job_of(model).store
     every = _checks.count(_CALL, "every", every, 1 << 40)
+    if was_left(model):
+        return
+    store = job_of(model).store
     meter, step = Meter(store), Meter(store)
     steps = 0
 

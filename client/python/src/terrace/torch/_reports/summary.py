@@ -12,7 +12,7 @@ from ... import _checks
 from .._activations.activations import shelves
 from .._device import heap
 from .._leased.waits import Waits
-from .._offload.job import Job, job_of, jobs
+from .._offload.job import Job, job_of, jobs, was_left
 
 if TYPE_CHECKING:
     from .._activations.shelf import Shelf
@@ -157,9 +157,14 @@ def summary(model: nn.Module | None = None) -> Summary | Overview:
     """
     if model is not None:
         _checks.is_a(_CALL, "model", model, nn.Module, "a torch.nn.Module, or None for all jobs")
-        return _of_job(model, job_of(model))
+        return _of_left(model) if was_left(model) else _of_job(model, job_of(model))
     return Overview([_of_job(one, job) for one, job in jobs()], [_of_shelf(shelf) for shelf in shelves()],
                     heap.price())
+
+
+def _of_left(model: nn.Module) -> Summary:
+    return Summary([], [(name, "there is room for all") for name, _ in model.named_parameters()], [], 0, 0, 0,
+                   type(model).__name__)
 
 
 def _of_job(model: nn.Module, job: Job) -> Summary:
