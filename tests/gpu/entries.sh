@@ -3,13 +3,13 @@
 # The entries of tests/gpu/run's queue, which sources this: each prints what it does, rows of the table that begin with '| `',
 # and 'result: ' with what is to stand in the summary. Whatever is started ends with the entry.
 
-work=$(mktemp -d "${TERRACE_TEST_FOLDER:-$PWD}/gpu-run-XXXXXX") # a disk with O_DIRECT: not /tmp, which may be memory
+work=$TERRACE_TEST_FOLDER # the entry's own
 sockets=$(mktemp -d)
 daemon=
 finish() {
   [ -z "$daemon" ] || kill "$daemon" 2>/dev/null || true
   [ -z "$daemon" ] || wait "$daemon" || true
-  rm -rf "$work" "$sockets"
+  rm -rf "$sockets"
 }
 trap finish EXIT
 trap 'exit 1' TERM

@@ -57,8 +57,26 @@ case $1 in
     if TERRACE_CUDA_LIBRARY=/no/such/driver "$here/run" --small --only conformance --results "$results" >"$said" 2>&1; then exit 1; fi
     grep -q '^| conformance | [0-9]* | \*\*failed\*\*: ' "$results/summary.md"
     grep -q 'run: failed: conformance' "$said"
-    if "$here/run" --only nothing >"$said" 2>&1; then exit 1; fi
-    grep -q 'there is no entry nothing: --list names them' "$said"
+    for name in nothing 'link.'; do
+      if "$here/run" --only "$name" >"$said" 2>&1; then exit 1; fi
+      grep -qF "there is no entry $name: --list names them" "$said"
+    done
+    # It is stopped: what ran is gone, and so is what it had on the disk.
+    export TERRACE_TEST_FOLDER=$results/disk
+    mkdir "$results/disk" "$results/stopped"
+    echo mine | tee "$results/stopped/mine.txt" >"$results/stopped/summary.md"
+    "$here/run" --fake --only conformance --results "$results/stopped" >"$said" 2>&1 &
+    run=$!
+    for _ in $(seq 600); do
+      [ ! -e "$results/stopped/conformance.txt" ] || break
+      sleep 0.1
+    done
+    if grep mine "$results/stopped/summary.md"; then exit 1; fi # an earlier run's
+    kill "$run"
+    if wait "$run"; then exit 1; fi
+    grep -q '^| conformance | [0-9]* | \*\*stopped\*\* |$' "$results/stopped/summary.md"
+    [ -e "$results/stopped/mine.txt" ]
+    rmdir "$results/disk"
     exit # the fake is not called
     ;;
   runs_from_a_bundle)
