@@ -107,6 +107,19 @@ def test_trainer(request, tmp_path, name):
         assert len(terrace.torch.summary(ours.model).modules) > 4
 
 
+def test_a_trainer_whose_step_goes_on_behind_it(restless, tmp_path):
+    """And what it saves is of the finished step."""
+    found = []
+    for name, callback in (("plain", None), ("ours", terrace.torch.TerraceCallback(client=restless, step="host", **OPTIONS))):
+        found.append(trainer("llama", tmp_path / name, callback, gradient_accumulation_steps=2, save_strategy="steps",
+                             save_steps=2))
+        found[-1].train()
+    compare(found[1], found[0])
+    saved = [torch.load(tmp_path / name / "checkpoint-2/optimizer.pt") for name in ("plain", "ours")]
+    for number, state in saved[0]["state"].items():
+        assert_same(saved[1]["state"][number], state)
+
+
 @pytest.mark.parametrize("gives", [False, True])
 def test_a_trainer_with_masters(restless, tmp_path, gives):
     """Clipping and a schedule; and resumed, by what the Trainer wrote, it goes on with the masters that there were."""

@@ -132,6 +132,25 @@ def test_casts_of_weights(request, gate, monkeypatch, where):
     same(weights(model), weights(plain))
 
 
+def test_what_would_take_the_room_of_others_is_stepped_at_once(held, gate):
+    """Of what the session is guaranteed it would take more than a quarter."""
+    torch.manual_seed(1)
+    plain, model = (nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 16)) for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    optimizers = [ADAMW(one.parameters(), 1e-2) for one in (plain, model)]
+    terrace.torch.offload(model, optimizers[1], client=held, step="host", tensor_bytes_min=1)
+    for of, optimizer in zip((plain, model), optimizers, strict=True):
+        for step in range(2):
+            of(torch.ones(2, 512)).square().mean().backward()
+            with gate.closed():
+                optimizer.step()
+                if step and of is model:
+                    gate.await_arrival()
+                    assert torch.equal(of[0].weight, plain[0].weight) and not gate.waits
+            optimizer.zero_grad()
+    same(weights(model), weights(plain))
+
+
 def test_several_optimizers(held):
     """Their steps may go on at a time."""
     def made():

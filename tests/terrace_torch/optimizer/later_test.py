@@ -284,6 +284,17 @@ def test_a_client_that_is_closed_ends_the_step(held, gate):
     assert optimizer.state  # no error was there to be told of
 
 
+def test_a_client_is_closed_though_the_step_has_failed(held, gate, monkeypatch):
+    client = HeldClient(held.socket, guarantees={"host": 4 << 20})
+    _, (_, optimizer) = begun(client)
+    with monkeypatch.context() as patched:
+        fails(patched, gate, after=0)
+        optimizer.step()
+        with pytest.raises(terrace.ResourceExhausted, match="says the test"):
+            client.close()
+    assert client.session == 0
+
+
 def test_a_forked_child_does_not_wait(held, gate):
     _, (model, optimizer) = begun(held)
     with gate.closed():

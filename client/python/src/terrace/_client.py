@@ -103,11 +103,13 @@ class Client(Session):
 
     def close(self) -> None:
         """Ends the session: its tensors are gone. With leases still held it ends at the last one's release."""
-        for wait in list(self._before_close):
-            wait()
-        super().close()
-        for let_go in self._at_close:
-            let_go()
+        try:
+            for wait in list(self._before_close):
+                wait()
+        finally:
+            super().close()
+            for let_go in self._at_close:
+                let_go()
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,8 @@
 What the script may change meanwhile is fixed as step() comes to it: the groups' options, and which gradients there are. The
 step is given parameters of its own, over leased memory, so that nothing that the script has is another thing meanwhile. Who
 leases a weight, a gradient, a state or a master of it waits until that one is stepped. What cannot be so is left to step():
-what is in the process's memory, where nobody could be made to wait; what is leased at the time; what is stepped first, so
+what is in the process's memory, where nobody could be made to wait; what is leased at the time, or would take room that what runs
+meanwhile may want; what is stepped first, so
 that its states or its master are yet to be made; and optimizers whose step asks for more than this.
 """
 
@@ -30,6 +31,7 @@ from .states import States
 
 _BYTES_MAX = 16 << 20  # that are stepped together: who waits for one of them waits for all
 _PARTS = 16  # of the guarantee
+_PARTS_ALONE = 4  # of it, of which one parameter may take one: the rest is for what runs meanwhile
 
 Group = dict[str, Any]
 
@@ -97,14 +99,22 @@ class Later:
                                             for value in kept.values()):
             return None
         managed.check()
-        return Member(weight, managed, master, gradient, state, kept)
+        member = Member(weight, managed, master, gradient, state, kept)
+        return member if self._leaves_room(member) else None
+
+    def _leaves_room(self, member: Member) -> bool:
+        weights, own = self._of.store, self._of.own_store
+        if own is weights:
+            return member.weight_bytes + member.own_bytes <= own.guarantee_bytes // _PARTS_ALONE
+        return (member.weight_bytes <= weights.guarantee_bytes // _PARTS_ALONE
+                and member.own_bytes <= own.guarantee_bytes // _PARTS_ALONE)
 
     def _batches(self, members: Sequence[Member]) -> Iterator[LaterBatch]:
-        bytes_max = max(1, min(self._of.store.guarantee_bytes // _PARTS, self._of.own_store.guarantee_bytes // _PARTS, _BYTES_MAX))
+        bytes_max = max(1, min(self._of.own_store.guarantee_bytes // _PARTS, self._of.store.guarantee_bytes // _PARTS, _BYTES_MAX))
         batch: list[Member] = []
         total = 0
         for member in members:
-            size = sum(slot.room_bytes for slot in member.slots)
+            size = member.weight_bytes + member.own_bytes
             if batch and total + size > bytes_max:
                 yield LaterBatch(self._of, batch)
                 batch, total = [], 0
@@ -166,7 +176,8 @@ class Later:
         self.states = {}
         self._known.clear()  # an optimizer that the script has no more goes, though its last step is known
         self._optimizer = self._groups = None
-        self._of.store.client._before_close.discard(self.work.wait)
+        if error is None:  # else whoever closes it may be the next to be told
+            self._of.store.client._before_close.discard(self.work.wait)
         self.work.end(error)
 
     def __iter__(self) -> Iterator[Group]:

@@ -42,9 +42,26 @@ class Member:
     @property
     def slots(self) -> list[Slot]:
         """All that is read or written."""
-        own = [self.managed.slot, *(one.terrace_slot for one in self.kept.values())]
-        own += [] if self.gradient is None else [self.gradient.terrace_slot]
-        return own + ([] if self.master is None or self.master.managed is None else [self.master.managed.slot])
+        return [*self._weights, *self._own]
+
+    @property
+    def _weights(self) -> list[Slot]:
+        return [self.managed.slot, *([] if self.gradient is None else [self.gradient.terrace_slot])]
+
+    @property
+    def _own(self) -> list[Slot]:
+        master = [] if self.master is None or self.master.managed is None else [self.master.managed.slot]
+        return [*master, *(one.terrace_slot for one in self.kept.values())]
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weight and its gradient take where they are leased."""
+        return sum(slot.room_bytes for slot in self._weights)
+
+    @property
+    def own_bytes(self) -> int:
+        """What the master and the states take there."""
+        return sum(slot.room_bytes for slot in self._own)
 
     @property
     def stepped_slot(self) -> Slot:
