@@ -218,7 +218,7 @@ TEST_F(CudaMover, ACopyOfSeveralThatFailsFailsThemAndNoneAfterThem) {
   const auto done = rig.settle();
   ASSERT_EQ(done.size(), 4U);
   EXPECT_TRUE(done.at(transfers[0].id).result);
-  for (int each = 1; each < 4; ++each) EXPECT_FALSE(done.at(transfers[each].id).result) << each;
+  for (std::size_t each = 1; each < transfers.size(); ++each) EXPECT_FALSE(done.at(transfers[each].id).result) << each;
   EXPECT_TRUE(rig.run(copy(sources[0], transfers[1].to, kBytes)).result);
 }
 
