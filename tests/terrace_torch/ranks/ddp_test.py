@@ -104,6 +104,18 @@ def ways_to_train(client, _folder):
 
 
 @CHECKS.check
+def a_step_that_goes_on(client, _folder):
+    """step() returns, and the ranks meet in the next backward pass."""
+    wrapper, wanted, optimizer = plain(client, Gpt)
+    said = train(wrapper, optimizer, parts=2)
+    model, optimizer = build()
+    wrapper = DistributedDataParallel(model)
+    terrace.torch.offload(wrapper, optimizer, client=client, tensor_bytes_min=1, step="host")
+    assert train(wrapper, optimizer, parts=2) == said
+    assert_same(weights(model), weights(wanted))
+
+
+@CHECKS.check
 def autocast(client, _folder):
     """Weights are leased as what autocast casts them to."""
     casts.BYTES_MIN, Store.fits = 1, lambda _store: False

@@ -112,6 +112,15 @@ def ways_to_train(client, _folder):
 
 
 @CHECKS.check
+def a_step_on_the_host(client, _folder):
+    plain, plain_optimizer = build()
+    wanted = train(plain, plain_optimizer)
+    model, optimizer = terrace.torch.offload(*build(), client=client, tensor_bytes_min=1, step="host")
+    assert train(model, optimizer) == wanted
+    assert_same(model.state_dict(), plain.state_dict())
+
+
+@CHECKS.check
 def optimizers(client, _folder):
     for kind, *options in ((torch.optim.AdamW, ("lr", 1e-3), ("foreach", True), ("amsgrad", True)),
                            (torch.optim.AdamW, ("lr", 1e-3), ("fused", True), ("maximize", True)),
