@@ -140,6 +140,11 @@ def weights(model):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
+def in_terrace(tensor):
+    """Whether a parameter, a gradient or a state is there, and not in memory."""
+    return type(tensor).__name__ in ("OffloadedTensor", "OffloadedParameter")
+
+
 def assert_same(one, other):
     """Tensors by name are equal bit for bit."""
     assert list(one) == list(other)

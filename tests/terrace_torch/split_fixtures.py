@@ -4,6 +4,7 @@ that masters are measured by."""
 
 import contextlib
 
+import masters_fixtures
 import terrace.torch
 import torch
 from model_fixtures import Gpt
@@ -58,7 +59,7 @@ def assert_same(one, other):
             assert value == other[name], name
 
 
-class Copies:
+class Copies(masters_fixtures.Copies):
     """A plain loop's: its optimizer steps copies in float32 of this rank's shards, and weights are copied from them."""
 
     def __init__(self, model, plain, gradients=None, options=()):
@@ -83,22 +84,6 @@ class Copies:
         """What was written to a weight is its master's."""
         for weight, master in self.pairs:
             master.detach().copy_(torch.where(weight.detach() == master.detach().bfloat16(), master.detach(), weight.detach()))
-
-    def take(self):
-        """Gives the masters what backward has made."""
-        for weight, master in self.pairs:
-            if weight.grad is not None:
-                made = weight.grad.float()
-                master.grad = made if master.grad is None else master.grad + made
-                weight.grad = None
-
-    def step(self, scaler=None):
-        self.take()
-        self.optimizer.step() if scaler is None else scaler.step(self.optimizer)
-        with torch.no_grad():
-            for weight, master in self.pairs:
-                weight.copy_(master)
-                master.grad = None
 
     def zero_grad(self):
         """Nothing is left by a step."""

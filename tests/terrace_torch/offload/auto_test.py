@@ -9,6 +9,7 @@ from model_fixtures import (  # noqa: F401 (fixtures)
     Recipe,
     assert_same,
     build,
+    in_terrace,
     nothing_stays_leased,
     restless,
     roomy,
@@ -24,10 +25,6 @@ from torch import nn
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
 CPU = torch.device("cpu")
-
-
-def in_terrace(tensor):
-    return type(tensor).__name__ in ("OffloadedTensor", "OffloadedParameter")
 
 
 @pytest.fixture
@@ -139,3 +136,7 @@ def test_free_memory_is_the_least_that_any_cgroup_leaves(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(free, "_available", lambda: 1 << 20)
     assert free.free_bytes(CPU) == 1 << 18
+    for wrong in ("0", "-1", "abc", ""):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", wrong)
+        with pytest.raises(terrace.InvalidArgument, match=f"LOCAL_WORLD_SIZE is '{wrong}'"):
+            free.free_bytes(CPU)

@@ -14,6 +14,7 @@ from model_fixtures import (  # noqa: F401 (fixtures)
     assert_same,
     build,
     compare,
+    in_terrace,
     loss_of,
     nothing_stays_leased,
     restless,
@@ -28,10 +29,6 @@ pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
 
 PARTS = ("parameters", "gradients", "states")
 SUBSETS = [set(some) for count in (1, 2, 3) for some in itertools.combinations(PARTS, count)]
-
-
-def in_terrace(tensor):
-    return type(tensor).__name__ in ("OffloadedTensor", "OffloadedParameter")
 
 
 @pytest.mark.parametrize("recipe", [

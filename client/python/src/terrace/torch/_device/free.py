@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ..._errors import InvalidArgument
 from .accelerators import in_force
 
 # A cgroup's limit and what is used of it, in cgroups of both versions, and what of the use the kernel can take back.
@@ -19,7 +20,10 @@ def free_bytes(device: torch.device) -> int:
     """Of a device's memory, for this process; of the host's, this rank's part where torchrun has started several."""
     if device.type != "cpu":
         return in_force().free_bytes(device)
-    return min(_available(), *_within_cgroups()) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if not (ranks.isdecimal() and int(ranks)):
+        raise InvalidArgument(f"LOCAL_WORLD_SIZE is {ranks!r}; it is the number of ranks on this node, 1 at least")
+    return min(_available(), *_within_cgroups()) // int(ranks)
 
 
 def _available() -> int:

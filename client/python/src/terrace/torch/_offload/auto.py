@@ -43,7 +43,7 @@ def choose(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: P
     room = f"{free // _MIB} MiB can be taken on {device}"
     names = list(model.parameters())
     if shares or built(names):
-        return Chosen(all_parts, "all goes to Terrace, as what init() has built and ranks share is there")
+        return Chosen(all_parts, "all goes to Terrace, where what init() has built, and what ranks share, has to be")
     if gradients + states <= free and not needs.masters:
         return Chosen(frozenset(), f"all stays where the model is: {(gradients + states) // _MIB} MiB are to come, and {room}")
     if optimizers and gradients <= free and not in_backward and not any(map(is_split, names)):
