@@ -10,6 +10,7 @@ import sys
 HERE = pathlib.Path(__file__).parent
 FIXTURES = [str(HERE / name) for name in ("e2e", "terrace_torch", "terrace_torch/optimizer")]
 sys.path[:0] = FIXTURES
+os.environ["TERRACE_WHAT"] = "all"  # small models have room where they are, and are to be offloaded all the same
 os.environ["PYTHONPATH"] = os.pathsep.join([*FIXTURES, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

@@ -109,7 +109,7 @@ entry_torch() {
   local tests=("$here"/python_gpu.py "$here"/python_gpu_training.py "$here"/python_gpu_masters.py)
   [ -z "$fake" ] || tests=("$here"/python_cuda.py)
   "$python" -c 'import pytest' 2>/dev/null || { echo "result: left out: $python has no pytest"; exit; }
-  TERRACED=$terraced TERRACE_TEST_FOLDER=$work env ${fake:+-u TERRACE_FAKE_CUDA_CONTROL} "$python" -m pytest -o addopts= -q -p no:cacheprovider --tb=short "${tests[@]}" | tee "$work/said" ||
+  TERRACED=$terraced TERRACE_WHAT=all TERRACE_TEST_FOLDER=$work env ${fake:+-u TERRACE_FAKE_CUDA_CONTROL} "$python" -m pytest -o addopts= -q -p no:cacheprovider --tb=short "${tests[@]}" | tee "$work/said" ||
     fail "the tests failed: $(grep -E '^(FAILED|ERROR)' "$work/said" | head -n 3 | tr '\n' ' ')"
   echo "result: $(tail -n 1 "$work/said")"
 }

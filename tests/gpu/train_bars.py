@@ -113,7 +113,7 @@ class Offloaded:
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         masters = {"masters": torch.float32} if way.masters else {}
-        terrace.torch.offload(model, self.optimizer, client=client, **masters, **way.options)
+        terrace.torch.offload(model, self.optimizer, client=client, what="all", **masters, **way.options)
 
     def step(self) -> None:
         """Steps, and drops the gradients."""

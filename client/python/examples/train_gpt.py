@@ -104,7 +104,7 @@ def start(way: str, client: terrace.Client, shape: Shape, recipe: Recipe, text: 
         leased = LeasedModel(client, shape, recipe, PLACE, device)
         return leased, train_leased(leased, client, text, steps)
     model, optimizer = build(shape, recipe, device)
-    model, optimizer = terrace.torch.offload(model, optimizer, client=client, place=PLACE, step_in_backward=True)
+    model, optimizer = terrace.torch.offload(model, optimizer, client=client, place=PLACE, what="all", step_in_backward=True)
     return model, train(model, optimizer, shape, recipe, text, steps, device)
 
 

@@ -41,7 +41,7 @@ def train(arguments: argparse.Namespace, daemon: contextlib.ExitStack) -> None:
     optimizer = recipe.optimizer(list(model.parameters()))
     if not arguments.plain:
         client = daemon.enter_context(terrace.serve(memory=arguments.memory, block=arguments.block))
-        model, optimizer = terrace.torch.offload(model, optimizer, client=client)  # the line
+        model, optimizer = terrace.torch.offload(model, optimizer, client=client, what="all")  # the line
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.steps)
     for step in range(arguments.steps):
         begin = time.perf_counter()

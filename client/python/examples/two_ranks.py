@@ -69,7 +69,7 @@ def train(arguments: argparse.Namespace) -> None:
     wrapped = split(model) if arguments.fsdp else nn.parallel.DistributedDataParallel(model)
     optimizer = recipe.optimizer(list(model.parameters()))
     if not arguments.plain:
-        wrapped, optimizer = terrace.torch.offload(wrapped, optimizer)  # the line
+        wrapped, optimizer = terrace.torch.offload(wrapped, optimizer, what="all")  # the line
     saved = Parts(model, optimizer) if arguments.fsdp else Whole(model, optimizer)
     begin = resume(arguments.checkpoint, saved)
     print(f"rank {rank} is process {os.getpid()} and begins with step {begin + 1}", flush=True)

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def has_free(monkeypatch):
     """Sets how many bytes are free, as far as auto asks."""
-    return lambda size: monkeypatch.setattr(auto, "free_bytes", lambda device: size * 5 // 4 + 4)
+    return lambda size: monkeypatch.setattr(auto, "free_bytes", lambda device: 2 * size + 1)
 
 
 def bytes_of(model):
@@ -114,6 +114,32 @@ def test_another_optimizer_for_a_model_that_is_offloaded(restless, has_free):
     other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     terrace.torch.offload(model, other, client=restless, what="auto")
     assert train(model, other, Recipe())
+
+
+@pytest.mark.parametrize(("said", "what"), [
+    (None, set()), ("auto", set()), ("all", {"parameters", "states"}), ("states", {"states"}),
+    ("parameters, gradients", {"parameters"})])
+def test_what_goes_where_the_script_does_not_say(restless, has_free, monkeypatch, said, what):
+    has_free(1 << 40)
+    monkeypatch.delenv("TERRACE_WHAT")
+    if said is not None:
+        monkeypatch.setenv("TERRACE_WHAT", said)
+    model, optimizer = build(Recipe())
+    terrace.torch.offload(model, optimizer, client=restless)
+    train(model, optimizer, Recipe(steps=1))
+    parameter = model.blocks[0].wide.weight
+    assert in_terrace(parameter) == ("parameters" in what)
+    assert in_terrace(optimizer.state[parameter]["exp_avg"]) == ("states" in what)
+
+
+def test_what_the_environment_cannot_say(restless, monkeypatch):
+    model, optimizer = build(Recipe())
+    for wrong in ("", "everything", "states,weights"):
+        monkeypatch.setenv("TERRACE_WHAT", wrong)
+        with pytest.raises(terrace.InvalidArgument, match=f"TERRACE_WHAT is '{wrong}'; it is 'auto', 'all'"):
+            terrace.torch.offload(model, optimizer, client=restless)
+    with pytest.raises(TypeError, match="what is 5; it is 'auto', 'all'"):
+        terrace.torch.offload(model, optimizer, client=restless, what=5)
 
 
 def test_bad_input_is_refused_before_anything_is_chosen(restless, has_free):

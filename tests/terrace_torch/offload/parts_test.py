@@ -118,8 +118,8 @@ def test_parameters_that_stay_are_the_script_s(roomy):
 
 
 @pytest.mark.parametrize("said, options", [
-    (r"what has 'weights'; it is a set of 'parameters', 'gradients' and 'states'", {"what": {"weights"}}),
-    (r"what is empty; .* at least one of them", {"what": ()}),
+    (r"what has 'weights'; it is 'auto', 'all', or a set of 'parameters'", {"what": {"weights"}}),
+    (r"what is empty; it is .auto., .all., or a set of .parameters.", {"what": ()}),
     (r"what has 'states', and no optimizer is given", {"what": {"states"}, "optimizer": None}),
     (r"step_in_backward=True steps parameters .* give what= 'parameters' as well",
      {"what": {"gradients", "states"}, "step_in_backward": True})])
@@ -147,7 +147,7 @@ def test_a_parameter_is_of_one_job(roomy, again):
 
 
 def test_what_is_no_set(roomy):
-    with pytest.raises(TypeError, match="what is 3; it is a set of 'parameters'"):
+    with pytest.raises(TypeError, match="what is 3; it is 'auto', 'all', or a set of 'parameters'"):
         terrace.torch.offload(nn.Linear(64, 64), client=roomy, what=3)
 
 

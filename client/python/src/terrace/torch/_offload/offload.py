@@ -29,7 +29,7 @@ from .._ranks.frozen import Frozen
 from .._ranks.fsdp import groups_of
 from .._ranks.shards import Shards
 from .._ranks.together import Ranks
-from .auto import AUTO, choose, say
+from .auto import choose, free_for, say
 from .grown import Grown, most_taken, take_in
 from .grown import find as find_grown
 from .grown import finish as finish_grown
@@ -37,7 +37,7 @@ from .init import client_of
 from .job import Job, begin, job_if_any, leave
 from .moves import Names, destroy, divide, forget, give_back, make_gradients, move, move_parameters, take_over
 from .other_optimizers import step_others
-from .parts import wanted_parts
+from .parts import ALL, AUTO, asked_parts, wanted_parts, what_by_default
 from .precision import Precision, check_precision, check_taken, renew_states, wanted_precision
 from .quantized import Pieces
 from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
@@ -68,9 +68,10 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         as they are. One that is not known is tried first on a small copy: it must come to the same numbers where it steps its
         parameters one by one (see declare()).
     client: the session to keep them in; None: the process's own, one for all calls that are not given one.
-    what: a set of "parameters", "gradients" and "states" (the optimizer's), which go to Terrace, while the others stay
-        in memory; None: all that there are; "auto": what there is no room for where the model is, states first, which it
-        says on standard error. Where there is room for all, nothing is offloaded.
+    what: "auto": what there is no room for where the model is goes to Terrace, states first, and a line on standard error
+        says so; where there is room for all, nothing is offloaded. "all": all that there are. A set of "parameters",
+        "gradients" and "states" (the optimizer's): these, while the others stay in memory. None: what the environment
+        variable TERRACE_WHAT says (names are separated by commas), and "auto" where it is not set.
     place: where they are leased, and computed with: "host" for a model on the CPU (or an emulated device's "device:N"),
         and for one on a GPU the "device:N" that is that GPU's memory; None: by where the model is.
     masters: torch.float32: the optimizer steps a copy in float32 of each trained weight in bfloat16 or float16, which the
@@ -114,12 +115,13 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     with Ranks(_CALL, ranks_of(model, shares), seconds) as ranks:
         precision = wanted_precision(_CALL, masters, gradients, optimizer)
         where = wanted_step(_CALL, step, optimizer)
-        return _offload(model, optimizer, client=client, what=what, place=place, precision=precision, step=where,
+        parts = asked_parts(_CALL, what)
+        return _offload(model, optimizer, client=client, what=parts, place=place, precision=precision, step=where,
                         step_in_backward=in_backward, ranks=ranks, shares=shares, tensor_bytes_min=tensor_bytes_min,
                         seconds=seconds)
 
 
-def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | Iterable[str] | None,
+def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | list[str] | None,
              place: str | None, precision: Precision, step: str | None, step_in_backward: bool, ranks: Ranks, shares: bool,
              tensor_bytes_min: int, seconds: float) -> tuple[Module, AnyOptimizer]:
     """ranks: that all do this now. shares: and have what is frozen in common."""
@@ -132,7 +134,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     for one in steps:
         warn_of_another(_CALL, model, one, 4)
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
-    asked = {**precision._asdict(), "step": step, "share_frozen": shares}
+    asked = {**precision._asdict(), "step": step, "share_frozen": shares, "what": what}
     if job is not None:
         parts = _parts_of(_CALL, job, client, what, place, precision, step, step_in_backward, optimizer)
         grown = find_grown(_CALL, job, model, new, bytes_min)
@@ -140,19 +142,15 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         check_alike(_CALL, ranks, model, asked)
         _take_more(job, model, steps, grown, parts, precision, step, bytes_min, ranks)
         return model, optimizer
-    if what == AUTO and not _device_of(model).type == "meta":
-        _check_parts_asked(None, optimizer, step_in_backward, shares)
-        check_precision(_CALL, precision, model, steps)
-        chosen_parts = choose(model, steps, precision, _device_of(model), in_backward=step_in_backward, shares=shares)
-        say(model, chosen_parts)
-        if not chosen_parts.parts and not (step == "host" and has_streams(_device_of(model))):
-            check_alike(_CALL, ranks, model, asked)
-            ranks.finish()
-            leave(model)
-            return model, optimizer
-        what = chosen_parts.parts or {"states"}  # which the CPU's step has in its own memory
-    parts = _check_parts_asked(what, optimizer, step_in_backward, shares)
-    pieces = Pieces(model, bytes_min, _device_of(model) if "parameters" in parts else None)
+    check_alike(_CALL, ranks, model, asked)
+    device = _device_of(model)
+    parts = _parts(model, optimizer, steps, what_by_default(_CALL) if what is None else what, device, precision, step,
+                   step_in_backward, ranks, shares)
+    if not parts:
+        ranks.finish()
+        leave(model)
+        return model, optimizer
+    pieces = Pieces(model, bytes_min, device if "parameters" in parts else None)
     names, left = eligible(model, bytes_min, "parameters" in parts, pieces.shown_with)
     left += pieces.left
     check_precision(_CALL, precision, model, steps)
@@ -162,7 +160,6 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         check_step(_CALL, model, steps)
     _try(steps, precision.masters)
     warn_of_shown(left)
-    check_alike(_CALL, ranks, model, asked)
     store = Store(chosen.client, chosen.place, seconds,
                   4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20), operations)
     store.left_alone = left
@@ -239,6 +236,20 @@ def _try(optimizers: list[optim.Optimizer], masters: torch.dtype | None) -> None
     """Tries those that are not known, once it is clear that they are given what they are to step."""
     for one in optimizers:
         trial.try_unknown(one, masters)
+
+
+def _parts(model: nn.Module, optimizer: object, steps: list[optim.Optimizer], what: str | list[str], device: torch.device,
+           precision: Precision, step: str | None, in_backward: bool, ranks: Ranks, shares: bool) -> frozenset[str]:
+    """The parts that go to Terrace; none where all of them have room where the model is, and may stay there."""
+    if what != AUTO or device.type == "meta":  # which is refused by name
+        return _check_parts_asked(ALL if what == AUTO else what, optimizer, in_backward, shares)
+    _check_parts_asked(ALL, optimizer, in_backward, shares)
+    check_precision(_CALL, precision, model, steps)
+    free = min(ranks.together(functools.partial(free_for, device)))
+    chosen = choose(model, steps, precision, device, free, in_backward=in_backward, shares=shares)
+    say(model, chosen)
+    of_host_step = frozenset({"states"} if step == "host" and has_streams(device) else ())  # are in the CPU's memory
+    return chosen.parts or of_host_step
 
 
 def _check_parts_asked(what: Any, optimizer: object, in_backward: bool, shares: bool) -> frozenset[str]:
