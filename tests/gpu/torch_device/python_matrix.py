@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that terrace.torch on the test device has the bits of plain PyTorch there: losses, norms and weights, in the
 combinations of what is offloaded with how it is trained, each under the order of a seed of its own, where HBM holds a
-part of it."""
+part of it. Under autocast weights are leased as what it casts them to."""
 
 import contextlib
 import dataclasses
@@ -15,12 +15,14 @@ from device_fixtures import (  # noqa: F401 (a fixture)
     assert_ended,
     assert_same,
     build,
+    offloaded_pair,
     plain_run,
     seeded,
     small,
     train,
     weights,
 )
+from terrace.torch._parameters import casts
 
 PATIENCE_SECONDS = 0.002
 SGD = torch.optim.SGD
@@ -37,6 +39,12 @@ OFFLOADED = {
     "model and optimizer": {}, "stepping in backward": {"step_in_backward": True},
     "activations": None, "all": {}, "all, stepping in backward": {"step_in_backward": True},
 }
+
+
+@pytest.fixture(autouse=True)
+def pays(monkeypatch):
+    """Casts pay however small a weight is."""
+    monkeypatch.setattr(casts, "BYTES_MIN", 1)
 
 
 def run_with(client, recipe, offloaded, saved=contextlib.nullcontext):
@@ -85,4 +93,13 @@ def test_the_same_bits_of_optimizers(small, recipe, offloaded):
         found = run_with(small, recipe, offloaded)
     assert found[0] == said
     assert_same(found[1], there)
+    assert_ended(small)
+
+
+def test_weights_are_leased_as_what_autocast_casts_them_to(small):
+    recipe = WAYS["bf16, checkpointing"]
+    model, optimizer = offloaded_pair(small, recipe)
+    train(model, optimizer, recipe)
+    cast = {name.rsplit("/", 2)[-2] for name in small.tensors() if name.endswith("/bfloat16")}
+    assert cast == {name for name, one in model.named_parameters() if one.dim() == 2}
     assert_ended(small)

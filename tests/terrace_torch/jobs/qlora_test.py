@@ -173,7 +173,7 @@ def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch):
     assert len(blocks) == page.count("```") // 2 == 3
     monkeypatch.chdir(tmp_path)
     plain = {}
-    exec(blocks[0].replace("model, optimizer = terrace.torch.offload(model, optimizer)", "pass"), plain)
+    exec(blocks[0].replace('model, optimizer = terrace.torch.offload(model, optimizer, what="all")', "pass"), plain)
     exec(blocks[1], plain)
     names = {}
     with terrace.serve("16MiB", metrics=False) as served:

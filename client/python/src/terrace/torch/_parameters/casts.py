@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from ..._errors import FailedPrecondition, ResourceExhausted
-from .._device.streams import has_streams
 from .._leased.shown import owner_of
 from .._leased.slot import Slot
 from .._pytorch.modes import ordinary
@@ -150,7 +149,7 @@ def pays(managed: ManagedParameter) -> bool:
     own, store = managed.slot, managed.store
     return (managed.kind is nn.Parameter and own.dtype is torch.float32 and own.nbytes >= BYTES_MIN
             and own.placeholder.dim() >= 2 and not managed.never_cast and not managed.compiled and managed.building is None and store.writable
-            and not has_streams(store.device) and not store.fits())
+            and not store.fits())
 
 
 def form_of(managed: ManagedParameter, dtype: torch.dtype) -> CastForm:
