@@ -79,6 +79,26 @@ TEST(Foreseen, WhatThePlanBringsIsThereBeforeItIsLeased) {
   EXPECT_EQ(planned.harness.status().foresight.planned_bytes, kMiB);
 }
 
+// Of a long step nearly nothing happens: the next one begins at the plan's first use all the same, and its fetches
+// come.
+TEST(Foreseen, AStepOfWhichMostDidNotHappenIsFollowedByOneThatDoes) {
+  Planned planned;
+  planned.mark_step();
+  std::vector<std::uint32_t> order = {0, 1, 2};
+  while (order.size() < 3000) order.push_back(order.size() % 2);
+  foresight::Plan plan = planned.plan_of(order);
+  plan.fetches.push_back({.from = 1, .slot = planned.tensors[2].slot, .place = kDevice, .due_ns = 2 * kApartNs});
+  planned.plan(std::move(plan));
+  planned.read(0);
+  EXPECT_TRUE(planned.is_in_device(2));
+  planned.mark_step();
+  ASSERT_TRUE(planned.harness.ask(planned.client.id, Evict{{planned.tensors[2]}}));
+  EXPECT_FALSE(planned.is_in_device(2));
+  planned.read(0);
+  EXPECT_TRUE(planned.is_in_device(2));
+  EXPECT_EQ(planned.session().strayed, 0u);
+}
+
 TEST(Foreseen, WhatIsNeededSoonerDoesNotGoForWhatAPlanBrings) {
   Planned planned;
   planned.mark_step();

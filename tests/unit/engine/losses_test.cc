@@ -160,6 +160,15 @@ TEST_F(Losses, WhatArrivesThereAllTheSameIsGivenUp) {
   EXPECT_THAT(lost(), testing::ElementsAre("leased")) << "before anybody asks for it";
 }
 
+// A successor need not wait for what is lost: the catalog says so, and takes it back where the device serves again.
+TEST_F(Losses, TheCatalogSaysThatADeviceHasLostWhatItHad) {
+  harness_.write(*client_, harness_.create(*client_, "a", kMiB), 1);
+  EXPECT_EQ(harness_.catalog.tiers()[0].lost, 0u);
+  harness_.engine->tier_failed(harness_.now, kDeviceTier, {ErrorCode::kDataLoss, "cuda:0 is lost", 0});
+  EXPECT_THAT(lost(), testing::ElementsAre("a"));
+  EXPECT_EQ(harness_.catalog.tiers()[0].lost, 1u);
+}
+
 TEST_F(Losses, WhoWaitsForRoomThereIsTold) {
   const Handle a = harness_.create(*client_, "a", 4 * kMiB);
   const Handle b = harness_.create(*client_, "b", 4 * kMiB);

@@ -151,6 +151,10 @@ TEST_F(Shares, KeepWhatOneWroteAfterItHasGoneAndTheOthersLeases) {
   const auto found = harness_.ask(next->id, FindTensors{{"layer"}});
   ASSERT_TRUE(found);
   EXPECT_EQ(std::get<TensorList>(*found).tensors[0].handle, tensor_);
+  const auto unknown = harness_.ask(next->id, FindTensors{{"layer", "head"}});
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code, ErrorCode::kNotFound);
+  EXPECT_THAT(unknown.error().message, HasSubstr("there is no tensor 'head'"));
   for (Harness::Client* client : {reader_, next}) harness_.engine->session_died(harness_.now, client->id);
   harness_.drain();
   harness_.settle();

@@ -68,6 +68,9 @@ TEST_F(Succession, OfOtherTiersIsNot) {
   options.tiers[1].kind = tier::Kind::kDevice;
   EXPECT_THAT(refusal(options), HasSubstr("of other tiers (tier 1"));
   options = options_of();
+  options.tiers[0].identity = 7;
+  EXPECT_THAT(refusal(options), HasSubstr("of another device in tier 0"));
+  options = options_of();
   options.tiers[0].high_mark = 0.5;
   EXPECT_EQ(refusal(options), "none") << "no record depends on it";
 }
@@ -119,6 +122,9 @@ TEST_F(Succession, OfOptionsThatMakeNoEngineIsNot) {
     return could.error().message;
   };
   EXPECT_THAT(refused(), HasSubstr("17 sessions, and the catalog holds 16"));
+  options = options_of();
+  options.weights = {1, 0};
+  EXPECT_THAT(refused(), HasSubstr("a tenant's weight is 0"));
   options = {};
   EXPECT_THAT(refused(), HasSubstr("no tiers"));
 }
