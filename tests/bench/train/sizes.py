@@ -41,23 +41,48 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
+class Adapted:
+    """A Llama whose linear layers are in four bits, with adapters over each."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    context: int
+
+    @property
+    def quantized_bytes(self) -> int:
+        """Of the linear layers' weights, without scales."""
+        return self.layers * (4 * self.width**2 + 3 * self.width * self.inner) // 2
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"a Llama of {self.quantized_bytes / MIB:.0f} MiB in 4 bits"
+
+
+@dataclasses.dataclass(frozen=True)
 class Sizes:
     """One set of everything."""
 
     small: Model = Model(12, 768, 12, 128, 4)
     medium: Model = Model(28, 1024, 16, 128, 4)
     billion: Model = Model(20, 2048, 16, 128, 1)
+    billion_masters: Model = Model(30, 2048, 16, 128, 1)
     narrow: Model = Model(48, 256, 4, 128, 16)
     passes: Model = Model(28, 1024, 16, 128, 1)
     rounds: int = 5
     rounds_medium: int = 3
     turn_steps: int = 3
     billion_steps: int = 20
+    masters_steps: int = 6
     matrix: Model = Model(4, 128, 2, 32, 2)
     matrix_steps: int = 50
     tuned: bool = True  # DeepSpeed's settings are searched for
     quick: bool = False
     billion_limit_bytes: int = 2 * GIB
+    masters_limit_bytes: int = 2 * GIB
+    adapted: Adapted = Adapted(24, 1024, 2816, 16, 128)
     passes_limit_bytes: int = 1 * GIB
     passes_memory_bytes: int = 320 * MIB
     narrow_memory_bytes: int = 160 * MIB
@@ -67,6 +92,8 @@ class Sizes:
 
 FULL = Sizes()
 QUICK = Sizes(small=Model(8, 256, 4, 64, 2), medium=Model(8, 384, 6, 64, 2), billion=Model(20, 2048, 16, 128, 1),
+              billion_masters=Model(8, 512, 8, 64, 1), masters_steps=2, masters_limit_bytes=704 * MIB,
+              adapted=Adapted(2, 256, 512, 4, 32),
               narrow=Model(16, 128, 4, 128, 8),
               passes=Model(28, 640, 10, 64, 1), rounds=2, rounds_medium=1, turn_steps=3, billion_steps=2,
               matrix=Model(2, 64, 2, 32, 2), matrix_steps=50, tuned=False, quick=True,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""1.0 billion parameters in a memory cgroup of 2 GiB for trainer and daemon together: training, and saving."""
+"""Models of 1.0 billion parameters in float32, and of 1.5 in bfloat16 with masters, in a memory cgroup of 2 GiB for trainer
+and daemon together: training, and saving."""
 
 import dataclasses
 import statistics
@@ -9,12 +10,16 @@ from link import Link, NoLink
 from rounds import AVAILABLE_PART, Measured, available_bytes, take_turns
 from rows import Count, Row, against_itself
 from run import Declared, Run
-from sizes import GIB, MIB
+from sizes import GIB, MIB, Model
 from suites_offload import add_bound_row
 
 TRAINS = Declared("train.billion", "step time of 1.0 billion parameters within 2 GiB, against the larger of compute "
                   "and bytes / link speed", 1.3)
 EQUAL = Declared("train.billion.losses", "steps whose loss is not that of an unlimited run", 0)
+MASTERS = [Declared("train.billion_masters", "step time of 1.5 billion parameters in bf16 with fp32 masters within 2 GiB, "
+                    "against the larger of compute and bytes / link speed", 1.3),
+           Declared("train.billion_masters.losses", "steps whose loss is not that of plain PyTorch with its masters and "
+                    "moments in mapped files", 0)]
 CHECKPOINT = [Declared("train.checkpoint", "saving the model of 1.0 billion, streamed, against torch.save from memory",
                        1.2),
               Declared("train.checkpoint.memory", "memory that saving takes beside what training had, MiB", 256)]
@@ -22,12 +27,11 @@ SAMPLES = (2, 4)  # blocks of the models whose step times tell what a block comp
 GROWTH_BYTES = GIB  # what a step's activations and gradients at hand take, about
 
 
-def _compute(run: Run) -> tuple[float, tuple[float, float] | None]:
+def _compute(run: Run, model: Model, **options: object) -> tuple[float, tuple[float, float] | None]:
     """Seconds that a step computes: by the step times of plain models of the same width and fewer blocks, which step in
     the backward pass as ours does; and how that varies between rounds."""
-    model = run.sizes.billion
     few = [run.contender(f"plain-{blocks}-blocks", "plain", dataclasses.replace(model, blocks=blocks),
-                         step_in_backward=True) for blocks in SAMPLES]
+                         step_in_backward=True, **options) for blocks in SAMPLES]
     found = take_turns(few, [], 1 if run.sizes.quick else 3, 3, run.say)
     for measured in found.values():
         if measured.failed:
@@ -97,16 +101,21 @@ def _saved(run: Run, one: Contender) -> float:
         path.unlink(missing_ok=True)
 
 
+def _lacks(run: Run, declared: list[Declared], disk_bytes: int) -> bool:
+    """Whether the rows cannot be measured here, for want of disk or of a limit; if so, they are said to be missing."""
+    why = run.short_of_disk(disk_bytes)
+    if run.place.cgroups[1] is None:
+        why = "needs a memory cgroup, which cannot be made here (as root it can)"
+    for one in declared if why is not None else ():
+        run.missing(one, str(why))
+    return why is not None
+
+
 def billion(run: Run, save_too: bool, train_too: bool) -> None:
     """Trains it; then saves it, while the job is still there."""
     sizes, model = run.sizes, run.sizes.billion
     declared = [*([TRAINS, EQUAL] if train_too else []), *(CHECKPOINT if save_too else [])]
-    why = run.short_of_disk(model.state_bytes * 7 // 8 + 4 * model.parameters)
-    if run.place.cgroups[1] is None:
-        why = "needs a memory cgroup, which cannot be made here (as root it can)"
-    if why is not None:
-        for one in declared:
-            run.missing(one, why)
+    if _lacks(run, declared, model.state_bytes * 7 // 8 + 4 * model.parameters):
         return
     ours = run.contender("terrace-billion", "terrace", model, limit_bytes=sizes.billion_limit_bytes,
                          memory=sizes.billion_limit_bytes * 7 // 16, block=model.state_bytes * 7 // 8,
@@ -138,7 +147,7 @@ def _trained(run: Run, found: Measured) -> None:
     try:
         for _ in range(3):
             link.measure(found.read_bytes, found.written_bytes)
-        compute, interval = _compute(run)
+        compute, interval = _compute(run, model)
         add_bound_row(run, TRAINS, found, compute, interval, link, model,
                       f"{model.words}, {run.sizes.billion_limit_bytes / MIB:.0f} MiB of memory",
                       [Count("steps", found.steps),
@@ -149,6 +158,43 @@ def _trained(run: Run, found: Measured) -> None:
     if isinstance(unlimited, str) or unlimited.failed:
         run.missing(EQUAL, unlimited if isinstance(unlimited, str) else str(unlimited.failed))
         return
-    run.compare("1.0 billion parameters", found, unlimited)
+    _equal(run, EQUAL, found, unlimited, model)
+
+
+def _equal(run: Run, declared: Declared, found: Measured, unlimited: Measured, model: Model) -> None:
+    run.compare(model.words, found, unlimited)
     differ = [step for step, loss in found.losses.items() if unlimited.losses.get(step) != loss]
-    run.add(Row(EQUAL.bench, EQUAL.what, len(differ), f"steps of {len(found.losses)}", EQUAL.bar))
+    run.add(Row(declared.bench, declared.what, len(differ), f"steps of {len(found.losses)}", declared.bar))
+
+
+def masters(run: Run) -> None:
+    """The same in bfloat16 with masters, stepped in the backward pass."""
+    sizes, model = run.sizes, run.sizes.billion_masters
+    # Its own files, with the weights' gradients never there; and those that the reference maps.
+    if _lacks(run, MASTERS, model.state_bytes * 15 // 16 + 12 * model.parameters):
+        return
+    limit = sizes.masters_limit_bytes
+    ours = run.contender("terrace-billion", "terrace", model, limit_bytes=limit, memory=limit * 7 // 16,
+                         block=model.state_bytes * 15 // 16, all_guaranteed=True, step_in_backward=True, init=True, masters=True)
+    ours.expected_bytes = limit
+    found = take_turns([], [ours], 1, sizes.masters_steps, run.say)[ours.name]
+    if found.failed:
+        for one in MASTERS:
+            run.missing(one, found.failed)
+        return
+    link = Link(run.place.folder)
+    try:
+        for _ in range(3):
+            link.measure(found.read_bytes, found.written_bytes)
+        compute, interval = _compute(run, model, masters=True)
+        add_bound_row(run, MASTERS[0], found, compute, interval, link, model,
+                      f"{model.words} in bf16, {limit / MIB:.0f} MiB of memory", [Count("steps", found.steps)])
+    except (Ended, NoLink) as error:
+        run.missing(MASTERS[0], str(error))
+    reference = run.contender("plain-mapped", "plain", model, masters=True, step_in_backward=True, mapped=True)
+    reference.expected_bytes = 4 * model.parameters + GROWTH_BYTES
+    unlimited = take_turns([], [reference], 1, found.steps, run.say)[reference.name]
+    if unlimited.failed:
+        run.missing(MASTERS[1], unlimited.failed)
+        return
+    _equal(run, MASTERS[1], found, unlimited, model)

@@ -27,6 +27,12 @@ DRAM = [Declared("train.dram", "step time, offloaded to DRAM, against DeepSpeed 
         Declared("train.dram.memory", "peak memory of all processes, the same", 1.0)]
 
 
+BLOCK_MASTERS = [
+    Declared("train.block_350m_masters", "step time in bf16 with fp32 masters on the block tier, against DeepSpeed ZeRO-3 NVMe "
+             "offload in bf16", 0.45),
+    Declared("train.block_350m_masters.memory", "peak memory of all processes, the same", 1.0)]
+
+
 def block_rows(size: str) -> list[Declared]:
     """The rows of one model on the block tier."""
     return [Declared(f"train.block_{size}", "step time, parameters and states on the block tier, against DeepSpeed "
@@ -52,7 +58,7 @@ def _counts(of: Measured, peer: Measured | None) -> list[Count]:
     return found
 
 
-def _row(run: Run, declared: Declared, ours: Measured, reference: Measured, words: str) -> None:
+def add_step_row(run: Run, declared: Declared, ours: Measured, reference: Measured, words: str) -> None:
     """A row of step times."""
     if ours.failed or reference.failed:
         run.missing(declared, str(ours.failed or f"{reference.failed} ({words})"))
@@ -81,8 +87,8 @@ def in_memory(run: Run) -> None:
     found = take_turns(references, subjects, run.sizes.rounds, run.sizes.turn_steps, run.say)
     found.setdefault(DEEPSPEED, Measured(failed=f"DeepSpeed cannot be had: {without}"))
     run.compare("everything in DRAM", found[TERRACE], found[PLAIN])
-    _row(run, FITS, found[TERRACE], found[PLAIN], f"plain PyTorch, {of}")
-    _row(run, DRAM[0], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {of}")
+    add_step_row(run, FITS, found[TERRACE], found[PLAIN], f"plain PyTorch, {of}")
+    add_step_row(run, DRAM[0], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {of}")
     _memory_row(run, DRAM[1], found[TERRACE], found[DEEPSPEED], f"DeepSpeed ZeRO-3 CPU offload, {of}")
 
 
@@ -91,26 +97,26 @@ def _named(settings: dict[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items()) or "as first tried"
 
 
-def _tried(run: Run, model: Model, number: int) -> Measured:
+def _tried(run: Run, model: Model, number: int, **options: object) -> Measured:
     """What three steps with one of DeepSpeed's settings come to: some fail in the second one."""
     name = f"deepspeed-settings-{number}"
-    one = run.contender(name, "deepspeed", model, device="nvme", settings=SETTINGS[number])
+    one = run.contender(name, "deepspeed", model, device="nvme", settings=SETTINGS[number], **options)
     run.limit([one])
     return take_turns([], [one], 1, 3, run.say)[name]
 
 
-def _deepspeed(run: Run, model: Model) -> Contender:
+def _deepspeed(run: Run, model: Model, **options: object) -> Contender:
     """DeepSpeed with its fastest settings for a model; where these fail in a turn, with the next ones."""
     works: list[dict[str, object]] = SETTINGS
     failed: list[tuple[dict[str, object], str]] = []
     if run.sizes.tuned:
-        tried = [_tried(run, model, number) for number in range(len(SETTINGS))]
+        tried = [_tried(run, model, number, **options) for number in range(len(SETTINGS))]
         order = sorted((one.seconds, number) for number, one in enumerate(tried) if one.failed is None)
         works = [SETTINGS[number] for _, number in order] or SETTINGS[:1]
         failed = [(SETTINGS[number], one.failed) for number, one in enumerate(tried) if one.failed is not None]
     run.say(f"DeepSpeed's settings: {_named(works[0])}")
     found = run.contender(DEEPSPEED, "deepspeed", model, device="nvme", settings=works[0],
-                          otherwise=[{"settings": settings} for settings in works[1:]])
+                          otherwise=[{"settings": settings} for settings in works[1:]], **options)
     found.given_up += [({"settings": settings}, why) for settings, why in failed]
     return found
 
@@ -154,7 +160,7 @@ def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
     ours, plain = found[TERRACE], found[PLAIN]
     run.compare(f"on the block tier, {model.words}", ours, plain)
     words = f"DeepSpeed ZeRO-3 NVMe offload, {of}" + "".join(f", {_settings_words(one)}" for one in references[1:])
-    _row(run, against_peer, ours, found[DEEPSPEED], words)
+    add_step_row(run, against_peer, ours, found[DEEPSPEED], words)
     _memory_row(run, memory, ours, found[DEEPSPEED], words)
     if ours.failed or plain.failed or why_no_link:
         run.missing(bound, str(ours.failed or plain.failed or why_no_link))
@@ -163,9 +169,27 @@ def on_block(run: Run, size: str, model: Model, rounds: int) -> None:
     _beside_disk_row(run, beside_disk, ours, model, rounds, say)
 
 
-def _block_subject(run: Run, name: str, model: Model) -> Contender:
+def _block_subject(run: Run, name: str, model: Model, **options: object) -> Contender:
     return run.contender(name, "terrace", model, memory=tier_bytes(model), block=model.state_bytes * 5 // 4,
-                         all_guaranteed=True, step_in_backward=True)
+                         all_guaranteed=True, step_in_backward=True, **options)
+
+
+def on_block_with_masters(run: Run) -> None:
+    """bf16 with masters on the block tier: Terrace, and DeepSpeed's NVMe offload in bf16."""
+    model, without = run.sizes.medium, run.peers.missing.get("deepspeed")
+    why = f"DeepSpeed cannot be had: {without}" if without is not None else run.short_of_disk(3 * model.state_bytes)
+    if why is not None:
+        for declared in BLOCK_MASTERS:
+            run.missing(declared, why)
+        return
+    peer, ours = _deepspeed(run, model, masters=True), _block_subject(run, TERRACE, model, masters=True)
+    plain = run.contender(PLAIN, "plain", model, masters=True)
+    of = f"{model.words}, {run.limit([plain, peer, ours])}"
+    found = take_turns([plain, peer], [ours], run.sizes.rounds_medium, run.sizes.turn_steps, run.say)
+    run.compare(f"with masters on the block tier, {model.words}", found[TERRACE], found[PLAIN])
+    words = f"DeepSpeed ZeRO-3 NVMe offload in bf16, {of}, {_settings_words(peer)}"
+    add_step_row(run, BLOCK_MASTERS[0], found[TERRACE], found[DEEPSPEED], words)
+    _memory_row(run, BLOCK_MASTERS[1], found[TERRACE], found[DEEPSPEED], words)
 
 
 def _beside_disk_row(run: Run, declared: Declared, before: Measured, model: Model, rounds: int,
@@ -182,7 +206,7 @@ def _beside_disk_row(run: Run, declared: Declared, before: Measured, model: Mode
     found = take_turns([plain], [ours], rounds, run.sizes.turn_steps, say)
     reference, measured = found[plain.name], found[ours.name]
     run.compare(f"on the block tier, timed, {model.words}", measured, reference)
-    _row(run, declared, measured, reference, f"plain PyTorch while fio reads {carried[0] / MIB:.0f} and writes "
+    add_step_row(run, declared, measured, reference, f"plain PyTorch while fio reads {carried[0] / MIB:.0f} and writes "
          f"{carried[1] / MIB:.0f} MiB/s, {model.words}, {limit}")
 
 

@@ -32,6 +32,7 @@ import memory_room
 import suites_billion
 import suites_offload
 import suites_other
+import suites_precision
 from contender import Place
 from peers import prepare
 from report import Report, measured_before
@@ -42,7 +43,7 @@ from sizes import FULL, QUICK
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PR_SET_CHILD_SUBREAPER = 36
 FOLDER = "train_peers."
-FULL_NAME = "full, 3"  # another one whenever sizes.FULL changes: rows of other sizes are not to be resumed with
+FULL_NAME = "full, 4"  # another one whenever sizes.FULL changes: rows of other sizes are not to be resumed with
 
 BLOCK_SMALL = suites_offload.block_rows("85m")
 BLOCK_MEDIUM = suites_offload.block_rows("350m")
@@ -55,6 +56,13 @@ SUITES: list[tuple[list[Declared], str]] = [
     ([suites_other.FORWARD], "forward"),
     ([suites_billion.TRAINS, suites_billion.EQUAL], "billion"),
     (suites_billion.CHECKPOINT, "checkpoint"),
+    ([suites_precision.MASTERS], "masters"),
+    (suites_precision.BYTES, "bytes"),
+    (suites_precision.HOST_STEP, "host_step"),
+    ([suites_precision.ADAPTERS], "qlora"),
+    ([suites_precision.AUTO], "auto"),
+    (suites_offload.BLOCK_MASTERS, "block_350m_masters"),
+    (suites_billion.MASTERS, "billion_masters"),
 ]
 
 
@@ -93,7 +101,14 @@ def run_suites(run: Run, report: Report, wanted: set[str]) -> None:
             "activations": lambda: suites_other.activations(run),
             "forward": lambda: suites_other.forward(run),
             "billion": lambda: suites_billion.billion(run, "checkpoint" in wanted, True),
-            "checkpoint": lambda: None if "billion" in wanted else suites_billion.billion(run, True, False)}
+            "checkpoint": lambda: None if "billion" in wanted else suites_billion.billion(run, True, False),
+            "masters": lambda: suites_precision.masters(run),
+            "bytes": lambda: suites_precision.moved_bytes(run),
+            "host_step": lambda: suites_precision.host_step(run),
+            "qlora": lambda: suites_precision.adapters(run),
+            "auto": lambda: suites_precision.auto(run),
+            "block_350m_masters": lambda: suites_offload.on_block_with_masters(run),
+            "billion_masters": lambda: suites_billion.masters(run)}
     for declared, suite in SUITES:
         if suite in wanted:
             run.say(f"=== {suite}")

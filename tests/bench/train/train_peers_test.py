@@ -146,7 +146,11 @@ class Said(unittest.TestCase):
             "train.activations.memory": 0.3, "train.activations.time": 1.10, "train.activations.save_on_cpu": 1.0,
             "train.activations.torchtune": 1.0, "train.activations.beside": 1.10, "train.forward": 0.5,
             "train.billion": 1.3, "train.billion.losses": 0,
-            "train.checkpoint": 1.2, "train.checkpoint.memory": 256})
+            "train.checkpoint": 1.2, "train.checkpoint.memory": 256,
+            "train.masters": 1.03, "train.masters.bytes": 0.52, "train.autocast.bytes": 0.52,
+            "train.host_step.1": 0.8, "train.host_step.2": 0.8, "train.qlora": 1.3, "train.auto": 1.02,
+            "train.block_350m_masters": 0.45, "train.block_350m_masters.memory": 1.0,
+            "train.billion_masters": 1.3, "train.billion_masters.losses": 0})
 
     def test_rows_are_chosen_by_name_or_its_beginning(self):
         self.assertEqual(train_peers.wanted_suites("activations,train.forward"), {"activations", "forward"})
@@ -169,7 +173,8 @@ class Said(unittest.TestCase):
         self.assertEqual(found.end(None), "train_peers: rows=2 short=0 losses_equal=false")
 
     def test_the_models_are_as_large_as_they_are_called(self):
-        for model, parameters in ((sizes.FULL.small, 85e6), (sizes.FULL.medium, 350e6), (sizes.FULL.billion, 1.0e9)):
+        for model, parameters in ((sizes.FULL.small, 85e6), (sizes.FULL.medium, 350e6), (sizes.FULL.billion, 1.0e9),
+                                  (sizes.FULL.billion_masters, 1.5e9)):
             self.assertAlmostEqual(model.parameters / parameters, 1.0, delta=0.02)
         self.assertEqual(sizes.QUICK.billion.parameters, sizes.FULL.billion.parameters)
         self.assertEqual((sizes.QUICK.billion_steps, sizes.FULL.billion_steps), (2, 20))

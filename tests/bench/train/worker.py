@@ -41,6 +41,10 @@ def job_of(spec):
         import worker_forward
 
         return worker_forward.job_of(spec)
+    if kind in ("host_step", "adapters"):
+        import worker_precision
+
+        return worker_precision.HostStep(spec) if kind == "host_step" else worker_precision.Adapters(spec)
     if kind == "matrix":
         import worker_matrix
 

@@ -22,6 +22,8 @@ def configuration(spec, recipe, largest, folder):
     parameter_buffers, optimizer_buffers: how many; a parameter's is as large as the largest one.
     pipeline: the next states are read, and the last ones written, while it computes.
     sub_group_size: parameters that are stepped together.
+
+    SPEC's masters: weights and gradients in bfloat16, and masters in float32.
     """
     settings = spec.get("settings", {})
     device = {"device": spec["device"], "pin_memory": bool(settings.get("pin_memory", False))}
@@ -39,6 +41,7 @@ def configuration(spec, recipe, largest, folder):
         "train_micro_batch_size_per_gpu": spec["shape"]["batch"],
         "gradient_accumulation_steps": 1,
         "steps_per_print": 1 << 30,
+        "bf16": {"enabled": bool(spec.get("masters"))},
         "optimizer": {"type": "AdamW", "params": {"lr": recipe.learning_rate, "betas": list(recipe.betas),
                                                   "eps": recipe.epsilon, "weight_decay": recipe.weight_decay}},
         "zero_optimization": {

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 
 import torch
+from copies import Copies
 from gpt_model import loss_of
 from torch.utils.checkpoint import checkpoint
 from worker_training import Served, make_model
@@ -20,27 +21,6 @@ def combinations():
     return [(what, precision, checkpointing, batches)
             for precision, checkpointing, batches in itertools.product(PRECISIONS, (False, True), (1, 2))
             for what in (STEPPED if "masters" in precision else OFFLOADED) if batches == 1 or "backward" not in what]
-
-
-class Copies:
-    """The plain loop that masters are compared with: an optimizer of copies, and weights that are copied from them."""
-
-    def __init__(self, weights, make):
-        self._weights = weights
-        self._masters = [one.detach().float().requires_grad_() for one in weights]
-        self._optimizer = make(self._masters)
-
-    def step(self):
-        for weight, master in zip(self._weights, self._masters, strict=True):
-            master.grad = weight.grad.float()
-        self._optimizer.step()
-        with torch.no_grad():
-            for weight, master in zip(self._weights, self._masters, strict=True):
-                weight.copy_(master)
-
-    def zero_grad(self):
-        for weight in self._weights:
-            weight.grad = None
 
 
 class Matrix(Served):
@@ -69,7 +49,7 @@ class Matrix(Served):
         import terrace.torch
 
         model = make_model(self.shape, self.recipe.seed)
-        options = {"client": self.client}
+        options = {"client": self.client, "what": "all"}
         if "masters" in precision:
             model.to(torch.bfloat16)
             options["masters"] = torch.float32
@@ -78,7 +58,7 @@ class Matrix(Served):
             return model, Copies(weights, self.recipe.optimizer)
         optimizer = self.recipe.optimizer(weights)
         if what in PARTS:
-            terrace.torch.offload(model, optimizer, what=what, **options)
+            terrace.torch.offload(model, optimizer, **options | {"what": what})
         elif what == "model":
             terrace.torch.offload(model, **options)
         elif what not in (None, "activations"):

@@ -7,6 +7,7 @@ import pathlib
 import time
 
 import torch
+from copies import Copies
 from gpt_model import Recipe, Shape, Text, loss_of, make_layer
 from gpt_report import Metrics
 from torch import nn
@@ -16,19 +17,23 @@ REST_SECONDS = 0.3
 REST_SECONDS_MAX = 60.0
 
 
-def make_model(shape, seed):
+def make_model(shape, seed, dtype=torch.float32):
     """The GPT, whose first weights depend on the seed alone."""
-    return nn.Sequential(*(make_layer(shape, index, seed) for index in range(shape.layers)))
+    return nn.Sequential(*(make_layer(shape, index, seed).to(dtype) for index in range(shape.layers)))
 
 
 class Job:
-    """A model, its text, and steps of training; a context manager, whose end ends all that it has started."""
+    """A model, its text, and steps of training; a context manager, whose end ends all that it has started.
+
+    masters: the model is in bfloat16, and its optimizer steps copies in float32. autocast: it computes in bfloat16.
+    """
 
     def __init__(self, spec):
         self.spec = spec
         self.shape = Shape(**spec["shape"])
         self.recipe = Recipe()
         self.text = Text(4 << 20)
+        self.dtype = torch.bfloat16 if spec.get("masters") else torch.float32
         self.owned = contextlib.ExitStack()
 
     def __enter__(self):
@@ -50,6 +55,12 @@ class Job:
         """What a step learns: bytes, and each one's next byte."""
         return self.text.batch(self.shape, self.recipe.seed, number)
 
+    def loss(self, number):
+        """Of a batch, with its graph."""
+        source, target = self.batch(number)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(self.spec.get("autocast"))):
+            return loss_of(self.model(source), target)
+
     def describe(self):
         """What is said once it is ready."""
         return {"parameters": sum(parameter.numel() for parameter in self.model.parameters())}
@@ -67,20 +78,26 @@ class Plain(Job):
     """Everything in memory: PyTorch as it comes.
 
     step_in_backward: AdamW steps each parameter as its gradient comes, so that the gradients need no room.
+    mapped: with masters and step_in_backward, masters and moments are in mapped files.
     weights_only: no optimizer; for saving.
     """
 
     def make(self):
-        self.model = make_model(self.shape, self.recipe.seed)
+        self.model = make_model(self.shape, self.recipe.seed, self.dtype)
         self.optimizer = None
         if self.spec.get("step_in_backward"):
             for parameter in self.model.parameters():
                 self._step_alone(parameter)
         elif not self.spec.get("weights_only"):
-            self.optimizer = self.recipe.optimizer(list(self.model.parameters()))
+            self.optimizer = self._optimizer(list(self.model.parameters()))
+
+    def _optimizer(self, parameters):
+        if not self.spec.get("masters"):
+            return self.recipe.optimizer(parameters)
+        return Copies(parameters, self.recipe.optimizer, self.spec["folder"] if self.spec.get("mapped") else None)
 
     def _step_alone(self, parameter):
-        optimizer = self.recipe.optimizer([parameter])
+        optimizer = self._optimizer([parameter])
 
         def step(_):
             optimizer.step()
@@ -89,8 +106,7 @@ class Plain(Job):
         parameter.register_post_accumulate_grad_hook(step)
 
     def step(self, number):
-        source, target = self.batch(number)
-        loss = loss_of(self.model(source), target)
+        loss = self.loss(number)
         loss.backward()
         if self.optimizer is not None:
             self.optimizer.step()
@@ -135,25 +151,22 @@ class Served(Job):
 
 
 class Offloaded(Served):
-    """Parameters, gradients and states in Terrace. step_in_backward: as of terrace.torch.offload. init: the model is
-    built straight into Terrace."""
+    """Parameters, gradients and states in Terrace. what, step, step_in_backward: as of terrace.torch.offload. init: the
+    model is built straight into Terrace."""
 
     def make(self):
         import terrace.torch
 
         self.client = self.serve()
-        in_backward = bool(self.spec.get("step_in_backward"))
-        if self.spec.get("init"):
-            with terrace.torch.init(client=self.client):
-                model = make_model(self.shape, self.recipe.seed)
-        else:
-            model = make_model(self.shape, self.recipe.seed)
+        with terrace.torch.init(client=self.client) if self.spec.get("init") else contextlib.nullcontext():
+            model = make_model(self.shape, self.recipe.seed, self.dtype)
         self.model, self.optimizer = terrace.torch.offload(
-            model, self.recipe.optimizer(list(model.parameters())), client=self.client, step_in_backward=in_backward)
+            model, self.recipe.optimizer(list(model.parameters())), client=self.client, what=self.spec.get("what", "all"),
+            step=self.spec.get("step"), step_in_backward=bool(self.spec.get("step_in_backward")),
+            masters=torch.float32 if self.spec.get("masters") else None)
 
     def step(self, number):
-        source, target = self.batch(number)
-        loss = loss_of(self.model(source), target)
+        loss = self.loss(number)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -164,14 +177,15 @@ class Offloaded(Served):
 
         terrace.torch.save(path, self.model)
 
-    def run(self):
-        """What terrace.torch.summary says, and the daemon's waits."""
-        import terrace.torch
-
-        now = self.metrics()
-        return {"summary": str(terrace.torch.summary(self.model)),
-                "waits": now.sum("terrace_acquires_total", result="wait"),
-                "wait_seconds": now.sum("terrace_acquire_wait_seconds_sum")}
+    def run(self, number):
+        """Bytes that a forward and a backward pass move, without the step."""
+        self.rest()
+        before = self.moved()
+        self.loss(number).backward()
+        self.rest()
+        after = self.moved()
+        self.optimizer.zero_grad()
+        return {"read_bytes": after[0] - before[0], "written_bytes": after[1] - before[1]}
 
 
 def _torchtune():
