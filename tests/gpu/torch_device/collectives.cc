@@ -142,19 +142,35 @@ class Collectives final : public c10d::Backend {
                  gloo->gather(to, all, options)->wait();
                });
   }
+  WorkPointer scatter(Tensors& out, std::vector<Tensors>& tensors, const c10d::ScatterOptions& options) override {
+    return put(OpType::SCATTER, with(out, tensors), out,
+               [gloo = gloo_, to = mirror(out), all = mirror(tensors), options]() mutable {
+                 gloo->scatter(to, all, options)->wait();
+               });
+  }
+  WorkPointer send(Tensors& tensors, int to, int tag) override {
+    return put(OpType::SEND, tensors, {},
+               [gloo = gloo_, all = mirror(tensors), to, tag]() mutable { gloo->send(all, to, tag)->wait(); });
+  }
+  WorkPointer recv(Tensors& tensors, int from, int tag) override {
+    return put(OpType::RECV, tensors, tensors,
+               [gloo = gloo_, all = mirror(tensors), from, tag]() mutable { gloo->recv(all, from, tag)->wait(); });
+  }
   WorkPointer barrier(const c10d::BarrierOptions& options) override { return gloo_->barrier(options); }
 
  private:
-  c10::Stream stream_of_device(int device) {
-    const auto found = streams_.find(device);
-    return found != streams_.end() ? found->second : streams_.emplace(device, new_stream(device)).first->second;
+  // What is sent, what is received, and what all do have a stream each: none of them waits for another.
+  c10::Stream stream_for(OpType type, int device) {
+    const std::pair key(type == OpType::SEND || type == OpType::RECV ? type : OpType::UNKNOWN, device);
+    const auto found = streams_.find(key);
+    return found != streams_.end() ? found->second : streams_.emplace(key, new_stream(device)).first->second;
   }
 
   // Other ranks' streams may be there earlier or later, so that it runs on a thread of its own, and nobody's turn
   // waits.
   WorkPointer put(OpType type, Tensors kept, Tensors out, std::function<void()> work) {
     const int device = kept.at(0).device().index();
-    const c10::Stream stream = stream_of_device(device);
+    const c10::Stream stream = stream_for(type, device);
     Mark(current_stream(device)).hold_back(stream);
     auto ended = std::make_shared<fake_cuda::EventState>();
     ended->recorded = 1;
@@ -178,7 +194,7 @@ class Collectives final : public c10d::Backend {
   }
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
-  std::map<int, c10::Stream> streams_;
+  std::map<std::pair<OpType, int>, c10::Stream> streams_;
 };
 
 }  // namespace

@@ -18,11 +18,13 @@ from terrace.torch._parameters import casts
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 CHECKS = Checks()
 HBM_BYTES = 2 << 20  # of each rank: half of what belongs to its part of a model
 OPTIONS = (("lr", 1e-2), ("foreach", True))
+ONE_BY_ONE = (("lr", 1e-2), ("foreach", False))  # PyTorch's foreach operators take split and whole weights apart alone
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
@@ -64,6 +66,17 @@ def build(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, shape=(
     return model, torch.optim.AdamW(model.parameters(), **dict(OPTIONS))
 
 
+def build_parallel(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, frozen=False):
+    """The same, of which each rank has a part of the blocks' weights (tensor parallelism)."""
+    torch.manual_seed(0)
+    model = Model(checkpointing=checkpointing).to(dtype).to(device)
+    plan = {f"blocks.{number}.{name}": kind() for number in range(3)
+            for name, kind in (("up", ColwiseParallel), ("down", RowwiseParallel))}
+    parallelize_module(model, init_device_mesh(device, (RANKS,)), plan)
+    model.blocks[1].up.weight.requires_grad_(not frozen)
+    return model, torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], **dict(ONE_BY_ONE))
+
+
 def loss_of(model, number):
     device = next(model.parameters()).device
     text = torch.randint(0, Model.VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(number)).to(device)
@@ -71,15 +84,19 @@ def loss_of(model, number):
 
 
 def train(model, optimizer, begin=0, steps=2, parts=1, sync=True):
-    """The losses and norms of a run, in which each rank has batches of its own, and the weights, whole."""
+    """The losses and norms of a run, in which each rank has batches of its own if it has all of the layers, and the weights,
+    whole."""
     said = []
+    shards = hasattr(model, "set_requires_gradient_sync")
     for step in range(begin, begin + steps):
         for part in range(parts):
-            model.set_requires_gradient_sync(sync or part == parts - 1)
-            loss = loss_of(model, 100 * distributed.get_rank() + step * parts + part)
+            if shards:
+                model.set_requires_gradient_sync(sync or part == parts - 1)
+            loss = loss_of(model, 100 * distributed.get_rank() * shards + step * parts + part)
             loss.backward()
             said.append(loss.item())
-        said.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor().item())
+        if shards:
+            said.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor().item())
         optimizer.step()
         optimizer.zero_grad()
     return said, {name: whole(one).cpu() for name, one in model.state_dict().items()}
@@ -94,11 +111,11 @@ def assert_equal(one, other):
     assert_same(one[1], other[1])
 
 
-def compare(rank, client, made, run=None, seeds=(1,), **options):
+def compare(rank, client, made, run=None, seeds=(1,), build=build, **options):
     """Trains without Terrace and with it."""
     masters = "masters" in options
     plain = build(**made)
-    wanted = train(plain[0], Copies(*plain, options=OPTIONS) if masters else plain[1], **(run or {}))
+    wanted = train(plain[0], Copies(*plain, options=ONE_BY_ONE if build is build_parallel else OPTIONS) if masters else plain[1], **(run or {}))
     for seed in seeds:
         model, optimizer = terrace.torch.offload(*build(**made), client=client, tensor_bytes_min=1, **options)
         with fakegpu.turns(seed + rank):
@@ -115,6 +132,7 @@ def on_one_device(rank, socket):
     compare(rank, client, {"checkpointing": True, "shape": (1, RANKS)}, {"parts": 2})
     compare(rank, client, {"shape": (RANKS, 1), "reshard_after_forward": False}, {"parts": 2, "sync": False})
     compare(rank, client, {"dtype": torch.bfloat16}, {"parts": 2}, masters=torch.float32)
+    tensor_parallel(rank, client)
     casts_of_shards(rank, client)
 
 
@@ -124,6 +142,12 @@ def on_one_each(rank, socket):
     client = client_of_rank(socket, HBM_BYTES)
     compare(rank, client, {}, {"parts": 2}, seeds=(1, 2))
     compare(rank, client, {"dtype": torch.bfloat16}, masters=torch.float32)
+
+
+def tensor_parallel(rank, client):
+    assert_equal(train(*build_parallel()), train(*build_parallel("cpu")))
+    compare(rank, client, {"checkpointing": True, "frozen": True}, {"parts": 2}, seeds=(1, 2), build=build_parallel)
+    compare(rank, client, {"dtype": torch.bfloat16}, build=build_parallel, masters=torch.float32)
 
 
 def casts_of_shards(rank, client):

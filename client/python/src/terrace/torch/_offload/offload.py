@@ -90,7 +90,7 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         gradients first (accumulation, clipping, a GradScaler, DistributedDataParallel) raises FailedPrecondition, or
         InvalidArgument where it is seen here.
     share_frozen: keeps parameters that require no gradient once for all ranks of torch.distributed that use this
-        daemon, instead of once for each. All ranks call offload() with it, with the same values, or it raises on all of
+        daemon and have their models in the same memory (the host's, or that of one GPU), instead of once for each. All ranks call offload() with it, with the same values, or it raises on all of
         them. These parameters can be neither written to nor unfrozen from then on.
     tensor_bytes_min: smaller tensors stay in the process's memory; and so does, with a warning, a parameter whose memory
         something else shows.
@@ -281,9 +281,6 @@ def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Clien
     client = client_of(_CALL, client, adopted, model)
     place = place_of_model(_CALL, client, place, model, {parameter: name for parameter, (name, _) in names.items()})
     sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
-    if ranks is not None and has_streams(device_of(client, place)):
-        raise InvalidArgument(f"{_CALL}: share_frozen=True shares parameters in host memory, and this model is on a GPU: "
-                              "offload without it")
     if "parameters" in parts:
         gathered = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
         check_forwards(model, names.keys() - gathered)

@@ -172,8 +172,8 @@ def _check_split(name: str, parameter: nn.Parameter) -> None:
                                  "a torch.nn.ModuleList of them")
     if type(local) is not torch.Tensor:
         raise InvalidArgument(f"{what}, and its part is a {type(local).__name__}; ordinary tensors can be offloaded")
-    if local.device.type != "cpu":
-        raise InvalidArgument(f"{what} and on {local.device}: such parameters can be offloaded on the CPU alone as yet; {_RANKS}")
+    if not can_be_in_terrace(local.device):
+        raise _elsewhere(name, parameter)
 
 
 def _elsewhere(name: str, parameter: nn.Parameter) -> InvalidArgument:

@@ -2,7 +2,8 @@
 """Frozen parameters that the ranks of a node have in common: held once, in a share, and read side by side.
 
 The first of a daemon's ranks makes the share and fills it. The others compare what they have with it, bit for bit, and
-let go of their own. From then on nobody writes there. The share ends with the last of them.
+let go of their own. From then on nobody writes there. The share ends with the last of them. Ranks on several GPUs have a
+share for each GPU, since a tensor is leased in one place at a time.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class SharedStore(Store):
 class _Rank(NamedTuple):
     """One rank, as the others see it."""
 
-    daemon: tuple[Any, ...]  # who has the same can share
+    daemon: tuple[Any, ...]  # and the place there: who has the same can share
     frozen: str  # a digest of what is frozen, which those are to have alike
 
 
@@ -101,7 +102,7 @@ def share(own: Store, wanted: Sequence[Wanted], everyone: Ranks) -> SharedStore:
     than is in it.
     """
     client, rank = own.client, number()
-    ranks: list[_Rank] = everyone.together(lambda: _described(client, wanted))
+    ranks: list[_Rank] = everyone.together(lambda: _described(own, wanted))
     here = [at for at, one in enumerate(ranks) if one.daemon == ranks[rank].daemon]
     alike = len(set(ranks)) == len({one.daemon for one in ranks})  # so all ranks find
     frozen = [] if alike else everyone.together(lambda: _frozen(wanted))
@@ -134,13 +135,13 @@ def share(own: Store, wanted: Sequence[Wanted], everyone: Ranks) -> SharedStore:
     return opened[0]
 
 
-def _described(client: Client, wanted: Sequence[Wanted]) -> _Rank:
+def _described(own: Store, wanted: Sequence[Wanted]) -> _Rank:
     """This rank. A daemon's socket is told from all others, and who comes through it from other users."""
     if not wanted:
         raise InvalidArgument(f"{_CALL}: no parameter is frozen, or fully_shard() has split those that are, which are "
                               "there once: requires_grad_(False) what is not trained, or offload without share_frozen")
-    socket = os.stat(client.socket)
-    return _Rank((_BOOT.read_text(), socket.st_dev, socket.st_ino, os.geteuid()), digest(_frozen(wanted)))
+    socket = os.stat(own.client.socket)
+    return _Rank((_BOOT.read_text(), socket.st_dev, socket.st_ino, os.geteuid(), own.place), digest(_frozen(wanted)))
 
 
 def _frozen(wanted: Sequence[Wanted]) -> dict[str, tuple[Any, ...]]:
