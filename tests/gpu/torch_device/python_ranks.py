@@ -15,6 +15,7 @@ from device_fixtures import DEVICE, Model, assert_ended, assert_same, on_device,
 from device_rank_fixtures import RANKS, Checks, client_of_rank, run_ranks
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from torch import distributed, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 CHECKS = Checks()
 WIDTH = 256
@@ -153,7 +154,42 @@ def shares_what_is_frozen(rank: int, socket: str) -> None:
         model[0].base.weight.mul_(2)
 
 
-@pytest.mark.parametrize(("name", "devices"), [*((name, 1) for name in CHECKS), ("shares_what_is_frozen", RANKS)])
+def run_stage(rank: int, client: terrace.Client | None) -> tuple[list[float], nn.Module]:
+    """Trains this rank's half of a model, a stage of a pipeline, by two parts of a batch at a time; the losses, where the last
+    stage has them, and the half."""
+    torch.manual_seed(5)
+    device = torch.device(fakegpu.KIND, torch.accelerator.current_device_index())
+    half = nn.Sequential(*(Adapted(WIDTH).requires_grad_() for _ in range(8)))[4 * rank:4 * rank + 4].to(device)
+    optimizer = torch.optim.AdamW(half.parameters(), 1e-2, foreach=True)
+    if client is not None:
+        terrace.torch.offload(half, optimizer, client=client, tensor_bytes_min=1)
+    stage = PipelineStage(half, rank, RANKS, device)
+    schedule = Schedule1F1B(stage, 2, lambda made, wanted: (made - wanted).square().mean())
+    said: list[float] = []
+    for step in range(3):
+        batch = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(step)).to(device)
+        losses: list[torch.Tensor] = []
+        schedule.step(*([batch] if rank == 0 else []), target=batch if rank else None, losses=losses)
+        said += [loss.item() for loss in losses]
+        optimizer.step()
+        optimizer.zero_grad()
+    return said, half
+
+
+@CHECKS.check
+def stages_of_a_pipeline(rank: int, socket: str) -> None:
+    wanted, plain = run_stage(rank, None)
+    client = client_of_rank(socket)
+    with fakegpu.turns(1 + rank):
+        losses, half = run_stage(rank, client)
+    assert losses == wanted and len(losses) == (6 if rank else 0)
+    assert_same(weights(half), weights(plain))
+    assert_ended(client)
+
+
+@pytest.mark.parametrize(("name", "devices"), [
+    ("collectives", 1), ("data_parallel", 1), ("shares_what_is_frozen", 1), ("shares_what_is_frozen", RANKS),
+    ("stages_of_a_pipeline", RANKS)])
 def test_ranks(name, devices, disk):  # noqa: F811
     run_ranks(__file__, name, disk, devices, "6MiB")
 

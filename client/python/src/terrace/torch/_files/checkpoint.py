@@ -104,7 +104,7 @@ def item_of(name: str, tensor: torch.Tensor) -> Item:
         return Item(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
     store, slot = tensor.terrace_store, tensor.terrace_slot
     return Item(name, tensor.dtype, tuple(tensor.shape), functools.partial(store.read_once, slot),
-                functools.partial(store.passing.expect, slot), store.passing.leave)
+                functools.partial(store.expect_once, slot), store.leave_read)
 
 
 def _plain(value: Any, what: str) -> Any:

@@ -95,7 +95,7 @@ class Sources:
         """All are written."""
         self._latest.clear()
         for weight in self._weights.values():
-            weight.terrace_store.passing.leave()
+            weight.terrace_store.leave_read()
 
 
 def convert_when_written() -> None:

@@ -75,6 +75,11 @@ class Slot:
         return self.reference()
 
     @property
+    def device(self) -> torch.device:
+        """In whose memory it is leased."""
+        return self.placeholder.device
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its tensor."""
         return self.tensor.nbytes

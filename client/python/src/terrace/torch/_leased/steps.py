@@ -7,7 +7,7 @@ the one before it. A forward pass that records no graph, or of a model in evalua
 is one of a model of which nothing is trained, whatever mode it is in.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -19,9 +19,10 @@ from .order import Order
 class Steps:
     """Marks the steps of one job."""
 
-    def __init__(self, client: Client, order: Order):
+    def __init__(self, client: Client, orders: Iterable[Order]):
+        """orders: those of the job, which are told where steps begin."""
         self._client = client
-        self._orders = [order]
+        self._orders = list(orders)
         self._kind = ""  # of the step that goes on
         self._forwards = 0  # of it
         self._recorded = False  # the last of them recorded a graph

@@ -14,13 +14,11 @@ import torch
 from ..._client import Client
 from ..._errors import Error, FailedPrecondition, ResourceExhausted
 from ..._terrace import Lease, Tensor
-from .._device.device import device_of, give_back_free, wait_for_leases
+from .._device.device import give_back_free, wait_for_leases
 from .._device.heap import give_back_freed_memory
-from .._device.streams import Mark, check_not_captured, has_streams
+from .._device.streams import check_not_captured, has_streams
 from .._pytorch.modes import ordinary
-from .order import Order
-from .passing import Passing
-from .placeholder import PlaceholderSpace
+from .place import Place
 from .slot import Slot, dtype_in_terrace, shape_in_terrace
 from .steps import Steps
 from .waits import note
@@ -65,33 +63,27 @@ class Operations(Protocol):
 
 
 class Store:
-    """Makes slots in one client's session and leases them."""
+    """Makes slots in one client's session and leases them: each in the place that is the memory of its tensor's device."""
 
     writable = True  # what is in it may change
     ranks = 1  # that lease what is in it
 
-    def __init__(self, client: Client, place: str, timeout: float, bytes_expected: int, operations: Operations,
+    def __init__(self, client: Client, place: str | Sequence[str], timeout: float, bytes_expected: int, operations: Operations,
                  tally: Tally | None = None):
+        """place: where it leases; several, if what is in it is of several devices. bytes_expected: in each."""
         self.client = client
         self.operations = operations
-        self.place = place
         self.timeout = timeout
+        names = [place] if isinstance(place, str) else place
+        self.places = [Place(client, name, bytes_expected, alone=self.writable) for name in names]
+        self._on = {one.device: one for one in self.places}
         self.prefix = f"torch{next(_numbers)}"
         self._count = itertools.count()
-        self.device = device_of(client, place)
-        self.space = PlaceholderSpace(bytes_expected, self.device)
         self.slots: list[Slot] = []
         self._lock = threading.RLock()  # between taking a lease and showing it; other threads may want the same one
         self.showing = threading.RLock()  # over who uses a parameter, and what it shows; never while memory is awaited
-        self.unneeded: set[Slot] = set()
-        self._mark: Mark | None = None  # in a GPU's stream: once it is passed, unneeded slots may be told of
-        self.order = Order(client, place, alone=self.writable)
-        self.steps = Steps(client, self.order)
-        self.passing = Passing(client, place)
-        offer = next(offer for offer in client.places() if offer.name == place)
-        self.capacity_bytes = offer.capacity_bytes
-        self.guarantee_bytes = offer.guarantee_bytes
-        self.bytes = 0
+        self.steps = Steps(client, [one.order for one in self.places])
+        self.guarantee_bytes = min(one.guarantee_bytes for one in self.places)  # of each place this at least
         self.tally = tally or Tally()
         self._tensors: list[Tensor] = []
         weakref.finalize(self, self._end, client, self._tensors).atexit = False
@@ -102,24 +94,54 @@ class Store:
         """What the job has leased so far."""
         return self.tally.leased
 
-    def create(self, wanted: Sequence[Wanted]) -> list[Slot]:
-        """Makes slots."""
+    @property
+    def bytes(self) -> int:
+        """Of all that is in it."""
+        return sum(one.bytes for one in self.places)
+
+    @property
+    def place(self) -> str:
+        """Where it leases; of several places, where the first of the model's weights is."""
+        return self.places[0].name
+
+    @property
+    def device(self) -> torch.device:
+        """Whose memory that is."""
+        return self.places[0].device
+
+    def place_on(self, device: torch.device) -> Place:
+        """Where what is on a device is leased."""
+        return self._on.get(device, self.places[0])
+
+    def place_of(self, slot: Slot) -> Place:
+        """Where a slot is leased."""
+        return self.places[0] if len(self.places) == 1 else self.place_on(slot.device)
+
+    def _by_place(self, slots: Sequence[Slot]) -> list[tuple[Place, Sequence[Slot]]]:
+        if len(self.places) == 1:
+            return [(self.places[0], slots)]
+        return [(place, its) for place in self.places if (its := [slot for slot in slots if self.place_of(slot) is place])]
+
+    def create(self, wanted: Sequence[Wanted], devices: Sequence[torch.device] | None = None) -> list[Slot]:
+        """Makes slots. devices: whose memory each is to be leased in, where the tensors of their geometries do not tell."""
         specs = []
         for name, _, like in wanted:
             tail = name.encode()[-(NAME_BYTES_MAX - 40):].decode(errors="ignore")
             specs.append((f"{self.prefix}.{next(self._count)}/{tail}", shape_in_terrace(like), dtype_in_terrace(like.dtype)))
-        return self._over(wanted, self.client.create_many(specs, timeout=self.timeout))
+        return self._over(wanted, self.client.create_many(specs, timeout=self.timeout), devices)
 
-    def _over(self, wanted: Sequence[Wanted], tensors: list[Tensor]) -> list[Slot]:
+    def _over(self, wanted: Sequence[Wanted], tensors: list[Tensor], devices: Sequence[torch.device] | None = None) -> list[Slot]:
         """Slots over tensors that are there."""
+        on = [like.device for _, _, like in wanted] if devices is None else devices
         with ordinary():
-            made = [Slot(name, owner, tensor, self.space.take(like.shape, like.stride(), like.dtype))
-                    for (name, owner, like), tensor in zip(wanted, tensors, strict=True)]
+            made = [Slot(name, owner, tensor, self.place_on(device).space.take(like.shape, like.stride(), like.dtype))
+                    for (name, owner, like), tensor, device in zip(wanted, tensors, on, strict=True)]
         with self._lock:
             self.slots += made
             self._tensors += tensors
-            self.bytes += sum(slot.nbytes for slot in made)
-        if self.bytes > self.guarantee_bytes:
+            for slot in made:
+                self.place_of(slot).bytes += slot.nbytes
+        if any(place.bytes > place.guarantee_bytes for place in self.places):
             give_back_freed_memory()
         return made
 
@@ -128,7 +150,8 @@ class Store:
         leaving = list(slots)
         to.slots += leaving
         to._tensors += [slot.tensor for slot in leaving]
-        to.bytes += sum(slot.nbytes for slot in leaving)
+        for slot in leaving:
+            to.place_of(slot).bytes += slot.nbytes
         self._remove(leaving)
 
     def forget(self, slots: Iterable[Slot]) -> None:
@@ -142,33 +165,37 @@ class Store:
         removed = set(slots)
         handles = {slot.tensor.handle for slot in slots}
         with self._lock:
-            self.unneeded -= removed
+            for place in self.places:
+                place.unneeded -= removed
             self.slots = [slot for slot in self.slots if slot not in removed]
             self._tensors[:] = [tensor for tensor in self._tensors if tensor.handle not in handles]
-            self.bytes -= sum(slot.nbytes for slot in removed)
+            for slot in removed:
+                self.place_of(slot).bytes -= slot.nbytes
 
     def plan(self) -> None:
         """Fetches ahead from now on, if not everything fits."""
-        self.order.ahead_bytes = self.guarantee_bytes // 4 if self.bytes > self.guarantee_bytes else 0
-        # Unless a session asks for more it is guaranteed half of its part.
-        self.order.room_bytes = min(self.capacity_bytes, 2 * self.guarantee_bytes)
+        for place in self.places:
+            place.plan()
 
     def destroy(self) -> None:
         """Deletes all tensors; what still shows one keeps its bytes."""
         self.slots.clear()
-        self.bytes = 0
+        for place in self.places:
+            place.bytes = 0
         self._end(self.client, self._tensors)
 
     def lease(self, slots: Iterable[Slot], mode: str | Sequence[str] = "read", *, noted: bool = True) -> list[torch.Tensor]:
-        """Leases slots as one set; tensors that show them, in order. Each ends its lease with its memory's last user.
+        """Leases slots as one set in each of their places; tensors that show them, in order. Each ends its lease with its memory's
+        last user.
 
         mode: "read", "write", or "overwrite" (of slots that nothing shows, and of all of a set: what they hold is lost); or
             one for each slot. Of a slot that is there twice, the first one's.
         noted: as a use of this step, which the next one is expected to repeat.
         """
-        if has_streams(self.device):
-            check_not_captured(self.device)
         slots = list(slots)
+        for place, _ in self._by_place(slots):
+            if has_streams(place.device):
+                check_not_captured(place.device)
         for slot in slots:
             slot.wait()
         modes = [mode] * len(slots) if isinstance(mode, str) else mode
@@ -180,29 +207,38 @@ class Store:
                     shown[slot] = slot.show()
                 elif slot not in shown:
                     absent.setdefault(slot, wanted)
-        if absent:
-            leases = self._acquire(list(absent), list(absent.values()), noted)
+        for place, its in self._by_place(list(absent)) if absent else ():
+            leases = self._acquire(place, its, [absent[slot] for slot in its], noted)
             with self._lock, ordinary():
-                for (slot, wanted), lease in zip(absent.items(), leases, strict=True):
-                    slot.take(lease, wanted != "read")
+                for slot, lease in zip(its, leases, strict=True):
+                    slot.take(lease, absent[slot] != "read")
                     shown[slot] = slot.show()
         return [shown[slot] for slot in slots]
 
     def read_once(self, slot: Slot) -> torch.Tensor:
         """Leases a slot for whoever reads it and does not come back; to be dropped before the next one is."""
-        self.passing.turn_to(slot)
+        self.place_of(slot).passing.turn_to(slot)
         return self.lease([slot], noted=False)[0]
 
-    def _acquire(self, slots: list[Slot], modes: list[str], noted: bool) -> list[Lease]:
+    def expect_once(self, slot: Slot) -> None:
+        """It is the next one that is read once: begins to fetch it."""
+        self.place_of(slot).passing.expect(slot)
+
+    def leave_read(self) -> None:
+        """What was to be read once is read."""
+        for place in self.places:
+            place.passing.leave()
+
+    def _acquire(self, place: Place, slots: Sequence[Slot], modes: list[str], noted: bool) -> list[Lease]:
         begin = time.perf_counter()
         looked_for = "overwrite" not in modes
         try:
-            leases = self._ask_for(slots, modes, passing=not noted and set(modes) == {"read"})
+            leases = self._ask_for(place, slots, modes, passing=not noted and set(modes) == {"read"})
         except Error as error:
             error.add_note(f"terrace.torch leased {sum(slot.nbytes for slot in slots)} bytes of "
                            f"{', '.join(slot.name for slot in slots[:4])}{', ...' if len(slots) > 4 else ''}; "
                            f"{self.client.leased_bytes} bytes are leased already, and the session is guaranteed "
-                           f"{self.guarantee_bytes} of {self.place}")
+                           f"{place.guarantee_bytes} of {place.name}")
             if isinstance(error, ResourceExhausted):
                 error.add_note("what holds many tensors at once holds them leased: terrace.torch.save(), torch.save(), "
                                "torch.distributed.checkpoint and save_pretrained() write a model of any size")
@@ -212,26 +248,26 @@ class Store:
         self.tally.add(leases, looked_for, seconds)
         if noted and looked_for:
             if leases[0].waited:
-                self.order.missed()
-            self.order.used(slots)
+                place.order.missed()
+            place.order.used(slots)
         return leases
 
-    def _ask_for(self, slots: list[Slot], modes: list[str], passing: bool) -> list[Lease]:
+    def _ask_for(self, place: Place, slots: Sequence[Slot], modes: list[str], passing: bool) -> list[Lease]:
         mode = modes[0] if len(set(modes)) == 1 else modes
-        wanted = [slot.tensor for slot in slots], mode, self.place, self.timeout, True, passing
+        wanted = [slot.tensor for slot in slots], mode, place.name, self.timeout, True, passing
         try:
             return self.client._acquire(*wanted)
         except ResourceExhausted:
-            if not has_streams(self.device):
+            if not has_streams(place.device):
                 raise
-        wait_for_leases(self.client, self.device)  # of what Python has run ahead of
-        give_back_free(self.device)  # the daemon may want to grow into what PyTorch keeps of the GPU's memory
+        wait_for_leases(self.client, place.device)  # of what Python has run ahead of
+        give_back_free(place.device)  # the daemon may want to grow into what PyTorch keeps of the GPU's memory
         return self.client._acquire(*wanted)
 
     def written(self, slot: Slot) -> None:
         """Says that what is shown was written: it counts as written until nothing shows it."""
         if not slot.writing:
-            leases = self.client._acquire([slot.tensor], "write", self.place, self.timeout, True)
+            leases = self.client._acquire([slot.tensor], "write", self.place_of(slot).name, self.timeout, True)
             with self._lock:
                 slot.take(leases[0], True)
                 slot.let_go()
@@ -250,37 +286,38 @@ class Store:
     def refuse_writes(self, slot: Slot, *, done: bool = False) -> None:
         """Raises where nothing is to be written: here it may. done: it was."""
 
+    def unneed(self, slot: Slot) -> None:
+        """Its content is of no use any more."""
+        self.place_of(slot).unneeded.add(slot)
+
+    def need(self, slot: Slot) -> None:
+        """It is of use again, as somebody is about to write to it."""
+        self.place_of(slot).unneeded.discard(slot)
+
     def drop_unneeded(self) -> None:
         """Tells Terrace which contents are of no use any more. Where all fits it makes no difference, but that room would
         have to be asked for again."""
-        if not self.unneeded or (has_streams(self.device) and not self._passed()):
-            return
-        told = list(self.unneeded)  # to which other threads add
-        self.unneeded.difference_update(told)
+        for place in self.places:
+            if place.unneeded and (not has_streams(place.device) or place.passed()):
+                self._drop_in(place)
+
+    def _drop_in(self, place: Place) -> None:
+        told = list(place.unneeded)  # to which other threads add
+        place.unneeded.difference_update(told)
         slots = [slot for slot in told if not slot.shown]
         if not slots or self.fits():
             return
         try:
             self.client.dont_need([slot.tensor for slot in slots])
         except FailedPrecondition:
-            if not has_streams(self.device):
+            if not has_streams(place.device):
                 raise
-            self.unneeded.update(slots)  # some are still leased, behind a stream
-
-    def _passed(self) -> bool:
-        """Whether the GPU has passed what lay in its stream when this was asked first; then it is asked anew."""
-        check_not_captured(self.device)
-        if self._mark is None:
-            self._mark = Mark(self.device)
-            return False
-        passed = self._mark.passed()
-        if passed:
-            self._mark = None
-        return passed
+            place.unneeded.update(slots)  # some are still leased, behind a stream
 
     def fits(self) -> bool:
         """Whether all of the session, activations and the script's own tensors included, is guaranteed room at once."""
-        return self.client._tensor_bytes() <= self.guarantee_bytes
+        others = self.client._tensor_bytes() - self.bytes
+        return all(place.bytes + others <= place.guarantee_bytes for place in self.places)
 
     @staticmethod
     def _end(client: Client, tensors: list[Tensor]) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..._errors import FailedPrecondition
+from .._leased.place import Place
 from .._leased.store import Store
 from .._parameters.casts import pays
 from .._parameters.parameter import ManagedParameter, by_store, enter_each, is_managed_parameter, leave
@@ -134,7 +135,7 @@ def _casts_in(module: nn.Module, uses: _Uses, given: Any) -> _Casts | None:
     extension then, where nothing can be looked at.
 
     given: the module's arguments."""
-    if uses.packs_only or _is_whole(module) or not any(casts_to(store.device.type) for store, _ in uses.sets):
+    if uses.packs_only or _is_whole(module) or not any(casts_to(place.device.type) for store, _ in uses.sets for place in store.places):
         return None
     of = "" if "forward" in module.__dict__ else type(module).forward.__module__
     if not of.startswith(_FORWARDS) or of.startswith(_NOT_FORWARDS) or has_hooks(module) or not asks_torch_function():
@@ -365,8 +366,9 @@ def _called(name: str, part: nn.Module) -> str:
     return called
 
 
-def largest(module: nn.Module, store: Store) -> tuple[int, str]:
-    """Bytes of the largest set of a store that is leased at once, and whose it is."""
-    found = [(sum(one.slot.room_bytes for one in (*uses.parameters, *uses.shards) if one.store is store), _called(name, part))
+def largest(module: nn.Module, store: Store, place: Place) -> tuple[int, str]:
+    """Bytes of the largest set of a store that is leased at once in one of its places, and whose it is."""
+    found = [(sum(one.slot.room_bytes for one in (*uses.parameters, *uses.shards)
+                  if one.store is store and store.place_of(one.slot) is place), _called(name, part))
              for name, part in module.named_modules() if (uses := _uses.get(part)) is not None]
     return max(found, default=(0, ""))

@@ -28,30 +28,44 @@ class Chosen(NamedTuple):
     why: str  # empty where there was no choice
 
 
-def free_for(device: torch.device) -> int:
-    """Bytes that what is trained may take where the model is."""
-    return free_bytes(device) * (_LEFT - 1) // _LEFT
+def free_for(devices: Sequence[torch.device]) -> int:
+    """Bytes that what is trained may take on each of the devices where the model is."""
+    return min(free_bytes(device) * (_LEFT - 1) // _LEFT for device in devices)
 
 
-def choose(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: Precision, device: torch.device, free: int, *,
+class _Coming(NamedTuple):
+    """What is to come on one device."""
+
+    gradients: int
+    states: int  # and masters
+
+
+def _coming(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: Precision, device: torch.device) -> _Coming:
+    needs, made = needs_of(model, optimizers, precision, device), made_already(model, optimizers, device)
+    return _Coming(max(0, needs.gradients - made.gradients), max(0, needs.states + needs.masters - made.states))
+
+
+def choose(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: Precision, devices: Sequence[torch.device],
+           free: int, *,
            in_backward: bool, shares: bool) -> Chosen:
-    """States and masters go first, and parameters with their gradients after them.
+    """States and masters go first, and parameters with their gradients after them, where there is no room on any of the
+    model's devices.
 
     free: of free_for(device), the least of all ranks that a model is split over. in_backward, shares: the caller asks for
     what parameters have to be in Terrace for.
     """
-    needs, made = needs_of(model, optimizers, precision), made_already(model, optimizers)
-    gradients = max(0, needs.gradients - made.gradients)
-    states = max(0, needs.states + needs.masters - made.states)
+    needs = needs_of(model, optimizers, precision)
+    coming = [_coming(model, optimizers, precision, device) for device in devices]
     all_parts = frozenset(PARTS if optimizers else PARTS[:2])
-    room = f"{free // _MIB} MiB can be taken on {device}"
+    room = f"{free // _MIB} MiB can be taken on {' and on '.join(map(str, devices))}"
     names = list(model.parameters())
     if shares or built(names):
         return Chosen(all_parts, "")  # what init() has built, and what ranks share, is there
-    if gradients + states <= free and not needs.masters:
-        return Chosen(frozenset(), f"all stays where the model is: {(gradients + states) // _MIB} MiB are to come, and {room} "
+    if all(one.gradients + one.states <= free for one in coming) and not needs.masters:
+        to_come = sum(one.gradients + one.states for one in coming)
+        return Chosen(frozenset(), f"all stays where the model is: {to_come // _MIB} MiB are to come, and {room} "
                       "(what='all' moves it all the same)")
-    if optimizers and gradients <= free and not in_backward and not any(map(is_split, names)):
+    if optimizers and all(one.gradients <= free for one in coming) and not in_backward and not any(map(is_split, names)):
         what = "states" if not needs.masters else "states and masters"
         return Chosen(frozenset({"states"}), f"{what} ({(needs.states + needs.masters) // _MIB} MiB) go to Terrace, and "
                       f"parameters and gradients stay where the model is: {room}")

@@ -23,8 +23,8 @@ from .init import client_of
 from .job import Job
 from .moves import Names, divide, forget, give_back, make_gradients, take_over
 from .quantized import is_of_another_class
-from .refusals import check_forwards, check_model, eligible, place_of_model
-from .room import most_at_once
+from .refusals import check_forwards, check_in_places, check_model, eligible
+from .room import check_fits, check_host_room, check_room
 from .undo import Undo
 
 _ODD = "is no ordinary parameter, and came into the model after it was offloaded"
@@ -56,7 +56,7 @@ def find(call: str, job: Job, model: nn.Module, new: dict[nn.Parameter, str], by
     left += [(name, _ODD) for one, (name, _) in found.items() if is_of_another_class(one)]
     names = {one: name for one, name in found.items() if one in new and not is_of_another_class(one)}
     client_of(call, job.store.client, built(list(names)), model)
-    place_of_model(call, job.store.client, job.store.place, model, {one: name for one, (name, _) in names.items()})
+    check_in_places(call, job.store.places, {one: name for one, (name, _) in names.items()})
     if moves:
         check_forwards(model, names)
     of_new = set(new.values())
@@ -99,15 +99,15 @@ def _destroy(store: Store, names: Names, made: Sequence[Slot]) -> None:
         store.forget(made)
 
 
-def most_taken(job: Job, model: nn.Module, grown: Grown, taken: Taken,
-               stepped: Sequence[ManagedOptimizer]) -> tuple[int, str]:
-    """Bytes of the largest set that is leased at once from now on, and what leases it: of what is new, and of these
-    optimizers."""
+def check_taken_fits(job: Job, model: nn.Module, grown: Grown, taken: Taken, stepped: Sequence[ManagedOptimizer]) -> None:
+    """Looks at what is leased at once from now on: of what is new, and by these optimizers."""
     if grown.names:
-        return most_at_once(model, job.store, job.shards, taken.in_memory if "gradients" in job.parts else [], stepped)
-    found = [one.states.largest(job.store) for one in stepped]
-    most, name = max(found, default=(0, ""))
-    return most, f"the optimizer's step on '{name}'"
+        check_room(model, job.store, job.shards, taken.in_memory if "gradients" in job.parts else [], stepped)
+        return
+    for place in job.store.places:
+        most, name = max((one.states.largest(job.store, place) for one in stepped), default=(0, ""))
+        check_fits(job.store, place, most, f"the optimizer's step on '{name}'")
+    check_host_room(stepped)
 
 
 def finish(job: Job, model: nn.Module, grown: Grown, taken: Taken) -> None:

@@ -101,7 +101,8 @@ def move(store: Store, managed: list[ManagedParameter], in_memory: list[Paramete
     for optimizer in stepped:
         optimizer.states.adopt_all()
     ranks.finish()
-    give_back_free(store.device)
+    for place in store.places:
+        give_back_free(place.device)
 
 
 def move_parameters(managed: Sequence[ManagedParameter], in_memory: Sequence[ParameterInMemory], undo: Undo) -> None:
@@ -113,8 +114,8 @@ def move_parameters(managed: Sequence[ManagedParameter], in_memory: Sequence[Par
             undo.by(one.restore, f"the parameter '{one.name}'")
             freed_bytes += one.slot.nbytes
         _watch(one, undo)
-        if has_streams(one.store.device) and freed_bytes > _FREED_BYTES_MAX:
-            give_back_free(one.store.device)  # where it was is the same memory that it goes to
+        if has_streams(one.slot.device) and freed_bytes > _FREED_BYTES_MAX:
+            give_back_free(one.slot.device)  # where it was is the same memory that it goes to
             freed_bytes = 0
     for other in in_memory:
         _watch(other, undo)

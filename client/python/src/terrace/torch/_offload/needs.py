@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import nn, optim
 
 from .._optimizer.kept import kept_in
@@ -46,16 +47,17 @@ def needs_of_each(model: nn.Module, optimizers: Sequence[optim.Optimizer],
                          states=of_states.get(id(one), 0))
 
 
-def needs_of(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: Precision) -> Needs:
-    """What all of them take."""
-    each = [needs for _, needs in needs_of_each(model, optimizers, precision)]
+def needs_of(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: Precision,
+             device: torch.device | None = None) -> Needs:
+    """What all of them take. device: those on it alone."""
+    each = [needs for one, needs in needs_of_each(model, optimizers, precision) if device in (None, one.device)]
     return Needs(parameters=sum(one.parameters for one in each), gradients=sum(one.gradients for one in each),
                  masters=sum(one.masters for one in each), states=sum(one.states for one in each))
 
 
-def made_already(model: nn.Module, optimizers: Sequence[optim.Optimizer]) -> Needs:
-    """What of it there is already, in the process's memory or a GPU's."""
-    parameters = list(model.parameters())
+def made_already(model: nn.Module, optimizers: Sequence[optim.Optimizer], device: torch.device | None = None) -> Needs:
+    """What of it there is already, in the process's memory or a GPU's. device: of those on it alone."""
+    parameters = [one for one in model.parameters() if device in (None, one.device)]
     kept = {id(tensor): tensor.nbytes for optimizer in optimizers for one in parameters
             for _, _, tensor in kept_in(optimizer.state.get(one, {}))}
     return Needs(parameters=sum(map(bytes_of, parameters)), masters=0, states=sum(kept.values()),

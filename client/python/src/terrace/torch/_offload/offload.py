@@ -30,7 +30,7 @@ from .._ranks.fsdp import groups_of
 from .._ranks.shards import Shards
 from .._ranks.together import Ranks
 from .auto import choose, free_for, say
-from .grown import Grown, most_taken, take_in
+from .grown import Grown, check_taken_fits, take_in
 from .grown import find as find_grown
 from .grown import finish as finish_grown
 from .init import client_of
@@ -40,8 +40,8 @@ from .other_optimizers import step_others
 from .parts import ALL, AUTO, asked_parts, wanted_parts, what_by_default
 from .precision import Precision, check_precision, check_taken, renew_states, wanted_precision
 from .quantized import Pieces
-from .refusals import check_forwards, check_model, eligible, place_of_model, warn_of_another, warn_of_shown
-from .room import check_fits, check_host_room, check_room, check_shared_room
+from .refusals import check_forwards, check_model, eligible, places_of_model, warn_of_another, warn_of_shown
+from .room import check_room, check_shared_room
 from .steppers import steppers
 from .stepping import check_step, host_store, wanted_step
 from .undo import Undo
@@ -73,7 +73,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         "gradients" and "states" (the optimizer's): these, while the others stay in memory. None: what the environment
         variable TERRACE_WHAT says (names are separated by commas), and "auto" where it is not set.
     place: where they are leased, and computed with: "host" for a model on the CPU (or an emulated device's "device:N"),
-        and for one on a GPU the "device:N" that is that GPU's memory; None: by where the model is.
+        and for one on a GPU the "device:N" that is that GPU's memory; None: by where the model is. Of a model on several
+        devices, each parameter is leased in the memory of its own.
     masters: torch.float32: the optimizer steps a copy in float32 of each trained weight in bfloat16 or float16, which the
         weight is then rounded from. Masters are kept with the states ("states" in `what`), are leased by the optimizer's
         step alone, and are part of its state_dict(). What is written to a weight, its master takes over.
@@ -143,24 +144,24 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         _take_more(job, model, steps, grown, parts, precision, step, bytes_min, ranks)
         return model, optimizer
     check_alike(_CALL, ranks, model, asked)
-    device = _device_of(model)
-    parts = _parts(model, optimizer, steps, what_by_default(_CALL) if what is None else what, device, precision, step,
+    devices = _devices_of(model)
+    parts = _parts(model, optimizer, steps, what_by_default(_CALL) if what is None else what, devices, precision, step,
                    step_in_backward, ranks, shares)
     if not parts:
         ranks.finish()
         leave(model)
         return model, optimizer
-    pieces = Pieces(model, bytes_min, device if "parameters" in parts else None)
+    pieces = Pieces(model, bytes_min, devices if "parameters" in parts else ())
     names, left = eligible(model, bytes_min, "parameters" in parts, pieces.shown_with)
     left += pieces.left
     check_precision(_CALL, precision, model, steps)
     chosen = _choose(model, names, parts, client, place, step_in_backward, ranks if shares else None)
-    on_host = step == "host" and has_streams(device_of(chosen.client, chosen.place))
+    on_host = step == "host" and any(has_streams(device_of(chosen.client, place)) for place in chosen.places)
     if on_host:
-        check_step(_CALL, model, steps)
+        check_step(_CALL, model, steps, chosen.places)
     _try(steps, precision.masters)
     warn_of_shown(left)
-    store = Store(chosen.client, chosen.place, seconds,
+    store = Store(chosen.client, chosen.places, seconds,
                   4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20), operations)
     store.left_alone = left
     with Undo() as undo:
@@ -202,10 +203,10 @@ def _elements(optimizers: list[optim.Optimizer]) -> int:
     return sum(one.numel() for optimizer in optimizers for group in optimizer.param_groups for one in group["params"])
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    """Where a model is: its parameters, or its buffers if it has none."""
-    first = next(model.parameters(), next(model.buffers(), None))
-    return torch.device("cpu") if first is None else first.device
+def _devices_of(model: nn.Module) -> list[torch.device]:
+    """Where a model is: its parameters, or its buffers if it has none; the first one's first."""
+    return list(dict.fromkeys(one.device for one in model.parameters())) or [
+        next((one.device for one in model.buffers()), torch.device("cpu"))]
 
 
 def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, in_backward: bool,
@@ -238,17 +239,17 @@ def _try(optimizers: list[optim.Optimizer], masters: torch.dtype | None) -> None
         trial.try_unknown(one, masters)
 
 
-def _parts(model: nn.Module, optimizer: object, steps: list[optim.Optimizer], what: str | list[str], device: torch.device,
-           precision: Precision, step: str | None, in_backward: bool, ranks: Ranks, shares: bool) -> frozenset[str]:
+def _parts(model: nn.Module, optimizer: object, steps: list[optim.Optimizer], what: str | list[str],
+           devices: list[torch.device], precision: Precision, step: str | None, in_backward: bool, ranks: Ranks, shares: bool) -> frozenset[str]:
     """The parts that go to Terrace; none where all of them have room where the model is, and may stay there."""
-    if what != AUTO or device.type == "meta":  # which is refused by name
+    if what != AUTO or devices[0].type == "meta":  # which is refused by name
         return _check_parts_asked(ALL if what == AUTO else what, optimizer, in_backward, shares)
     _check_parts_asked(ALL, optimizer, in_backward, shares)
     check_precision(_CALL, precision, model, steps)
-    free = min(ranks.together(functools.partial(free_for, device)))
-    chosen = choose(model, steps, precision, device, free, in_backward=in_backward, shares=shares)
+    free = min(ranks.together(functools.partial(free_for, devices)))
+    chosen = choose(model, steps, precision, devices, free, in_backward=in_backward, shares=shares)
     say(model, chosen)
-    of_host_step = frozenset({"states"} if step == "host" and has_streams(device) else ())  # are in the CPU's memory
+    of_host_step = frozenset({"states"} if step == "host" and any(map(has_streams, devices)) else ())  # are in the CPU's memory
     return chosen.parts or of_host_step
 
 
@@ -267,7 +268,7 @@ class _Chosen(NamedTuple):
     """What of a model is to go to Terrace, and where."""
 
     client: Client
-    place: str
+    places: list[str]
     sharded: Names  # what is split over ranks
     whole: Names  # what it has not, but for what is shared
     frozen: Frozen  # what is shared
@@ -279,17 +280,20 @@ def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Clien
     """Of the parameters that can be offloaded, how each one is to be. InvalidArgument for what cannot be had of them."""
     adopted = built(list(names))
     client = client_of(_CALL, client, adopted, model)
-    place = place_of_model(_CALL, client, place, model, {parameter: name for parameter, (name, _) in names.items()})
+    places = places_of_model(_CALL, client, place, model, {parameter: name for parameter, (name, _) in names.items()})
     sharded = {parameter: name for parameter, name in names.items() if is_split(parameter)}
     if "parameters" in parts:
         gathered = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
         check_forwards(model, names.keys() - gathered)
+    if ranks is not None and len(places) > 1:
+        raise InvalidArgument(f"{_CALL}: share_frozen=True shares what is in one place, and this model is in {' and '.join(places)}: "
+                              "offload without it")
     frozen = Frozen(names, ranks)
     if in_backward and sharded:
         raise InvalidArgument(f"{_CALL}: step_in_backward=True cannot be had with parameters that are split over "
                               f"ranks, as '{next(iter(sharded.values()))[0]}'; offload without it")
     _check_parts(_CALL, parts, [names[one.parameter][0] for one in adopted], sharded)
-    return _Chosen(client, place, sharded,
+    return _Chosen(client, places, sharded,
                    {one: name for one, name in names.items() if one not in sharded and one not in frozen.names}, frozen,
                    {one: one.building for one in adopted if one.parameter not in frozen.names})
 
@@ -299,7 +303,7 @@ def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str 
     """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
     parts = job.parts | {"states"} if what in (None, AUTO) else wanted_parts(call, what, optimizer, in_backward)
     other = ("client is of another session" if client is not None and client is not job.store.client else
-             f"place is {place!r}" if place not in (None, "host", job.store.place) else
+             f"place is {place!r}" if place not in (None, "host", *(one.name for one in job.store.places)) else
              f"masters is {precision.masters}" if precision.masters not in (None, job.masters.dtype) and job.optimizers else
              f"gradients is {precision.gradients}" if precision.gradients not in (None, job.masters.gradients) else
              f"step is {step!r}" if step not in (None, job.step) and (job.optimizers or job.masters) else
@@ -308,7 +312,7 @@ def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str 
     if other:
         raise InvalidArgument(
             f"{call}: this model is offloaded already, and {other}: with another optimizer its parameters and gradients "
-            f"stay as they are (place={job.store.place!r}, masters={job.masters.dtype}, gradients={job.masters.gradients}, "
+            f"stay as they are (place={'+'.join(one.name for one in job.store.places)!r}, masters={job.masters.dtype}, gradients={job.masters.gradients}, "
             f"step={job.step!r}, step_in_backward={job.in_backward}, what={sorted(job.parts)}, with 'states' or without)")
     return parts
 
@@ -322,14 +326,14 @@ def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], gr
     optimizers = [one for one in optimizers if managed_optimizer(one) is None]
     masters = job.masters
     where = step or job.step
-    on_host = where == "host" and has_streams(job.store.device)
+    on_host = where == "host" and any(has_streams(one.device) for one in job.store.places)
     if (precision.masters is not None or on_host) and not masters:
         host = host_store(_CALL, job.store, operations, _elements(optimizers)) if on_host else None
         masters = Masters(job.store, precision.masters, in_terrace="states" in parts, host=host)
     if masters.dtype is not None:
         check_taken(_CALL, Precision(masters.dtype, masters.gradients), model, optimizers)
     if on_host:
-        check_step(_CALL, model, optimizers)
+        check_step(_CALL, model, optimizers, [one.name for one in job.store.places])
     _try(optimizers, masters.dtype)
     job.drop_gone()
     if job.in_backward and optimizers and not all(one.states.gone for one in job.optimizers):
@@ -347,8 +351,7 @@ def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], gr
             one.states.make_all_masters()
         for one in stepped:
             _renew_states(one.states.optimizer, masters, undo)
-        check_fits(job.store, *most_taken(job, model, grown, taken, [*known, *stepped]))
-        check_host_room([*known, *stepped])
+        check_taken_fits(job, model, grown, taken, [*known, *stepped])
         for of in (*job.parameters, *job.in_memory):
             if of.gradient is not None and of.parameter.requires_grad:
                 of.gradient.reserve()

@@ -5,7 +5,7 @@ with its module, as the bytes that it is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -56,15 +56,15 @@ class Piece(NamedTuple):
 class Pieces:
     """Those of one model."""
 
-    def __init__(self, model: nn.Module, bytes_min: int, device: torch.device | None):
-        """device: the model's; None: nothing of it is to be in Terrace."""
+    def __init__(self, model: nn.Module, bytes_min: int, devices: Collection[torch.device]):
+        """devices: the model's; none: nothing of it is to be in Terrace."""
         self._own: list[Piece] = []  # each of memory of its own
         self._modules: list[list[nn.Module]] = []  # of each
         self.left: list[tuple[str, str]] = []  # those that stay in memory, and why
         self._of_parameter: dict[int, list[Piece]] = {}  # by the parameter whose memory they are of
         self._of_piece: dict[int, list[Piece]] = {}  # by the piece
-        if device is not None:
-            self._divide(list(_pieces(model, bytes_min, self.left)), list(model.parameters()), bytes_min, device)
+        if devices:
+            self._divide(list(_pieces(model, bytes_min, self.left)), list(model.parameters()), bytes_min, devices)
 
     def shown_with(self, parameter: nn.Parameter) -> int:
         """How many of them are of a parameter's memory."""
@@ -89,12 +89,13 @@ class Pieces:
                 found.setdefault(module, []).append(one)
         return found
 
-    def _divide(self, pieces: list[Piece], parameters: list[nn.Parameter], bytes_min: int, device: torch.device) -> None:
+    def _divide(self, pieces: list[Piece], parameters: list[nn.Parameter], bytes_min: int,
+                devices: Collection[torch.device]) -> None:
         parameter_of = {number_of(one.untyped_storage()): one for one in parameters
                         if not is_split(one) and not is_made_of_others(one) and one.layout == torch.strided}
         storages: dict[int, list[Piece]] = {}
         for one in pieces:
-            if why := _why_left(one.tensor, bytes_min, device):
+            if why := _why_left(one.tensor, bytes_min, devices):
                 self.left.append((one.name, why))
             else:
                 storages.setdefault(number_of(one.tensor.untyped_storage()), []).append(one)
@@ -122,9 +123,9 @@ def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride()
 
 
-def _why_left(tensor: torch.Tensor, bytes_min: int, device: torch.device) -> str:
+def _why_left(tensor: torch.Tensor, bytes_min: int, devices: Collection[torch.device]) -> str:
     """Why a tensor stays in memory; empty where it need not. Not for how small it is, which is not worth a word."""
-    if tensor.device != device:
+    if tensor.device not in devices:
         return f"is on {tensor.device}"
     return "requires a gradient, and is no parameter" if tensor.requires_grad else alone(tensor, bytes_min)
 

@@ -5,7 +5,7 @@ import gc
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from ..._client import Client
 from ..._errors import FailedPrecondition, InvalidArgument
 from .._device.device import device_of
 from .._device.streams import can_be_in_terrace
+from .._leased.place import Place
 from .._leased.placeholder import elements_spanned
 from .._leased.slot import dtype_in_terrace
 from .._model.modules import is_called_by_us, is_compiled, used_by_each
@@ -39,29 +40,48 @@ def _is_a(value: object, module: str, name: str) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-def place_of_model(call: str, client: Client, place: str | None, model: nn.Module,
-                   names: Mapping[nn.Parameter, str]) -> str:
-    """Where to lease parameters, which are on one device. InvalidArgument, by name, where they are not, or not there.
+def places_of_model(call: str, client: Client, place: str | None, model: nn.Module,
+                    names: Mapping[nn.Parameter, str]) -> list[str]:
+    """Where to lease parameters: in the memory of each device that they are on, that of the first one first. InvalidArgument, by
+    name, where they are not there.
 
     call: how the caller is named in errors. place: None: to be found. names: of those that are to be leased."""
-    first = next(iter(names), next(model.parameters(), None))
-    device = torch.device("cpu") if first is None else first.device
-    for parameter, name in names.items():
-        if parameter.device != device:
-            raise InvalidArgument(f"{call}: the parameter '{names.get(first)}' is on {device}, and '{name}' on "  # type: ignore[arg-type]
-                                  f"{parameter.device}; the parameters of a model on one device can be offloaded")
-    if place is not None:
-        check_offered(call, client, place)
-        if (there := device_of(client, place)) != device:
-            raise InvalidArgument(f"{call}: place is {place!r}, which is memory of {there}, and the model is on {device}: move "
-                                  f"it there (model.to('{there}')), or leave place out")
-        return place
+    on = {parameter.device: name for parameter, name in reversed(names.items())}  # the first one on each
+    devices = list(reversed(on)) or [_device_of_first(model)]
+    if place is None:
+        return [_place_of(call, client, device, on.get(device)) for device in devices]
+    check_offered(call, client, place)
+    there = device_of(client, place)
+    for device in devices:
+        if device != there:
+            what = f"the parameter '{on[device]}'" if len(devices) > 1 else "the model"
+            raise InvalidArgument(f"{call}: place is {place!r}, which is memory of {there}, and {what} is on {device}: move "
+                                  f"it there (.to('{there}')), or leave place out")
+    return [place]
+
+
+def _device_of_first(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def _place_of(call: str, client: Client, device: torch.device, name: str | None) -> str:
     found = place_on(client, device)
     if found is None:
-        raise InvalidArgument(f"{call}: the model is on {device}, and none of this session's places "
+        what = "the model" if name is None else f"the parameter '{name}'"
+        raise InvalidArgument(f"{call}: {what} is on {device}, and none of this session's places "
                               f"({', '.join(offer.name for offer in client.places())}) is that GPU's memory: give the daemon a "
                               "tier of it (docs/guides/gpus.md), or move the model to the CPU")
     return found
+
+
+def check_in_places(call: str, places: Sequence[Place], names: Mapping[nn.Parameter, str]) -> None:
+    """Raises InvalidArgument for a parameter on another device than those of a model that is offloaded already."""
+    devices = [place.device for place in places]
+    for parameter, name in names.items():
+        if parameter.device not in devices:
+            raise InvalidArgument(f"{call}: the parameter '{name}', which is new, is on {parameter.device}, and the model was "
+                                  f"offloaded on {', '.join(map(str, devices))}: move it there")
 
 
 def check_offered(call: str, client: Client, place: str) -> None:

@@ -32,8 +32,10 @@ def wanted_step(call: str, step: Any, optimizer: object) -> str | None:
     return step
 
 
-def check_step(call: str, model: nn.Module, optimizers: Sequence[optim.Optimizer]) -> None:
-    """Raises InvalidArgument, by name, where the CPU cannot step what is on a GPU."""
+def check_step(call: str, model: nn.Module, optimizers: Sequence[optim.Optimizer], places: Sequence[str]) -> None:
+    """Raises InvalidArgument, by name, where the CPU cannot step what is on a GPU. places: where the model is leased."""
+    if len(places) > 1:
+        raise InvalidArgument(f"{call}: step='host' cannot be had of a model that is in {' and '.join(places)}: leave it out")
     names = {id(one): name for name, one in model.named_parameters()}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
@@ -53,5 +55,5 @@ def host_store(call: str, weights: Store, operations: Operations, elements: int)
     """Where masters and states of weights on a GPU are, for a step that is the CPU's. elements: of all that is trained."""
     check_offered(call, weights.client, "host")
     made = Store(weights.client, "host", weights.timeout, _STATE_BYTES * elements + (1 << 20), operations, weights.tally)
-    weights.steps.follow(made.order)
+    weights.steps.follow(made.places[0].order)
     return made

@@ -96,7 +96,8 @@ def _step_all(due: _Due, step: Step) -> None:
     for stream in due.streams:
         current = follow(stream.device, stream)
         for gradient in due.gradients if stream != current else ():
-            use_in(gradient, current)
+            if gradient.device == stream.device:
+                use_in(gradient, current)
     with raw():
         shown = [parameter.grad for parameter in due.parameters]
         for parameter, gradient in zip(due.parameters, due.gradients, strict=True):

@@ -15,6 +15,7 @@ from ..._errors import FailedPrecondition, InvalidArgument
 from .._leased.placeholder import elements_spanned
 from .._leased.shown import owner_of
 from .._leased.slot import Slot, copy_bits, dtype_in_terrace, nobody
+from .._leased.place import Place
 from .._leased.store import Store
 from .._parameters.in_memory import ParameterInMemory
 from .._parameters.like import Like
@@ -153,11 +154,11 @@ class States:
             self._slots += made
             self._reserved |= dict(zip(keys, made, strict=True))
 
-    def largest(self, store: Store) -> tuple[int, str]:
-        """Bytes of the largest set of a store that a step must lease at once, and the parameter's name."""
+    def largest(self, store: Store, place: Place) -> tuple[int, str]:
+        """Bytes of the largest set of a store that a step must lease at once in one of its places, and the parameter's name."""
         found = [(self._leased_from(store, parameter, of, of.room_bytes * self._named(group, of)), of.name)
                  for group in self.optimizer.param_groups for parameter in group["params"]
-                 if (of := self.like_of(parameter)) is not None]
+                 if (of := self.like_of(parameter)) is not None and store.place_on(of.placeholder.device) is place]
         return max(found, default=(0, ""))
 
     def _leased_from(self, store: Store, parameter: nn.Parameter, of: Like, states_bytes: int) -> int:
@@ -302,7 +303,7 @@ class States:
             (slot,) = self.own_store.create([(f"{of.name}/{'.'.join(where[1])}", of.owner, value)])
             self._slots.append(slot)
         self._reserved[where] = slot  # for what is loaded in its place
-        self.own_store.unneeded.discard(slot)
+        self.own_store.need(slot)
         (shown,) = self.own_store.lease([slot], "overwrite")
         copy_bits(shown, value)
         return slot

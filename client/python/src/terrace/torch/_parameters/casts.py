@@ -99,8 +99,8 @@ class CastForm(SecondForm):
 
     def _has_room(self, more_bytes: int = 0) -> bool:
         """Whether it can be leased beside all that the session has leased, and more bytes."""
-        store = self.managed.store
-        return store.client.leased_bytes + more_bytes + self.managed.slot.room_bytes // 2 <= store.guarantee_bytes
+        own, store = self.managed.slot, self.managed.store
+        return store.client.leased_bytes + more_bytes + own.room_bytes // 2 <= store.place_of(own).guarantee_bytes
 
     def write_if_used(self, shown: torch.Tensor) -> None:
         """Makes it anew, as write() does, where it was used since it was made; else deletes it. Where there is no room for it
@@ -139,7 +139,7 @@ class CastForm(SecondForm):
         own = self.managed.slot
         with ordinary():
             like = torch.empty_strided(own.placeholder.shape, own.placeholder.stride(), dtype=self.dtype, device="meta")
-        (slot,) = store.create([(f"{own.name}/{self.dtype}".replace("torch.", ""), own.owner, like)])
+        (slot,) = store.create([(f"{own.name}/{self.dtype}".replace("torch.", ""), own.owner, like)], [own.device])
         store.plan()
         return Content(self, slot)
 

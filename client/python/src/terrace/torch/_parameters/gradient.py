@@ -56,7 +56,7 @@ class Room:
     def take(self, store: Store, made: torch.Tensor) -> OffloadedTensor:
         """Moves a gradient to Terrace."""
         slot = self._free_slot(store)
-        store.unneeded.discard(slot)
+        store.need(slot)
         (shown,) = store.lease([slot], "overwrite")
         shown.copy_(made)
         return OffloadedTensor.of(slot, store)

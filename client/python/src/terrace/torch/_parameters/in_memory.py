@@ -23,7 +23,7 @@ class ParameterInMemory:
         self.gradient: Gradient | None = None
         self._reference = weakref.ref(parameter)
         with ordinary():
-            self.like = Geometry(name, owner, store.space.take(parameter.shape, parameter.stride(), parameter.dtype))
+            self.like = Geometry(name, owner, store.place_on(parameter.device).space.take(parameter.shape, parameter.stride(), parameter.dtype))
 
     def finish(self) -> None:
         """It is its job's for good."""

@@ -60,7 +60,7 @@ class Master(SecondForm):
         self.managed: ManagedParameter | None = None  # what belongs to it as to a parameter in Terrace; not where it is split
         self.like: Geometry | None = None
         self._weights, self.store = stores
-        self.apart = self.store.device != self._weights.device  # the weight is on a GPU, and it is the CPU's
+        self.apart = self.store is not self._weights  # the weight is on a GPU, and it is the CPU's
         self._brought: OffloadedTensor | None = None  # the weight's gradient, where a step has asked for it before its turn
         self._room: Room | None = None  # where that goes
         self._wide_like: Geometry | None = None  # what the weight's gradient is made like, of the master's type
@@ -69,12 +69,13 @@ class Master(SecondForm):
         self._written_as = (-1, -1)  # how it was when its parameter was last made of it
         own, itself = wanted.like, wanted.parameter
         with ordinary(), raw():
-            shown = slot.placeholder if slot is not None else _empty(itself, dtype, self.store.device)
+            device = self.store.device if self.apart else local_of(itself).device
+            shown = slot.placeholder if slot is not None else _empty(itself, dtype, device)
             self.stepped = nn.Parameter(split_as(itself, shown))  # what the optimizer is given in the parameter's place
         if own is not None:
             geometry = own.placeholder
-            self.like = Geometry(own.name, own.owner, slot.placeholder if slot is not None else self.store.space.take(
-                geometry.shape, geometry.stride(), dtype))
+            self.like = Geometry(own.name, own.owner, slot.placeholder if slot is not None else
+                                 self.store.place_on(device).space.take(geometry.shape, geometry.stride(), dtype))
         if slot is not None and is_split(itself):
             self.stepped._local_tensor = OffloadedTensor.of(slot, self.store)  # type: ignore[attr-defined]
         elif slot is not None:
@@ -156,7 +157,7 @@ class Master(SecondForm):
     def made_for_step(self, held: torch.Tensor) -> torch.Tensor:
         """What the step is given in the place of a gradient that it is not given as it is. held: it, over leased memory or
         in memory."""
-        return (copied_down(held) if held.device != self.store.device else held).to(self.dtype)
+        return (copied_down(held) if self.apart and held.device != self.store.device else held).to(self.dtype)
 
     @property
     def brought(self) -> OffloadedTensor | None:
@@ -206,10 +207,9 @@ class Master(SecondForm):
         if not self.apart:
             return self.like
         if self._wide_like is None:
-            shape = self.like.placeholder
+            shape, place = self.like.placeholder, self._weights.place_on(self.parameter.device)
             with ordinary():
-                self._wide_like = Geometry(self.like.name, self.like.owner,
-                                           self._weights.space.take(shape.shape, shape.stride(), self.dtype))
+                self._wide_like = Geometry(self.like.name, self.like.owner, place.space.take(shape.shape, shape.stride(), self.dtype))
         return self._wide_like
 
     def accumulate_in(self, dtype: torch.dtype | None) -> None:
@@ -299,7 +299,7 @@ class Masters:
         stores = Stores(self._store, self._store if self.host is None else self.host)
         there = [one for one in wanted if self._in_terrace and one.like is not None]
         slots = stores.masters.create([(f"{one.like.name}/master", one.like.owner, _empty(one.parameter, self.dtype_of(one.parameter)))
-                                       for one in there if one.like is not None])
+                                       for one in there if one.like is not None], [local_of(one.parameter).device for one in there])
         slot_of = dict(zip(map(id, (one.parameter for one in there)), slots, strict=True))
         for one in wanted:
             gradient_like = None if one.like is None else self.gradient_like(one.parameter, one.like)
@@ -344,7 +344,8 @@ class Masters:
             return like
         geometry = like.placeholder
         with ordinary():
-            return Geometry(like.name, like.owner, self._store.space.take(geometry.shape, geometry.stride(), self.gradients))
+            space = self._store.place_on(geometry.device).space
+            return Geometry(like.name, like.owner, space.take(geometry.shape, geometry.stride(), self.gradients))
 
     def drop_gone(self) -> None:
         """Deletes those whose parameters the model has lost."""

@@ -51,7 +51,7 @@ class ShardCast(SecondForm):
         store, geometry = self._shard.store, own.placeholder
         with ordinary():
             like = torch.empty_strided(geometry.shape, geometry.stride(), dtype=self._dtype, device="meta")
-        (slot,) = store.create([(f"{own.name}/{self._dtype}".replace("torch.", ""), own.owner, like)])
+        (slot,) = store.create([(f"{own.name}/{self._dtype}".replace("torch.", ""), own.owner, like)], [own.device])
         store.plan()
         return slot
 

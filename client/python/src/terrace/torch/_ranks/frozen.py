@@ -37,7 +37,7 @@ class Frozen:
             return []
         wanted = [(*name, parameter.detach()) for parameter, name in self.names.items()]
         self.store = share(own, wanted, self._ranks)
-        own.steps.follow(self.store.order)
+        own.steps.follow(self.store.places[0].order)
         return [self._have(parameter, name, slot)
                 for (parameter, (name, _)), slot in zip(self.names.items(), self.store.slots, strict=True)]
 

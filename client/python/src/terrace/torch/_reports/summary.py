@@ -71,7 +71,7 @@ class Summary:
     guarantee_bytes: int
     leased_bytes: int
     name: str = ""  # of the model's class
-    place: str = "host"  # where its tensors are leased
+    place: str = "host"  # where its tensors are leased; several, joined by "+", for a model on several devices
     shared_bytes: int = 0  # of them, what other ranks have as well, and is there once
     closed: bool = False  # its client is, so that nothing can be leased any more
 
@@ -138,7 +138,8 @@ class Overview:
 
 
 def _row(name: str, one: ModuleSummary, place: str) -> str:
-    return (f"{name:{_NAME}} {one.nbytes / _MIB:9.2f} {one.place_bytes.get(place, 0) / _MIB:9.2f} {one.leases:7} "
+    there = sum(one.place_bytes.get(each, 0) for each in place.split("+"))
+    return (f"{name:{_NAME}} {one.nbytes / _MIB:9.2f} {there / _MIB:9.2f} {one.leases:7} "
             f"{one.fetched_bytes / _MIB:9.2f} {one.wait_seconds:9.3f} {one.fetch_seconds:9.3f} {one.room_seconds:9.3f} "
             f"{one.kept_bytes / _MIB:9.2f}")
 
@@ -185,8 +186,8 @@ def _of_job(model: nn.Module, job: Job) -> Summary:
                 one.kept_bytes += slot.nbytes
                 kept.append(slot.name)
     return Summary(list(modules.values()), list(job.store.left_alone), kept, sum(store.bytes for store in stores),
-                   job.store.guarantee_bytes, sum(store.client.leased_bytes for store in stores),
-                   type(model).__name__, job.store.place, 0 if job.shared is None else job.shared.bytes,
+                   sum(place.guarantee_bytes for place in job.store.places), sum(store.client.leased_bytes for store in stores),
+                   type(model).__name__, "+".join(place.name for place in job.store.places), 0 if job.shared is None else job.shared.bytes,
                    not all(store.client.session for store in stores))
 
 

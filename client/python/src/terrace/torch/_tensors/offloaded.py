@@ -233,7 +233,7 @@ def _gone(slot: Slot, store: Store) -> None:
     """A tensor that stood for the slot's content is gone; with the last of them the content is of no use."""
     slot.lazies -= 1
     if not slot.lazies:
-        store.unneeded.add(slot)
+        store.unneed(slot)
 
 
 # What optimizer.zero_grad(set_to_none=False) does.

@@ -101,7 +101,7 @@ def reduced(slot: Slot, store: Store) -> Any:
 
 
 def _location(storage: Any) -> str | None:
-    return str(storage.terrace_store.device) if isinstance(storage, LazyStorage) else None
+    return str(storage.terrace_slot.device) if isinstance(storage, LazyStorage) else None
 
 
 def _nothing(storage: Any, location: str) -> None:
