@@ -3,6 +3,7 @@
 under some seed; without it, the right one under each. A bug that was hard to find belongs into PLANTED."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,7 +12,9 @@ import terrace.torch
 import torch
 from device_fixtures import DEVICE, SEEDS, expect, serve, try_seeds, under_seeds
 from python_fixtures import disk, wait_until  # noqa: F401 (a fixture)
-from terrace.torch._activations import box, in_terrace
+from terrace.torch._activations import in_terrace, lanes
+from terrace.torch._activations.shelf import Shelf
+from terrace.torch._device.streams import Mark
 from terrace.torch._leased import slot
 from terrace.torch._optimizer import due
 from torch import nn
@@ -19,6 +22,7 @@ from torch import nn
 COUNT = 4096
 SEEDS_MAX = 30
 PATIENCE_SECONDS = 0.05  # a daemon that is waited for moves nothing sooner
+_numbers = itertools.count(3)
 
 
 @pytest.fixture
@@ -62,8 +66,9 @@ class Keeps(torch.autograd.Function):
 def saved_on_one_stream_and_used_on_another(client):
     """What both streams' operators save is one storage: laid away on the first one, fetched by the second one's backward."""
     weight, first, second = start(), torch.Stream(DEVICE), torch.Stream(DEVICE)
+    number = next(_numbers)  # what a box has of the run before is another one
     with saving(client):
-        made = weight * 3
+        made = weight * number
         for stream in (first, second):
             stream.wait_stream(torch.accelerator.current_stream())
         with first:
@@ -71,11 +76,11 @@ def saved_on_one_stream_and_used_on_another(client):
         with second:
             other = Keeps.apply(made)
         del made
-    for stream in (first, second):
-        torch.accelerator.current_stream().wait_stream(stream)
+        for stream in (first, second):
+            torch.accelerator.current_stream().wait_stream(stream)
     (one + other).sum().backward()
     Keeps.kept.clear()
-    expect(weight.grad, 2 * 2 * 6 * 3)
+    expect(weight.grad, 2 * 2 * (2 * number) * number)
 
 
 def saved_on_another_stream_than_it_is_of(client):
@@ -87,11 +92,40 @@ def saved_on_another_stream_than_it_is_of(client):
         with stream:
             squared = made.square()
         del made
-        taken = torch.full((COUNT,), 9.0, device=DEVICE)
+    taken = torch.full((COUNT,), 9.0, device=DEVICE)
     torch.accelerator.current_stream().wait_stream(stream)
     squared.sum().backward()
     expect(weight.grad, 2 * 6 * 3)
     expect(taken, 9)
+
+
+def laid_on_one_stream_and_fetched_on_another(client):
+    """By streams that do not wait for each other."""
+    box, number, stream = Shelf(client, "laid").take(4 * COUNT), next(_numbers), torch.Stream(DEVICE)
+    source = torch.full((COUNT,), float(number), device=DEVICE)
+    box.lay(source.view(torch.uint8), box.overwrite())
+    with stream:
+        fetched = box.fetch(DEVICE, 4 * COUNT)
+        lanes.join(fetched.tensor, fetched.mark)
+        expect(fetched.tensor.view(torch.float32), number)
+    lanes.settle()
+
+
+def laid_away_where_its_memory_is_used_again(client):
+    """What is saved goes down, its memory is used again at once, and so is what a kernel has yet to read as it comes up."""
+    weight, begin = start(), next(_numbers)
+    with saving(client):
+        parts = [(weight * number).square() for number in range(begin, begin + 6)]
+    taken = [torch.full((COUNT,), 9.0, device=DEVICE) for _ in range(6)]
+    kept = [torch.full((COUNT,), 5.0, device=DEVICE) for _ in range(4)]
+    twice = [one * 2 for one in kept]
+    del kept
+    sum(parts).sum().backward()
+    expect(weight.grad, sum(2 * 2 * number * number for number in range(begin, begin + 6)))
+    for one in taken:
+        expect(one, 9)
+    for one in twice:
+        expect(one, 10)
 
 
 def saved_by_the_cpu_where_a_gpu_still_copies(client):
@@ -177,11 +211,21 @@ def current(device, _stream):
     return torch.accelerator.current_stream(device)
 
 
-def end_early(self, lease, device, copy):
-    self.stream = in_terrace.follow(device, self.stream)
-    copied = copy()
-    lease.release()
-    return copied
+def end_early(self, lane, source, target, lease):
+    with lane:
+        target.copy_(source, non_blocking=True)
+        lease.release()
+        return Mark(self._device)
+
+
+def fetch_into_memory_in_use(self, source, laid, lease):
+    made = torch.empty(source.shape, dtype=source.dtype, device=self._device)
+    laid.come_before(self._up)
+    return lanes.Fetched(made, torch.accelerator.current_stream(), self._copy(self._up, source, made, lease))
+
+
+def fetch_what_is_not_laid(self, source, _laid, lease, fetch=lanes.Lanes.fetch):
+    return fetch(self, source, None, lease)
 
 
 def nothing(*_):
@@ -189,12 +233,19 @@ def nothing(*_):
 
 
 PLANTED = {
-    "what is shown again is not waited for": Planted(in_terrace, "follow", current, saved_on_one_stream_and_used_on_another),
-    "record_stream of what is laid away is forgotten": Planted(
-        in_terrace, "use_in", nothing, saved_on_another_stream_than_it_is_of),
+    "what is fetched is not waited for": Planted(in_terrace, "join", nothing, saved_on_one_stream_and_used_on_another),
+    "record_stream of what is laid away is forgotten": Planted(lanes, "use_in", nothing, saved_on_another_stream_than_it_is_of),
+    "what is laid away is let go of before its copy": Planted(
+        lanes, "_let_go", nothing, laid_away_where_its_memory_is_used_again),
+    "what is laid away is copied before it is made": Planted(
+        lanes, "follow_from", lambda lane: torch.accelerator.current_stream(), laid_away_where_its_memory_is_used_again),
+    "what is fetched comes before it is laid": Planted(
+        lanes.Lanes, "fetch", fetch_what_is_not_laid, laid_on_one_stream_and_fetched_on_another),
+    "what is fetched ahead goes to memory that is in use": Planted(
+        lanes.Lanes, "fetch", fetch_into_memory_in_use, laid_away_where_its_memory_is_used_again),
     "a pinned buffer is used again too early": Planted(
-        box.Box, "copy_behind", end_early, saved_by_the_cpu_where_a_gpu_still_copies),
-    "the lease of a copy ends early": Planted(box.Box, "copy_behind", end_early, saved_where_little_is_free),
+        lanes.Lanes, "_copy", end_early, saved_by_the_cpu_where_a_gpu_still_copies),
+    "the lease of a copy ends early": Planted(lanes.Lanes, "_copy", end_early, saved_where_little_is_free),
     "a step does not wait for its gradients": Planted(due, "follow", current, gradients_of_several_streams_stepped_in_backward),
     "record_stream of gradients is forgotten": Planted(
         due, "use_in", nothing, gradients_of_several_streams_stepped_in_backward),

@@ -4,6 +4,7 @@ a side stream, exceptions, graphs, other devices, a daemon that is killed and st
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
@@ -34,7 +35,9 @@ from device_fixtures import (  # noqa: F401 (a fixture)
     weights,
 )
 from python_fixtures import disk, wait_until  # noqa: F401 (a fixture)
+from terrace.torch._activations import in_terrace, lanes
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 PATIENCE_SECONDS = 0.002
 ADAMW = torch.optim.AdamW
@@ -130,6 +133,38 @@ def test_a_loop_that_never_waits_for_the_device(small):
 
     with seeded(1, PATIENCE_SECONDS):
         assert_same(run(small), run(None))
+
+
+def test_checkpoints_take_no_more_hbm_than_saving_them_on_the_cpu(small):
+    """Beside what goes up or down at a time, which is set to one checkpoint here. They come back beside the kernels."""
+    def run(saved):
+        torch.manual_seed(1)
+        blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(12)).to(DEVICE)
+        losses = []
+        for step in range(3):
+            torch.manual_seed(2 + step)
+            hidden = torch.randn(4096, 16, requires_grad=True).to(DEVICE)
+            torch.accelerator.reset_peak_memory_stats()
+            with saved():
+                for block in blocks:
+                    hidden = checkpoint(block, hidden, use_reentrant=False)
+                loss = hidden.square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        return losses, torch.accelerator.max_memory_allocated(), [one.grad.cpu() for one in blocks.parameters()]
+
+    plain = run(contextlib.nullcontext)
+    on_cpu = run(functools.partial(torch.autograd.graph.save_on_cpu, pin_memory=True, device_type=fakegpu.KIND))
+    saving = terrace.torch.activations(small, what="checkpoints", keep_bytes=0)
+    with seeded(2, PATIENCE_SECONDS), pytest.MonkeyPatch.context() as patch:
+        for one in (lanes, in_terrace):
+            patch.setattr(one, "UNDER_WAY_BYTES_MAX", 1)
+        ours = run(lambda: saving)
+    assert ours[0] == plain[0] and all(map(torch.equal, ours[2], plain[2]))
+    assert saving.moved == 3 * 12
+    checkpoint_bytes = 4096 * 16 * 4
+    assert on_cpu[1] <= plain[1] - 8 * checkpoint_bytes
+    assert ours[1] <= on_cpu[1] + checkpoint_bytes
 
 
 def test_a_pass_is_not_captured_into_a_graph(small):

@@ -8,7 +8,8 @@ import terrace.torch
 import torch
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from torch import nn
-from training_fixtures import roomy  # noqa: F401 (a fixture)
+from torch.utils.checkpoint import checkpoint
+from training_fixtures import leaves_nothing, roomy  # noqa: F401 (a fixture)
 
 activations = terrace.torch.activations
 
@@ -45,3 +46,21 @@ def test_what_data_shows_has_a_version_of_its_own(roomy):
         return batch.grad
 
     assert torch.equal(run(lambda: activations(roomy, keep_bytes=0)), run(contextlib.nullcontext))
+
+
+def test_in_place_operations_in_a_checkpointed_block(roomy):
+    def gradients(context):
+        torch.manual_seed(7)
+        layer = torch.nn.Linear(100, 100)
+        source = torch.randn(200, 100).requires_grad_()
+        for reentrant in (False, True):
+            with context:
+                def block(value):
+                    return torch.relu_(layer(value).mul_(2).add_(1))
+                value = checkpoint(block, source * 1, use_reentrant=reentrant)
+                checkpoint(block, value, use_reentrant=reentrant).square().sum().backward()
+        return layer.weight.grad, source.grad
+
+    context = activations(roomy, keep_bytes=0)
+    assert all(map(torch.equal, gradients(context), gradients(contextlib.nullcontext())))
+    assert context.moved > 0 and leaves_nothing(context)

@@ -12,19 +12,20 @@ import torch
 
 from ... import _checks
 from ..._client import BYTES_MAX, Client
-from ..._errors import Error, ResourceExhausted
+from ..._errors import Error, InvalidArgument, ResourceExhausted
 from .._device.heap import give_back_freed_memory
 from .._device.streams import can_be_in_terrace, has_streams, is_captured
 from .._leased.default_client import client_for
 from .._leased.shown import is_managed
 from .._parameters.saved import CastNote, Note, of_hidden
-from .._pytorch.private import NO_BACKWARD, is_functorch_wrapped, is_saved_by_rrelu, running_backward
+from .._pytorch.private import NO_BACKWARD, is_functorch_wrapped, is_saved_by_checkpoint, is_saved_by_rrelu, running_backward
 from .._pytorch.storages import StorageReference, VersionCounter, may_be_statistics, number_of
 from .._tensors.packed import Here, Source, View
 from .backward_order import BackwardOrder, Saved
 from .box import class_bytes
 from .casts import Cast, cast_parameter
 from .in_terrace import InTerrace
+from .lanes import settle
 from .made_again import MadeAgain, note_kept, recipe_of
 from .shelf import Shelf
 
@@ -127,8 +128,9 @@ class Activations:
     refused: int
     """Saved tensors that stay in memory because Terrace did not take them."""
 
-    def __init__(self, client: Client, min_bytes: int, keep_bytes: int | None, recompute: bool, recompute_casts: bool):
+    def __init__(self, client: Client, what: str, min_bytes: int, keep_bytes: int | None, recompute: bool, recompute_casts: bool):
         self.client = client
+        self._checkpoints_alone = what == "checkpoints"
         self.moved = self.moved_bytes = self.duplicates = self.recast = self.remade = self.stayed = self.refused = 0
         self._min_bytes = min_bytes
         self._keep_bytes = keep_bytes
@@ -152,6 +154,7 @@ class Activations:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._entered.hooks.pop().__exit__(kind, error, trace)
+        settle()
         self._keeper.shelf.tidy()
 
     @property
@@ -173,6 +176,8 @@ class Activations:
             return Here(found) if isinstance(found, torch.Tensor) else found
         if _stays_whole(tensor) or running_backward() != NO_BACKWARD:
             # What a backward pass saves (of what it computes again) it uses at once.
+            return Here(tensor)
+        if self._checkpoints_alone and not is_saved_by_checkpoint(sys._getframe(1), _PACKERS_MAX):
             return Here(tensor)
         if has_streams(tensor.device) and is_captured(tensor.device):
             return Here(tensor)  # a graph would copy into memory that is leased for this pass alone
@@ -295,7 +300,7 @@ def _refusal(error: Error, size: int, shelf: Shelf) -> str:
     return said
 
 
-def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, keep_bytes: int | None = None,
+def activations(client: Client | None = None, *, what: str = "all", min_bytes: int = MIN_BYTES, keep_bytes: int | None = None,
                 recompute: bool = False, recompute_casts: bool = False) -> Activations:
     """What autograd saves within the `with` waits in Terrace for the backward pass, which leases it.
 
@@ -308,6 +313,7 @@ def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, kee
     itself still holds, and what is saved last and used first. A storage that is saved several times goes once.
 
     client: None: one of the process, opened when first needed.
+    what: "all", or "checkpoints": what torch.utils.checkpoint keeps, the inputs of blocks, alone.
     min_bytes: storages below it stay in memory; moving one takes about as long as copying this much.
     keep_bytes: how much of a step's saved tensors may stay in memory because moving them does not pay, as the steps
         before showed; None: a sixteenth; 0: nothing.
@@ -321,7 +327,9 @@ def activations(client: Client | None = None, *, min_bytes: int = MIN_BYTES, kee
     Where Terrace has no room the tensor stays in memory, and a RuntimeWarning says, once a client, what number to
     change. FailedPrecondition for a closed client; Unavailable where no daemon is there.
     """
+    if _checks.text(_CALL, "what", what) not in ("all", "checkpoints"):
+        raise InvalidArgument(f"{_CALL}: what is {what!r}; it is 'all', or 'checkpoints' (inputs of checkpointed blocks alone)")
     least = max(1, _checks.count(_CALL, "min_bytes", min_bytes, BYTES_MAX))
     kept = None if keep_bytes is None else _checks.count(_CALL, "keep_bytes", keep_bytes, BYTES_MAX)
     again = _checks.flag(_CALL, "recompute", recompute), _checks.flag(_CALL, "recompute_casts", recompute_casts)
-    return Activations(client_for(_CALL, client), least, kept, *again)
+    return Activations(client_for(_CALL, client), what, least, kept, *again)

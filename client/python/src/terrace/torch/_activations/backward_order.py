@@ -118,6 +118,18 @@ class Step:
             self._declared += 1
         return [self.savings[at] for at in self._expected[begin:self._declared]]
 
+    def next_after(self, number: int, bytes_max: int) -> list[Saved]:
+        """The savings that are used next after this one, up to so many bytes, and one of them in any case."""
+        if not self._bytes_before:
+            self._expect()
+        position = self._positions.get(number)
+        if position is None:
+            return []
+        end = begin = position + 1
+        while end < len(self._expected) and (end == begin or self._bytes_before[end + 1] - self._bytes_before[begin] <= bytes_max):
+            end += 1
+        return [self.savings[at] for at in self._expected[begin:end]]
+
     def _expect(self) -> None:
         """As the last such step went; the first one: what was saved last is used first."""
         count = len(self.savings)
@@ -184,6 +196,11 @@ class BackwardOrder:
             saved.used_at = time.perf_counter()
             saved.step.order.append(saved.number)
             return saved.step.ahead_of(saved.number, window_bytes) if window_bytes else []
+
+    def next_after(self, saved: Saved, bytes_max: int) -> list[Saved]:
+        """The savings, up to so many bytes, that are used next after this one, if the step goes on as another one did."""
+        with self._lock:
+            return saved.step.next_after(saved.number, bytes_max)
 
     def _begin(self, keep_bytes: int | None) -> bool:
         if not self._step.savings:

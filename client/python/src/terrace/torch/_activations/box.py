@@ -2,16 +2,16 @@
 """A tensor in Terrace that bytes are laid into, again and again."""
 
 import time
-from collections.abc import Callable
 
 import torch
 
 from ..._errors import Error
 from ..._terrace import Lease, Tensor
-from .._device.streams import Stream, check_not_captured, follow, has_streams, stream_of
+from .._device.streams import Mark, check_not_captured
 from .._leased.waits import Waits, note
 from .._pytorch.storages import StorageReference, shown
 from .asked import Asked
+from .lanes import Fetched, lanes_of
 
 PAGE_BYTES = 4096
 
@@ -25,7 +25,7 @@ def class_bytes(size: int) -> int:
 class Box:
     """A tensor in Terrace, and what shows it here."""
 
-    __slots__ = ("asked", "copies", "read", "shown", "size", "stored", "stream", "tensor", "used_in_step")
+    __slots__ = ("asked", "copies", "laid", "read", "shown", "size", "stored", "tensor", "used_in_step")
 
     def __init__(self, tensor: Tensor, size: int, stored: Waits, read: Waits):
         self.tensor = tensor
@@ -34,23 +34,39 @@ class Box:
         self.read = read  # and to be read again
         self.shown: list[StorageReference] = []
         self.copies: list[Lease] = []  # of a GPU's, that were under way
-        self.stream: Stream | None = None  # of the last of them
+        self.laid: Mark | None = None  # behind that of what is in it
         self.asked: Asked | None = None  # a lease to overwrite it, which may be on its way
         self.used_in_step = 0
 
-    def lease(self, device: torch.device, size: int) -> torch.UntypedStorage:
-        """A storage with the bytes: on a CPU the leased ones, whose lease it owns; elsewhere a copy of them."""
-        begin = time.perf_counter()
-        with self.tensor.read(writable_view=True) as lease:
-            note([self.read], [lease], time.perf_counter() - begin)
+    def lease(self) -> torch.UntypedStorage:
+        """A storage over the leased bytes, whose lease it owns."""
+        with self._read() as lease:
             leased = shown(lease)
-            if has_streams(device):
-                check_not_captured(device)
-                copied = self.copy_behind(lease, device, lambda: leased[:size].to(device, non_blocking=True))
-                return copied.untyped_storage()
         storage = leased.untyped_storage()
         self.shown.append(StorageReference(storage))
         return storage
+
+    def fetch(self, device: torch.device, size: int) -> Fetched:
+        """Begins to copy the bytes to a GPU."""
+        check_not_captured(device)
+        with self._read() as lease:
+            self._note_copied(lease)
+            return lanes_of(device).fetch(shown(lease)[:size], self.laid, lease)
+
+    def lay(self, source: torch.Tensor, lease: Lease) -> None:
+        """Begins to copy a GPU's bytes into it, which is leased to be overwritten."""
+        self._note_copied(lease)
+        self.laid = lanes_of(source.device).lay(source, shown(lease)[:source.nbytes], lease)
+
+    def _read(self) -> Lease:
+        begin = time.perf_counter()
+        lease = self.tensor.read(writable_view=True)
+        note([self.read], [lease], time.perf_counter() - begin)
+        return lease
+
+    def _note_copied(self, lease: Lease) -> None:
+        self.copies = [one for one in self.copies if one.shown]
+        self.copies.append(lease)
 
     def overwrite(self) -> Lease:
         """A lease to lay bytes into it: the one that was asked for before, if one was."""
@@ -63,20 +79,6 @@ class Box:
         self.asked = None
         note([self.stored], [lease], time.perf_counter() - begin)
         return lease
-
-    def copy_behind(self, lease: Lease, device: torch.device, copy: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Begins a copy between the leased memory and a GPU on its current stream, behind those before; the lease ends
-        behind it."""
-        stream = self.stream = follow(device, self.stream)
-        self.copies = [one for one in self.copies if one.shown]
-        self.copies.append(lease)
-        try:
-            copied = copy()
-            lease.release(stream_of(device.index))
-        except BaseException:  # nobody is to have the memory while it is copied
-            stream.synchronize()
-            raise
-        return copied
 
     def give_up(self) -> None:
         """Ends the lease that was asked for, if one was: waits for it."""

@@ -162,6 +162,11 @@ class Shelf:
             with contextlib.suppress(Error):
                 client._prefetch_later([box.tensor for box in boxes], "host")
 
+    def is_here(self, box: Box) -> bool:
+        """Whether its content is in the host's memory."""
+        client = self._client()
+        return client is not None and client._resident(box.tensor, "host")
+
     def leased_bytes(self) -> int:
         """What the client holds leased now."""
         client = self._client()

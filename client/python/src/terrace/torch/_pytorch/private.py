@@ -27,6 +27,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as _modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.checkpoint import CheckpointFunction
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam as FSDPParam
@@ -256,6 +257,7 @@ STAGER_MODULE, STAGER, STAGER_COPY = "torch.distributed.checkpoint._state_dict_s
 
 _APPLY = nn.Module._apply.__code__
 _RRELU = nn.functional.rrelu.__code__
+_CHECKPOINT_FILE = CheckpointFunction.forward.__code__.co_filename
 _HOOKED_STEP = optim.Optimizer.profile_hook_step(lambda: None).__code__
 
 
@@ -276,6 +278,16 @@ def is_moved_by_module(frame: FrameType | None, calls_max: int) -> bool:
 def is_saved_by_rrelu(frame: FrameType | None, calls_max: int) -> bool:
     """Whether rrelu() called, which saves its noise before its kernel fills it, and no version tells of that."""
     return _runs(_RRELU, frame, calls_max)
+
+
+def is_saved_by_checkpoint(frame: FrameType | None, calls_max: int) -> bool:
+    """Whether torch.utils.checkpoint saves what a checkpointed block is given. frame: what called a hook; up to so many calls
+    are hooks that hand a tensor on. A block of its own kind saves what is in it by its own hooks."""
+    for _ in range(calls_max):
+        if frame is None or frame.f_code.co_filename == _CHECKPOINT_FILE:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == _CHECKPOINT_FILE
 
 
 def module_called(frame: FrameType, otherwise: nn.Module) -> Any:
