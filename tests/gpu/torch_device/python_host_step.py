@@ -24,8 +24,12 @@ from device_fixtures import (  # noqa: F401 (a fixture)
     weights,
 )
 from terrace.torch._device import streams
+from terrace.torch._device.link import Link
 from terrace.torch._leased.slot import Slot
+from terrace.torch._offload import stepping
+from terrace.torch._offload.precision import Precision
 from terrace.torch._optimizer import later_batch
+from terrace.torch._parameters.masters import Masters
 from torch import nn
 
 PATIENCE_SECONDS = 0.002
@@ -302,7 +306,7 @@ def test_what_cannot_be_had(small):
     kept, there = weights(model), small.tensors().keys()
     for options, error, said in (
             ({"step": "cpu"}, terrace.InvalidArgument, "step is 'cpu'; it is 'device'"),
-            ({"step": 1}, TypeError, "step is 1; it is 'device' or 'host'"),
+            ({"step": 1}, TypeError, "step is 1; it is 'device', 'host' or 'auto'"),
             ({"step": "host", "optimizer": None}, terrace.InvalidArgument, "none is given")):
         with pytest.raises(error, match=said):
             terrace.torch.offload(model, **{"optimizer": optimizer, "client": small, **options})
@@ -316,6 +320,56 @@ def test_what_cannot_be_had(small):
         terrace.torch.offload(model, optimizer, client=small, step="host")
     assert_same(weights(model), {**kept, "blocks.0.first.weight": kept["blocks.0.second.weight"]})
     assert type(model.head.weight) is nn.Parameter and small.tensors().keys() <= there
+
+
+MEASURED = (Link(1e9, 1e9), 1e-6)  # a step on the CPU takes no time to speak of
+
+
+@pytest.mark.parametrize(("measured", "change", "step", "said"), [
+    (MEASURED, None, "host", "its link takes"), ((Link(1e9, 1e9), 1.0), None, "device", "1 s on 1 threads"),
+    (MEASURED, lambda optimizer: optimizer.param_groups[0].update(capturable=True), "device",
+     "the CPU cannot step this (parameter group 0 of AdamW has capturable=True"),
+], ids=["the link is slow", "the CPU is", "it cannot"])
+def test_a_step_that_is_picked(small, monkeypatch, measured, change, step, said):
+    monkeypatch.setattr(stepping, "_measured", lambda *_: measured)
+    recipe = dataclasses.replace(PLAIN, options=(("lr", 1e-2), ("amsgrad", True)))
+    model, optimizer = build(recipe)
+    if change is not None:
+        change(optimizer)
+    terrace.torch.offload(model, optimizer, client=small, step="auto", tensor_bytes_min=1)
+    given = terrace.torch.summary(model)
+    assert given.step == step and said in given.step_why
+    theirs, there = build(recipe)
+    if step == "host":
+        trains_alike(model, optimizer, (theirs, OnCpu(there)), recipe, 0)
+    assert_ended(small)
+
+
+def test_what_is_picked_finds_no_room(small, monkeypatch):
+    """There is a place for what the device steps, and none for masters as well: it steps."""
+    monkeypatch.setattr(stepping, "_measured", lambda *_: MEASURED)
+    monkeypatch.setattr(Masters, "make", no_room)
+    recipe = dataclasses.replace(PLAIN, options=(("lr", 1e-2), ("amsgrad", True)))
+    model, optimizer = build(recipe)
+    terrace.torch.offload(model, optimizer, client=small, step="auto", tensor_bytes_min=1)
+    given = terrace.torch.summary(model)
+    assert given.step == "device" and given.step_why == "there is no room for what the CPU would step (no home, says the test)"
+    train(model, optimizer, recipe)
+    assert_ended(small)
+
+
+def no_room(_masters, wanted):
+    if wanted:
+        raise terrace.ResourceExhausted("no home, says the test")
+
+
+def test_what_is_measured(small):
+    """The link and the optimizer's kernels are run, and nothing that they take is left, or disturbs."""
+    _, optimizer = build(PLAIN)
+    state = torch.get_rng_state()
+    link, seconds = stepping._measured([optimizer], Precision(FLOAT, None), DEVICE)
+    assert link.up > 0 and link.down > 0 and seconds > 0
+    assert torch.equal(torch.get_rng_state(), state) and not optimizer.state
 
 
 def test_a_second_call_has_the_same_step(small):

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that what="auto" sends to Terrace what there is no room for where the model is, states first, and says so in a line;
-that it leaves alone what fits; and that the bits are those of plain PyTorch whatever it chooses."""
+that it leaves alone what fits; that step="auto" picks the device or the host by the room, the link and the CPU's time, and says
+why; and that the bits are those of plain PyTorch whatever they choose."""
 
 import pytest
 import terrace.torch
 import torch
+from held_fixtures import held  # noqa: F401 (a fixture)
 from model_fixtures import (  # noqa: F401 (fixtures)
     Recipe,
     assert_same,
@@ -18,8 +20,10 @@ from model_fixtures import (  # noqa: F401 (fixtures)
 )
 from pytorch_optimizer import Lookahead
 from terrace.torch._device import free
+from terrace.torch._device.link import Link
 from terrace.torch._offload import auto
 from terrace.torch._offload.needs import made_already
+from terrace.torch._offload.where import StepCosts, choose_on_cpu, choose_on_gpu
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_leased")
@@ -166,3 +170,46 @@ def test_free_memory_is_the_least_that_any_cgroup_leaves(tmp_path, monkeypatch):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", wrong)
         with pytest.raises(terrace.InvalidArgument, match=f"LOCAL_WORLD_SIZE is '{wrong}'"):
             free.free_bytes(CPU)
+
+
+GIB = 1 << 30
+SEVEN_BILLION = StepCosts("device:0", gradient_bytes=13 * GIB, weight_bytes=13 * GIB, leased_bytes=104 * GIB, room_bytes=24 * GIB,
+                          link=Link(50.0 * GIB, 40.0 * GIB), cpu_seconds=1.0, threads=16)
+
+
+@pytest.mark.parametrize(("changed", "step", "said"), [
+    ({}, "host", "a step takes 1.6 s (0.26 s for gradients to come down, 1 s on 16 threads, 0.33 s for weights to go up), and for "
+                 "a step on the GPU its link takes 2 s (80 GiB each way, at 40 GiB/s)"),
+    ({"cpu_seconds": 2.0}, "device", "2 s on 16 threads"),  # as few cores take
+    ({"link": Link(100.0 * GIB, 90.0 * GIB)}, "device", "its link takes 0.89 s"),
+    ({"link": Link(10.0 * GIB, 8.0 * GIB)}, "host", "its link takes 10 s"),
+    ({"room_bytes": 64 * GIB}, "device", "40 GiB each way"),
+    ({"room_bytes": 104 * GIB, "link": Link(0.0, 0.0)}, "device", "all that a step is at (104 GiB) has room in device:0"),
+], ids=str)
+def test_which_step_a_gpu_has(changed, step, said):
+    where = choose_on_gpu(SEVEN_BILLION._replace(**changed))
+    assert where.step == step and said in where.why
+
+
+@pytest.mark.parametrize(("leased", "step", "said"), [
+    (4 * GIB, "device", "waits for nothing"), (4 * GIB + 1, "host", "waits for them while that computes")])
+def test_which_step_the_cpu_has(leased, step, said):
+    where = choose_on_cpu(leased, 4 * GIB, "host")
+    assert where.step == step and said in where.why
+
+
+@pytest.mark.parametrize(("kind", "guarantee", "step", "said"), [
+    (torch.optim.AdamW, 1 << 20, "host", "GiB of the job are below host"), (torch.optim.AdamW, 24 << 20, "device", "has room in host"),
+    (torch.optim.ASGD, 1 << 20, "device", "what ASGD steps is stepped before step() returns"), (None, 1 << 20, "host", "")], ids=str)
+def test_a_step_that_is_picked(held, kind, guarantee, step, said):
+    with terrace.Client(held.socket, guarantees={"host": guarantee}) as client:
+        recipe = Recipe(width=128, steps=3, kind=kind or torch.optim.AdamW)
+        (plain, plain_optimizer), (model, optimizer) = build(recipe), build(recipe)
+        if kind is None:
+            terrace.torch.offload(model, client=client, step="auto")
+            assert not (given := terrace.torch.summary(model)).step and given.step_why == "no optimizer is given"
+        terrace.torch.offload(model, optimizer, client=client, step="auto", tensor_bytes_min=1)  # and decides now
+        given = terrace.torch.summary(model)
+        assert given.step == step and said in given.step_why and f"step='{step}': {given.step_why}" in str(given)
+        assert train(model, optimizer, recipe) == train(plain, plain_optimizer, recipe)
+        assert_same(weights(model), weights(plain))

@@ -24,15 +24,16 @@ from .._pytorch.split import is_split
 from .._ranks.ddp import check_running
 from .._ranks.shards import Shards
 from .._ranks.shared import SharedStore
+from .where import Where
 
 
 class Job:
     """What belongs to one offloaded model."""
 
     def __init__(self, store: Store, shared: SharedStore | None, shards: Shards, parts: frozenset[str], masters: Masters,
-                 in_backward: bool, step: str, stepped: Callable[[], None]):
-        """parts: of PARTS, those that are in Terrace. in_backward: and are stepped in the backward pass. step: where, "device"
-        or "host". stepped: called after each step."""
+                 in_backward: bool, where: Where, stepped: Callable[[], None]):
+        """parts: of PARTS, those that are in Terrace. in_backward: and are stepped in the backward pass. where: they are
+        stepped. stepped: called after each step."""
         self.store = store
         self.shared = shared  # of frozen parameters that other ranks have as well
         self.parameters: list[ManagedParameter] = []
@@ -41,7 +42,7 @@ class Job:
         self.parts = parts
         self.masters = masters
         self.in_backward = in_backward
-        self.step = step
+        self.where = where
         self.stepped = stepped
         self.optimizers: list[ManagedOptimizer] = []
         self._known: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameters that the model had when it was offloaded last:
@@ -154,10 +155,10 @@ def jobs() -> list[tuple[nn.Module, Job]]:
 
 def begin(model: nn.Module, store: Store, shared: SharedStore | None, parameters: list[ManagedParameter],
           in_memory: list[ParameterInMemory], shards: Shards, parts: frozenset[str], masters: Masters,
-          step: str, stepped: Sequence[ManagedOptimizer]) -> None:
+          where: Where, stepped: Sequence[ManagedOptimizer]) -> None:
     """All is where it is to be: the model is offloaded from now on."""
     in_backward = any(one.in_backward for one in stepped)
-    job = _jobs[model] = Job(store, shared, shards, parts, masters, in_backward, step,
+    job = _jobs[model] = Job(store, shared, shards, parts, masters, in_backward, where,
                              functools.partial(_name_replaced, weakref.ref(model), shards, set()))
     job.take_in(parameters, in_memory)
     job.know(model)

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn, optim
 
 from ... import _checks
 from ..._client import TIMEOUT_SECONDS, Client
-from ..._errors import FailedPrecondition, InvalidArgument
+from ..._errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from .._device.device import device_of
 from .._device.streams import has_streams
 from .._files.streamed import stream_saves
@@ -43,8 +44,9 @@ from .quantized import Pieces
 from .refusals import check_forwards, check_model, eligible, places_of_model, warn_of_another, warn_of_shown
 from .room import check_room, check_shared_room
 from .steppers import steppers
-from .stepping import check_step, host_store, wanted_step
+from .stepping import AUTO_STEP, check_step, decide, host_store, wanted_step
 from .undo import Undo
+from .where import Where
 
 TENSOR_BYTES_MIN = 4096
 _CALL = "terrace.torch.offload"
@@ -84,7 +86,9 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         is stepped, and the numbers are the same. What the step fails with is raised where something waits for it. Of a model
         on a GPU masters and states are in the host's memory; gradients go down, and weights come back. Its weights are those
         that PyTorch's CPU optimizer comes to with the same gradients, bit for bit; a GPU's own arithmetic differs in last
-        bits. None: "device", or as the model's other optimizers.
+        bits. "auto": where it takes less time, by the room that there is, a GPU's measured link, and a timed slice of the
+        optimizer's step on the CPU; on the device where the CPU cannot step it. summary() says which, and why. None:
+        "device", whose numbers are those without Terrace wherever the model is; or as the model's other optimizers.
     step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
         (a sixteenth of the guarantee, if that is less), so that gradients need no other room and never travel;
         optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
@@ -116,16 +120,23 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
     with Ranks(_CALL, ranks_of(model, shares), seconds) as ranks:
         precision = wanted_precision(_CALL, masters, gradients, optimizer)
         where = wanted_step(_CALL, step, optimizer)
-        parts = asked_parts(_CALL, what)
-        return _offload(model, optimizer, client=client, what=parts, place=place, precision=precision, step=where,
-                        step_in_backward=in_backward, ranks=ranks, shares=shares, tensor_bytes_min=tensor_bytes_min,
-                        seconds=seconds)
+        begin = functools.partial(_offload, model, optimizer, client=client, what=asked_parts(_CALL, what), place=place,
+                                  precision=precision, step_in_backward=in_backward, ranks=ranks, shares=shares,
+                                  tensor_bytes_min=tensor_bytes_min, seconds=seconds)
+        try:
+            return begin(step=where)
+        except _NoRoomForStepError as error:  # all is as it was
+            return begin(step=Where("device", f"there is no room for what the CPU would step ({error.__cause__})"))
+
+
+class _NoRoomForStepError(Exception):
+    """What the CPU would step finds no room, and nobody has asked for it to."""
 
 
 def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, what: str | list[str] | None,
-             place: str | None, precision: Precision, step: str | None, step_in_backward: bool, ranks: Ranks, shares: bool,
+             place: str | None, precision: Precision, step: str | Where | None, step_in_backward: bool, ranks: Ranks, shares: bool,
              tensor_bytes_min: int, seconds: float) -> tuple[Module, AnyOptimizer]:
-    """ranks: that all do this now. shares: and have what is frozen in common."""
+    """ranks: that all do this now. shares: and have what is frozen in common. step: Where: it is decided."""
     stream_saves()
     ask_transforms()
     step_others()
@@ -135,13 +146,14 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     for one in steps:
         warn_of_another(_CALL, model, one, 4)
     bytes_min = max(1, _checks.count(_CALL, "tensor_bytes_min", tensor_bytes_min, 1 << 40))
-    asked = {**precision._asdict(), "step": step, "share_frozen": shares, "what": what}
+    asked = {**precision._asdict(), "step": AUTO_STEP if isinstance(step, Where) else step, "share_frozen": shares, "what": what}
     if job is not None:
-        parts = _parts_of(_CALL, job, client, what, place, precision, step, step_in_backward, optimizer)
+        given = None if step == AUTO_STEP and (job.optimizers or job.masters) else step
+        parts = _parts_of(_CALL, job, client, what, place, precision, given, step_in_backward, optimizer)
         grown = find_grown(_CALL, job, model, new, bytes_min)
         _check_parts(_CALL, job.parts, [grown.names[one.parameter][0] for one in built(list(grown.names))], {})
         check_alike(_CALL, ranks, model, asked)
-        _take_more(job, model, steps, grown, parts, precision, step, bytes_min, ranks)
+        _take_more(job, model, steps, grown, parts, precision, given, bytes_min, ranks)
         return model, optimizer
     check_alike(_CALL, ranks, model, asked)
     devices = _devices_of(model)
@@ -156,15 +168,17 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
     left += pieces.left
     check_precision(_CALL, precision, model, steps)
     chosen = _choose(model, names, parts, client, place, step_in_backward, ranks if shares else None)
-    on_host = step == "host" and any(has_streams(device_of(chosen.client, place)) for place in chosen.places)
-    if on_host:
+    on_gpu = any(has_streams(device_of(chosen.client, place)) for place in chosen.places)
+    if step == "host" and on_gpu:
         check_step(_CALL, model, steps, chosen.places)
     _try(steps, precision.masters)
+    where = _where(model, steps, precision, step, parts, chosen.client, chosen.places)
+    on_host = where.step == "host" and on_gpu
     warn_of_shown(left)
     store = Store(chosen.client, chosen.places, seconds,
                   4 * sum(local_of(parameter).nbytes for parameter in names) + (1 << 20), operations)
     store.left_alone = left
-    with Undo() as undo:
+    with _no_room_for_step(on_host and step == AUTO_STEP), Undo() as undo:
         undo.by(functools.partial(destroy, store, names))
         host = host_store(_CALL, store, operations, _elements(steps)) if on_host else None
         if host is not None:
@@ -179,7 +193,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         own, in_memory = divide(store, chosen.whole, parts)
         beside = pieces.manage(store, [*shared, *own])
         managed = [*shared, *own, *beside]
-        stepped = [ManagedOptimizer(one, store, shards, in_memory, parts, bytes_min, step_in_backward, masters, step == "host")
+        stepped = [ManagedOptimizer(one, store, shards, in_memory, parts, bytes_min, step_in_backward, masters, where.step == "host")
                    for one in steps]
         make_gradients(store, [*own, *in_memory], parts, masters, stepped)
         undo.by(masters.accumulate_as_before)
@@ -194,8 +208,27 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         move(store, managed, in_memory, shards, stepped, ranks, undo)
         masters.accumulate_wide()
     chosen.frozen.finish()
-    begin(model, store, chosen.frozen.store, managed, in_memory, shards, parts, masters, step or "device", stepped)
+    begin(model, store, chosen.frozen.store, managed, in_memory, shards, parts, masters, where, stepped)
     return model, optimizer
+
+
+def _where(model: nn.Module, optimizers: list[optim.Optimizer], precision: Precision, step: str | Where | None,
+           parts: frozenset[str], client: Client, places: Sequence[str]) -> Where:
+    """Where the step runs: as the caller asked, or as is decided now."""
+    if step == AUTO_STEP:
+        return decide(_CALL, model, optimizers, precision, parts, client, places)
+    return step if isinstance(step, Where) else Where(step or "device", "")
+
+
+@contextlib.contextmanager
+def _no_room_for_step(decided: bool) -> Iterator[None]:
+    """decided: that the CPU steps, which nobody has asked for: where there is no room for that it is another decision."""
+    try:
+        yield
+    except ResourceExhausted as error:
+        if decided:
+            raise _NoRoomForStepError from error
+        raise
 
 
 def _elements(optimizers: list[optim.Optimizer]) -> int:
@@ -299,34 +332,35 @@ def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Clien
 
 
 def _parts_of(call: str, job: Job, client: Client | None, what: Any, place: str | None, precision: Precision,
-              step: str | None, in_backward: bool, optimizer: object) -> frozenset[str]:
+              step: str | Where | None, in_backward: bool, optimizer: object) -> frozenset[str]:
     """What is to be in Terrace with another optimizer. Raises where a job would have to become another one."""
     parts = job.parts | {"states"} if what in (None, AUTO) else wanted_parts(call, what, optimizer, in_backward)
     other = ("client is of another session" if client is not None and client is not job.store.client else
              f"place is {place!r}" if place not in (None, "host", *(one.name for one in job.store.places)) else
              f"masters is {precision.masters}" if precision.masters not in (None, job.masters.dtype) and job.optimizers else
              f"gradients is {precision.gradients}" if precision.gradients not in (None, job.masters.gradients) else
-             f"step is {step!r}" if step not in (None, job.step) and (job.optimizers or job.masters) else
+             f"step is {step!r}" if step not in (None, job.where.step) and (job.optimizers or job.masters) else
              f"step_in_backward is {in_backward}" if in_backward != job.in_backward else
              f"what is {sorted(parts)}" if (parts ^ job.parts) - {"states"} else "")
     if other:
         raise InvalidArgument(
             f"{call}: this model is offloaded already, and {other}: with another optimizer its parameters and gradients "
             f"stay as they are (place={'+'.join(one.name for one in job.store.places)!r}, masters={job.masters.dtype}, gradients={job.masters.gradients}, "
-            f"step={job.step!r}, step_in_backward={job.in_backward}, what={sorted(job.parts)}, with 'states' or without)")
+            f"step={job.where.step!r}, step_in_backward={job.in_backward}, what={sorted(job.parts)}, with 'states' or without)")
     return parts
 
 
 def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], grown: Grown, parts: frozenset[str],
-               precision: Precision, step: str | None, bytes_min: int, ranks: Ranks) -> None:
+               precision: Precision, step: str | Where | None, bytes_min: int, ranks: Ranks) -> None:
     """Takes other optimizers for a model that is offloaded, and parameters that it was given since."""
     for before in job.optimizers:
         before.wait()
     known = [one for one in map(managed_optimizer, optimizers) if one is not None]  # by which it is stepped already
     optimizers = [one for one in optimizers if managed_optimizer(one) is None]
     masters = job.masters
-    where = step or job.step
-    on_host = where == "host" and any(has_streams(one.device) for one in job.store.places)
+    places = [one.name for one in job.store.places]
+    where = job.where if step is None else _where(model, optimizers, precision, step, parts, job.store.client, places)
+    on_host = where.step == "host" and any(has_streams(one.device) for one in job.store.places)
     if (precision.masters is not None or on_host) and not masters:
         host = host_store(_CALL, job.store, operations, _elements(optimizers)) if on_host else None
         masters = Masters(job.store, precision.masters, in_terrace="states" in parts, host=host)
@@ -341,8 +375,8 @@ def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], gr
             "terrace.torch.offload: this model is offloaded already, and with step_in_backward=True it has the optimizers of "
             "one call: let go of those before first, and of what refers to them, as a learning-rate scheduler does")
     stepped = [ManagedOptimizer(one, job.store, job.shards, job.in_memory, parts, bytes_min, job.in_backward, masters,
-                                where == "host") for one in optimizers]
-    with Undo() as undo:
+                                where.step == "host") for one in optimizers]
+    with _no_room_for_step(on_host and step == AUTO_STEP), Undo() as undo:
         taken = take_in(job, model, grown, masters, stepped, undo)
         for one in stepped:
             undo.by(one.states.let_go)
@@ -362,7 +396,7 @@ def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], gr
             one.states.adopt_all()
         masters.accumulate_wide()
         ranks.finish()
-    job.masters, job.step = masters, where
+    job.masters, job.where = masters, where
     finish_grown(job, model, grown, taken)
     if stepped:
         job.step_with(stepped)

@@ -221,3 +221,8 @@ def can_be_later(optimizer: optim.Optimizer) -> bool:
 
 _KINDS = (optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop,
           optim.SGD)
+
+
+def can_be_sliced(optimizer: optim.Optimizer) -> bool:
+    """Whether it treats each element by itself, so that a slice of its step tells what all of it takes."""
+    return type(optimizer) in _KINDS

@@ -74,6 +74,8 @@ class Summary:
     place: str = "host"  # where its tensors are leased; several, joined by "+", for a model on several devices
     shared_bytes: int = 0  # of them, what other ranks have as well, and is there once
     closed: bool = False  # its client is, so that nothing can be leased any more
+    step: str = ""  # where its optimizer steps, "device" or "host"; "": it has none
+    step_why: str = ""  # of step="auto", why there
 
     def __str__(self) -> str:
         lines = [f"{'module':{_NAME}} {'MiB':>9} {'in ' + self.place:>9} {'leases':>7} {'fetched':>9} {'waited s':>9} "
@@ -81,6 +83,8 @@ class Summary:
         lines += [_row(one.name or "(the model)", one, self.place) for one in self.modules]
         lines.append(_row("all", self._sum(), self.place))
         lines.append(f"guaranteed {self.guarantee_bytes / _MIB:.0f} MiB, leased now {self.leased_bytes / _MIB:.2f} MiB")
+        if self.step == "host" or self.step_why:
+            lines.append(f"step={self.step!r}{': ' if self.step_why else ''}{self.step_why}")
         if self.closed:
             lines.append("its client is closed: nothing of it can be leased any more")
         if self.shared_bytes:
@@ -188,7 +192,7 @@ def _of_job(model: nn.Module, job: Job) -> Summary:
     return Summary(list(modules.values()), list(job.store.left_alone), kept, sum(store.bytes for store in stores),
                    sum(place.guarantee_bytes for place in job.store.places), sum(store.client.leased_bytes for store in stores),
                    type(model).__name__, "+".join(place.name for place in job.store.places), 0 if job.shared is None else job.shared.bytes,
-                   not all(store.client.session for store in stores))
+                   not all(store.client.session for store in stores), job.where.step if job.optimizers else "", job.where.why)
 
 
 def _note_place(one: ModuleSummary, store: Store, slot: Slot, places: list[str]) -> None:
