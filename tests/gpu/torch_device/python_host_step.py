@@ -384,7 +384,7 @@ def test_a_second_call_has_the_same_step(small):
     assert_ended(small)
 
 
-def loop(client):
+def loop(client, **options):
     """Weights after a loop that never waits for the device, and PyTorch's alone. A fresh model each time."""
     def run(model, optimizer):
         for step in range(3):
@@ -397,12 +397,13 @@ def loop(client):
     model, optimizer = narrow()
     wanted = run(model, OnCpu(optimizer, FLOAT))
     model, optimizer = narrow()
-    terrace.torch.offload(model, optimizer, client=client, step="host", masters=FLOAT, tensor_bytes_min=1)
+    terrace.torch.offload(model, optimizer, client=client, step="host", masters=FLOAT, tensor_bytes_min=1, **options)
     assert_same(run(model, optimizer), wanted)
 
 
-def test_a_loop_that_never_waits_for_the_device(small):
-    under_seeds(lambda: loop(small), PATIENCE_SECONDS)
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_loop_that_never_waits_for_the_device(small, in_backward):
+    under_seeds(lambda: loop(small, step_in_backward=in_backward), PATIENCE_SECONDS)
     assert_ended(small)
 
 
@@ -410,13 +411,14 @@ def test_a_loop_that_never_waits_for_the_device(small):
     (streams.Mark, "come_before", lambda mark, stream: None),  # gradients go down before they are made
     (later_batch, "wait_for_stream", lambda device: None),  # weights are used before they have come up
     (Slot, "wait", lambda slot: None),  # or before they are stepped
-], ids=lambda each: each[1])
+    (streams.Mark, "come_before", lambda mark, stream: None, True),
+], ids=lambda each: f"{each[1]}{' in backward' * len(each[3:])}")
 def test_each_wait_that_is_left_out_is_found(small, monkeypatch, planted):
     with monkeypatch.context() as patched:
-        patched.setattr(*planted)
+        patched.setattr(*planted[:3])
         failed = []
         for _attempt in range(4):
-            failed += try_seeds(lambda: loop(small), LONG_PATIENCE_SECONDS)
+            failed += try_seeds(lambda: loop(small, step_in_backward=len(planted) > 3), LONG_PATIENCE_SECONDS)
             if failed:
                 break
     assert failed

@@ -3,6 +3,7 @@
 PyTorch's, bit for bit; what of it is stepped before step() returns; and that a process that cannot have it steps all the
 same."""
 
+import contextlib
 import dataclasses
 import gc
 import threading
@@ -25,8 +26,11 @@ from model_fixtures import (  # noqa: F401 (fixtures)
     train,
     weights,
 )
+from python_fixtures import wait_until
 from terrace.torch._leased.store import Store
 from terrace.torch._offload.job import job_of
+from terrace.torch._optimizer.later_batch import LaterBatch
+from terrace.torch._optimizer.optimizer import managed_optimizer
 from terrace.torch._parameters import casts
 from torch import nn
 
@@ -171,12 +175,112 @@ def test_several_optimizers(held):
     same(weights(model[0]), weights(plain[0]))
 
 
-def test_stepping_in_backward_as_well(held):
-    recipe = Recipe(steps=3)
-    plain = build(recipe)
-    model = offloaded(held, recipe, step_in_backward=True)
-    assert train(*model, recipe) == train(*plain, recipe)
-    same(weights(model[0]), weights(plain[0]))
+@pytest.mark.parametrize("recipe", [
+    Recipe(), Recipe(checkpointing=True), Recipe(autocast=True, frozen=True), Recipe(set_to_none=False), Recipe(kind=SGD, options=MOMENTUM),
+    Recipe(kind=torch.optim.NAdam), Recipe(options=(("lr", 1e-3), ("fused", True))), Recipe(kind=torch.optim.Muon, options=(("lr", 1e-2),)),
+    Recipe(options=(("lr", 1e-3), ("foreach", True)))], ids=str)
+@pytest.mark.parametrize("where", ["restless", "held"])
+@pytest.mark.usefixtures("nothing_stays_leased")
+def test_stepping_in_backward_as_well(request, where, recipe):
+    """Of several parts, and with parameters that stay in memory."""
+    client = request.getfixturevalue(where)
+    recipe = dataclasses.replace(recipe, steps=4, width=64)
+    build_ = matrices if recipe.kind is torch.optim.Muon else build
+    plain, (model, optimizer) = build_(recipe), build_(recipe)
+    terrace.torch.offload(model, optimizer, client=client, step="host", step_in_backward=True, tensor_bytes_min=1024)
+    assert train(model, optimizer, recipe) == train(*plain, recipe)
+    assert_same(weights(model), weights(plain[0]))
+    assert len(optimizer.state) == len(plain[1].state)
+    assert client.leased_bytes == 0 and client.held == 0
+
+
+def matrices(recipe):
+    model, _ = build(dataclasses.replace(recipe, kind=SGD))
+    return model, recipe.kind([one for one in model.parameters() if one.dim() == 2], **dict(recipe.options))
+
+
+def in_backward(client, recipe=Recipe(), **options):
+    """A pair as of begun(), whose parameters are stepped in the backward pass, and which have not begun their second one."""
+    pairs = build(recipe), offloaded(client, recipe, step_in_backward=True, **options)
+    for model, optimizer in pairs:
+        torch.manual_seed(3)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return pairs
+
+
+def loss_seeded(model):
+    torch.manual_seed(4)
+    return loss_of(model, 1)
+
+
+def test_backward_and_step_return_while_the_thread_steps(held, gate):
+    """A part is handed over as its gradients come; a module waits for its own weights alone."""
+    (plain, plain_optimizer), (model, optimizer) = in_backward(held, Recipe(width=64, blocks=2))
+    loss_seeded(plain).backward()
+    plain_optimizer.step()
+    loss = loss_seeded(model)
+    with gate.closed():
+        loss.backward()
+        optimizer.step()
+        gate.await_arrival()
+        assert not gate.waits
+        hidden = model.blocks[0].wide(torch.ones(1, 64))
+        assert gate.waits
+    assert torch.equal(hidden, plain.blocks[0].wide(torch.ones(1, 64)))
+    same(weights(model), weights(plain))
+
+
+def test_backward_waits_for_the_thread_where_gradients_would_pile_up(held, gate):
+    recipe = Recipe(width=128)
+    (plain, plain_optimizer), (model, optimizer) = in_backward(held, recipe)
+    loss_seeded(plain).backward()
+    plain_optimizer.step()
+    loss = loss_seeded(model)
+    with gate.closed():
+        loss.backward()
+        assert gate.waits
+    optimizer.step()
+    same(weights(model), weights(plain))
+
+
+def ended(optimizer):
+    return lambda: all(one.work._ended.is_set() for one in managed_optimizer(optimizer)._under_way)
+
+
+@pytest.mark.parametrize(("told", "blocks"), [("the step", 1), ("a weight", 1), ("backward", 4)])
+def test_an_error_of_a_part_is_told_once(held, monkeypatch, told, blocks):
+    """By the next that comes to it; then all goes on."""
+    _, (model, optimizer) = in_backward(held, Recipe(width=64, blocks=blocks))
+    loss = loss_seeded(model)
+    with monkeypatch.context() as patched:
+        patched.setattr(LaterBatch, "enter", no_room)
+        with pytest.raises(terrace.ResourceExhausted, match="says the test") as raised:
+            loss.backward()
+            assert told != "backward"
+            if told == "the step":
+                wait_until(ended(optimizer), "the parts to end")
+                optimizer.step()
+            else:
+                weights(model)
+        assert "it had not stepped all of" in "".join(raised.value.__notes__)
+        wait_until(ended(optimizer), "the parts to end")
+    with contextlib.suppress(terrace.ResourceExhausted):  # of another part
+        optimizer.state_dict()
+    del raised
+    gc.collect()
+    with contextlib.nullcontext() if told != "backward" else pytest.raises(terrace.FailedPrecondition, match="of no use"):
+        optimizer.step()
+    optimizer.zero_grad()
+    loss_of(model, 2).backward()
+    optimizer.step()
+    weights(model)
+    assert optimizer.state and held.leased_bytes == 0 and held.held == 0
+
+
+def no_room(_batch):
+    raise terrace.ResourceExhausted("no room, says the test")
 
 
 def test_an_optimizer_that_is_gone_leaves_nothing(held):

@@ -66,6 +66,15 @@ class Work:
                 one.forget()
             one.done.set()
 
+    def check(self) -> None:
+        """Raises what ended it, unless somebody was told; waits for nothing."""
+        if self._ended.is_set():
+            self.tell()
+
+    def await_end(self) -> None:
+        """Waits for all of it, however it ends."""
+        self._ended.wait()
+
     def wait(self) -> None:
         """Waits for all of it, and raises what ended it, unless somebody was told."""
         if not self.is_own:

@@ -91,7 +91,8 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         "device", whose numbers are those without Terrace wherever the model is; or as the model's other optimizers.
     step_in_backward: steps parameters in the backward pass, as soon as the gradients that have come are 16 MiB together
         (a sixteenth of the guarantee, if that is less), so that gradients need no other room and never travel;
-        optimizer.step() then steps only what is not in Terrace. The weights are the same, bit for bit. What needs all
+        optimizer.step() then steps only what is not in Terrace. With step="host" a thread steps them, beside the rest of that
+        pass. The weights are the same, bit for bit. What needs all
         gradients first (accumulation, clipping, a GradScaler, DistributedDataParallel) raises FailedPrecondition, or
         InvalidArgument where it is seen here.
     share_frozen: keeps parameters that require no gradient once for all ranks of torch.distributed that use this

@@ -93,8 +93,6 @@ def _why_not(call: str, model: nn.Module, optimizers: Sequence[optim.Optimizer],
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         return ("ranks that measure might choose otherwise each, and step to weights that differ in last bits: give all of them "
                 "step='host', or 'device'")
-    if len(places) > 1:
-        return "the model is on several devices: give step='host' to have the CPU step it"
     other = next((one for one in optimizers if not can_be_sliced(one)), None)
     if other is not None:
         return f"what a step of {type(other).__name__} takes the CPU is not known from a slice of it: give step='host' to have it there"

@@ -27,7 +27,7 @@ from .run import DueRun, Group, Run
 
 def proxy_class(kind: type[optim.Optimizer], translates: bool = False) -> type[optim.Optimizer]:
     """A class of what a step is given in its optimizer's place: the same, but for its groups; and for its states, where it
-    translates, as the step is shown masters in the place of weights."""
+    translates, as the step is shown masters in the place of weights, or does not wait as others do who look at them."""
     # The slot is the proxy's own; its __dict__ is the optimizer's.
     states = {"state": property(lambda proxy: proxy.terrace_run.states())} if translates else {}
     return type(kind.__name__, (kind,), {"param_groups": property(lambda proxy: _Groups(proxy.terrace_run)),

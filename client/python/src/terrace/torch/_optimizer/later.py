@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of an optimizer's step that goes on in a thread of its own when step() has returned.
+"""The part of an optimizer's step that goes on in a thread of its own when step() has returned; or, where parameters are stepped
+in the backward pass, what has come of it so far, beside the rest of that pass.
 
 What the script may change meanwhile is fixed as step() comes to it: the groups' options, and which gradients there are. The
 step is given parameters of its own, over leased memory, so that nothing that the script has is another thing meanwhile. Who
@@ -46,9 +47,12 @@ def later_class(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
 class Later:
     """The later part of one step: it is gathered, and then begun."""
 
-    def __init__(self, states: States, proxy_kind: type[optim.Optimizer]):
+    def __init__(self, states: States, proxy_kind: type[optim.Optimizer], in_backward: bool = False):
+        """in_backward: gradients are in memory, as a backward pass has made them."""
         self._of = states
         self._proxy_kind = proxy_kind
+        self._in_backward = in_backward
+        self._after: Work | None = None  # what is to end first
         self._optimizer: optim.Optimizer | None = None  # once it has begun, until its end
         self._known: dict[str, Any] = {}  # what the optimizer has itself
         self._left: deque[tuple[Group, LaterBatch]] = deque()  # to be stepped, each with its group's options
@@ -84,15 +88,16 @@ class Later:
         weight = states.masters.own(stepped)
         managed = states.managed_of(weight)
         with raw():
-            gradient = weight.grad
+            gradient: Any = weight.grad
         if managed is None or managed.kind is not nn.Parameter or managed.twins or not _is_at_rest(managed):
             return None
-        if type(gradient) is not OffloadedTensor or gradient.terrace_store is not states.store or gradient.terrace_slot.shown:
+        managed.slot.wait()  # its last step is over
+        if not self._is_at_hand(gradient):
             return None
         master = states.masters.of(weight)
         if master is not None and (master.managed is None or not _is_at_rest(master.managed) or not master.is_current()):
             return None
-        state = states.optimizer.state.get(weight, {})
+        state = states.state_of(weight)
         named = kinds.states(states.optimizer, group, stepped.dim())
         kept = {name: value for name, value in state.items() if isinstance(value, OffloadedTensor)}
         if kept.keys() != set(named) or any(value.terrace_store is not states.own_store or value.terrace_slot.shown
@@ -101,6 +106,13 @@ class Later:
         managed.check()
         member = Member(weight, managed, master, gradient, state, kept)
         return member if self._leaves_room(member) else None
+
+    def _is_at_hand(self, gradient: Any) -> bool:
+        """Whether nobody else has the memory of a gradient."""
+        if self._in_backward:
+            return type(gradient) is torch.Tensor
+        return (type(gradient) is OffloadedTensor and gradient.terrace_store is self._of.store
+                and not gradient.terrace_slot.shown)
 
     def _leaves_room(self, member: Member) -> bool:
         weights, own = self._of.store, self._of.own_store
@@ -122,10 +134,16 @@ class Later:
             total += size
         yield LaterBatch(self._of, batch)
 
-    def begin(self) -> None:
-        """All that step() itself does is done: begins the rest, if there is any."""
+    @property
+    def members(self) -> list[Member]:
+        """What is to be stepped."""
+        return [member for _, batch in self._left for member in batch.members]
+
+    def begin(self, after: Work | None = None) -> None:
+        """All that step() itself does is done: begins the rest, if there is any. after: what is to end first."""
         if not self._left:
             return
+        self._after = after
         try:
             self.begun = True
             self._optimizer = self._of.optimizer
@@ -136,6 +154,8 @@ class Later:
                     member.note_stepped()
             if has_streams(self._of.store.device):
                 self._mark = Mark(self._of.store.device)
+            if after is not None:
+                self._left[0][1].fetch()
             self._of.store.client._before_close.add(self.work.wait)
             # a new thread, which has PyTorch's settings as they are now, and which the interpreter waits for
             threading.Thread(target=self._run, name="terrace step", daemon=False).start()
@@ -153,6 +173,9 @@ class Later:
         if not self._claim.acquire(blocking=False):
             return
         self.work.thread = threading.get_ident()
+        if self._after is not None:
+            self._after.await_end()
+            self._after = None
         error: BaseException | None = None
         try:
             with beside(self._of.store.device, self._mark):
@@ -161,7 +184,7 @@ class Later:
                 proxy.__dict__ = self._known
                 unhooked(type(self._optimizer).step)(proxy)
         except BaseException as failed:
-            left = [member.managed.name for _, batch in self._left for member in batch.members]
+            left = [member.managed.name for member in self.members]
             failed.add_note("terrace.torch: this is of optimizer.step(), which had returned and went on meanwhile. Of its "
                             f"parameters it had not stepped all of {', '.join(left[:4])}{', ...' if len(left) > 4 else ''}")
             error = failed

@@ -34,7 +34,7 @@ class Member:
     weight: nn.Parameter  # the script's
     managed: ManagedParameter
     master: Master | None
-    gradient: OffloadedTensor | None  # None: it was used
+    gradient: torch.Tensor | None  # in Terrace, or in memory; None: it was used
     state: dict[str, Any]  # the optimizer's
     kept: dict[str, OffloadedTensor]  # what of that is in Terrace
     counts: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # what of it is in memory, as the step found it
@@ -46,7 +46,7 @@ class Member:
 
     @property
     def _weights(self) -> list[Slot]:
-        return [self.managed.slot, *([] if self.gradient is None else [self.gradient.terrace_slot])]
+        return [self.managed.slot, *([self.gradient.terrace_slot] if isinstance(self.gradient, OffloadedTensor) else [])]
 
     @property
     def _own(self) -> list[Slot]:
@@ -82,9 +82,15 @@ class Member:
         for name, value in counts.items():
             theirs = self.state.get(name)
             if name in self.counts and theirs is not None and not same_bits(theirs, value):
-                theirs.copy_(value)
+                theirs.data.copy_(value)  # not as a write by the script
             elif name not in self.counts and name not in self.kept:
                 self.state[name] = value
+
+
+def _alias(gradient: torch.Tensor | None) -> torch.Tensor:
+    """Another tensor over its memory."""
+    assert gradient is not None
+    return gradient.detach()
 
 
 class LaterBatch:
@@ -108,7 +114,7 @@ class LaterBatch:
         members = self.members
         slots = [slot for one in members for slot in (one.stepped_slot, *(held.terrace_slot for held in one.kept.values()))]
         modes = ["write"] * len(slots)
-        gradients = [one.gradient.terrace_slot for one in members if one.gradient is not None]
+        gradients = [one.gradient.terrace_slot for one in members if isinstance(one.gradient, OffloadedTensor)]
         if self._store is self._weights:
             leased = self._store.lease(slots + gradients, modes + ["read"] * len(gradients), noted=False)
         else:
@@ -118,7 +124,7 @@ class LaterBatch:
             self._stepped.append(nn.Parameter(next(shown)))
             self._states.append(one.state | one.counts | {name: next(shown) for name in one.kept})
         for one, stepped in zip(members, self._stepped, strict=True):
-            held = next(shown)
+            held = next(shown) if isinstance(one.gradient, OffloadedTensor) else _alias(one.gradient)
             stepped.grad = held if one.master is None else one.master.made_for_step(held)
         return dict(zip(self._stepped, self._states, strict=True))
 

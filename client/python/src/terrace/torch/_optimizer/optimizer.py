@@ -37,6 +37,7 @@ from .states import States
 from .waiting import wait_in
 
 BATCH_BYTES_MAX = 256 << 20
+_UNDER_WAY_MAX = 2  # parts that a thread steps, or is to step, beside a backward pass: their gradients are in memory
 _COMPILED = ("the step of an offloaded optimizer was compiled, or is run by compiled code, in which nothing can be leased: "
              "call optimizer.step() as it is; it runs PyTorch's fused or foreach kernels")
 
@@ -87,12 +88,14 @@ class ManagedOptimizer:
         """in_memory: the parameters that stay there. parts: of PARTS, those that are in Terrace. masters: the job's. on_host:
         the step is the CPU's, and goes on when step() has returned."""
         self.in_backward = in_backward  # parameters in Terrace are stepped as their gradients come
-        self._returns_early = on_host and not in_backward
+        self._on_host = on_host
         self._later: Later | None = None  # what of the last step was begun as it returned
+        self._under_way: list[Later] = []  # of what backward steps, what is begun, one after the other
+        self._handing_over = threading.Lock()
         self.states = States(optimizer, store, shards, in_memory, parts, bytes_min, masters)
         self.batch_bytes = min(batch_bytes_of(store), batch_bytes_of(self.states.own_store))
         self._stepped: Callable[[], None] = lambda: None
-        self._proxy_class = proxy_class(type(optimizer), bool(masters))
+        self._proxy_class = proxy_class(type(optimizer), bool(masters) or (on_host and in_backward))
         self._later_class = later_class(type(optimizer))
         self._run: Run | None = None  # of the script's step, while it goes on
         self._due = DueParameters(max(1, min(store.guarantee_bytes // DUE_PARTS, DUE_BYTES_MAX)))
@@ -120,6 +123,8 @@ class ManagedOptimizer:
         """Waits for what goes on of a step that has returned. Raises what it has failed with, if nobody was told."""
         if self._later is not None and self._later.begun:
             self._later.work.wait()
+        for one in self._under_way:
+            one.work.wait()
 
     def _stepped_ahead(self) -> SteppedAhead:
         with self._lock:
@@ -144,6 +149,10 @@ class ManagedOptimizer:
     def _step_due(self, parameters: Sequence[nn.Parameter]) -> None:
         ahead, optimizer = self._stepped_ahead(), self.states.optimizer
         ahead.note_options(parameters)
+        if self._on_host and can_be_later(optimizer):
+            parameters = self._hand_over(parameters, ahead)
+            if not parameters:
+                return
         step = type(optimizer).step
         step = getattr(step, "__wrapped__", step)  # without the hooks, which are for the script's own step
         run = DueRun(self.states, self.batch_bytes, self._note_ahead, parameters, ahead.group_of)
@@ -153,6 +162,27 @@ class ManagedOptimizer:
             step(proxy_of(optimizer, self._proxy_class, run))
         run.end()
         ahead.note_left(parameters)
+
+    def _hand_over(self, parameters: Sequence[nn.Parameter], ahead: SteppedAhead) -> list[nn.Parameter]:
+        """Has a thread step those of parameters that it can, while the backward pass goes on. The others."""
+        wait_in(self.states.optimizer, self.wait)
+        later, left = Later(self.states, self._later_class, in_backward=True), []
+        for index, group in enumerate(self.states.optimizer.param_groups):
+            found = self.states.stepped_as(one for one in parameters if ahead.group_of[id(one)] == index)
+            left += map(self.states.masters.own, later.take(group, found))
+        taken = later.members
+        with self._handing_over:
+            for one in self._under_way:
+                one.work.check()
+            going_on = [one for one in self._under_way if not one.work.ended]
+            while taken and len(going_on) >= _UNDER_WAY_MAX:
+                going_on.pop(0).work.wait()
+            later.begin(going_on[-1].work if going_on else None)
+            self._under_way = [*going_on, *([later] if later.begun else [])]
+        for member in taken:
+            self._note_ahead(member.managed)
+        ahead.note_left([member.weight for member in taken])
+        return left
 
     def _run_watched(self, step: Callable[[Any], Any], run: DueRun, ahead: SteppedAhead,
                      parameters: Sequence[nn.Parameter]) -> None:
@@ -198,14 +228,17 @@ class ManagedOptimizer:
         if is_proxy(optimizer):
             return None  # a step that calls its base class's
         check_not_compiled(_COMPILED)
-        self.wait()
+        if not self.in_backward:
+            self.wait()
+        for one in self._under_way:
+            one.work.check()
         if self._ahead is not None:
             self._ahead.check_options()
             self._check_left_as(self._ahead)
         if self._run is not None:
             self._run.abandon()  # it has failed
         self._later = None
-        if self._returns_early and can_be_later(self.states.optimizer):
+        if self._on_host and not self.in_backward and can_be_later(self.states.optimizer):
             wait_in(self.states.optimizer, self.wait)
             self._later = Later(self.states, self._later_class)
         run = Run(self.states, self.batch_bytes, self._note_ahead, self._is_left if self.in_backward else None, self._later)

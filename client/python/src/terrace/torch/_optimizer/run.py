@@ -17,6 +17,7 @@ from .carried import Carried
 from .later import Later
 from .masters import StatesByMaster, let_gradients_go, settle, show_gradients
 from .states import States
+from .waiting import as_they_are
 
 Group = dict[str, Any]
 
@@ -80,7 +81,7 @@ class Run:
 
     def states(self) -> MutableMapping[Any, dict[str, Any]]:
         """The optimizer's states, as the step is to find them."""
-        return StatesByMaster(self.optimizer.state, self._states.masters)
+        return StatesByMaster(as_they_are(self.optimizer.state), self._states.masters)
 
     def batches(self, parameters: list[nn.Parameter], group: Group) -> Iterator[list[nn.Parameter]]:
         """Of a group, what is leased at once."""

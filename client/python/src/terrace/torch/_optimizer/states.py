@@ -28,6 +28,7 @@ from .._tensors.offloaded import OffloadedTensor
 from . import kinds
 from .holders import Holder, InAttribute
 from .kept import Path, is_made_of_tensors, kept_in, made_anew
+from .waiting import as_they_are
 
 _OTHERS_BYTES_MIN = 4096
 _Copied = tuple[Callable[[], Any], OffloadedTensor]  # a reference to a state, and what stands for it in Terrace
@@ -97,7 +98,7 @@ class States:
 
     def state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         """The optimizer's state of a parameter; empty before its first step."""
-        state: dict[str, Any] = self.optimizer.state.get(self.masters.own(parameter), {})
+        state: dict[str, Any] = as_they_are(self.optimizer.state).get(self.masters.own(parameter), {})
         return state
 
     def stepped_as(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
