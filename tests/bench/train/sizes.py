@@ -82,7 +82,7 @@ class Sizes:
     quick: bool = False
     billion_limit_bytes: int = 2 * GIB
     masters_limit_bytes: int = 2 * GIB
-    adapted: Adapted = Adapted(24, 1024, 2816, 16, 128)
+    adapted: Adapted = Adapted(8, 1024, 2816, 16, 128)
     passes_limit_bytes: int = 1 * GIB
     passes_memory_bytes: int = 320 * MIB
     narrow_memory_bytes: int = 160 * MIB
