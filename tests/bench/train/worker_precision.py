@@ -5,18 +5,24 @@ import os
 import time
 
 import torch
-from worker_training import Offloaded, Served
+from worker_training import Served, make_model
 
 # An element's gradient is read in bfloat16, its master and two moments in float32; these three are written, and the weight.
 READ_BYTES = WRITTEN_BYTES = 14
 PIECE_BYTES = 64 << 20
 
 
-class HostStep(Offloaded):
-    """AdamW's step over masters that are all in the memory tier, and a copy of as many bytes by the same threads."""
+class HostStep(Served):
+    """AdamW's step on the host, with masters that are all in the memory tier; and a copy of as many bytes by the same
+    threads."""
 
     def make(self):
-        super().make()
+        import terrace.torch
+
+        self.client = self.serve()
+        self.model = make_model(self.shape, self.recipe.seed, torch.bfloat16)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        terrace.torch.offload(self.model, self.optimizer, client=self.client, what="all", masters=torch.float32, step="host")
         self.loss(0).backward()  # the gradients stay
         self.optimizer.step()
         self._bytes = READ_BYTES * sum(one.numel() for one in self.model.parameters())
@@ -26,9 +32,13 @@ class HostStep(Offloaded):
         """Seconds of a step, and of the copy."""
         torch.set_num_threads(threads)
         try:
-            return {"step": self._timed(self.optimizer.step), "copy": self._timed(self._copy), "bytes": self._bytes}
+            return {"step": self._timed(self._step), "copy": self._timed(self._copy), "bytes": self._bytes}
         finally:
             torch.set_num_threads(self.spec["threads"])
+
+    def _step(self):
+        self.optimizer.step()
+        len(self.optimizer.state)  # waits for its end
 
     def _copy(self):
         for _ in range(self._bytes // PIECE_BYTES):

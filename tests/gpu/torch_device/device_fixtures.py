@@ -243,6 +243,7 @@ def small() -> Iterator[terrace.Client]:
 def assert_ended(client: terrace.Client) -> None:
     """Nothing is leased any more once the device is idle."""
     torch.accelerator.synchronize()
+    assert terrace.torch.activations(client).slots_in_use >= 0  # looks at answers, which are held until then
     wait_until(lambda: client.held == 0, "the leases to end")
     assert client.leased_bytes == 0
 

@@ -29,6 +29,7 @@ from model_fixtures import (  # noqa: F401 (fixtures)
 from python_fixtures import wait_until
 from terrace.torch._leased.store import Store
 from terrace.torch._offload.job import job_of
+from terrace.torch._optimizer import slices
 from terrace.torch._optimizer.later_batch import LaterBatch
 from terrace.torch._optimizer.optimizer import managed_optimizer
 from terrace.torch._parameters import casts
@@ -59,10 +60,50 @@ def test_the_same_bits(request, where, recipe):
     assert client.leased_bytes == 0 and client.held == 0
 
 
+OPTIM = torch.optim
+
+
+@pytest.mark.parametrize(("kind", "options"), [
+    (ADAMW, {"amsgrad": True}), (OPTIM.Adam, {"weight_decay": 0.1}), (SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (OPTIM.RMSprop, {"momentum": 0.9, "centered": True}), (OPTIM.Adagrad, {}), (OPTIM.Adadelta, {}), (OPTIM.Adamax, {}),
+    (OPTIM.NAdam, {}), (OPTIM.RAdam, {}), (OPTIM.Rprop, {}), (ADAMW, {"fused": True}), (ADAMW, {"foreach": True})],
+    ids=str)
+@pytest.mark.usefixtures("nothing_stays_leased")
+def test_slices_have_the_bits_of_the_whole(held, monkeypatch, kind, options):
+    """Of parameters that do not divide into them, and of one that does not lie in one piece."""
+    monkeypatch.setattr(slices, "_ELEMENTS", 1000)
+
+    def made():
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(37, 91), nn.Tanh(), nn.Linear(91, 37))
+        model[2].weight = nn.Parameter(model[2].weight.detach().t().contiguous().t())
+        return model, kind(model.parameters(), **options)
+
+    def run(model, optimizer):
+        for number in range(4):
+            given = torch.randn(5, 37, generator=torch.Generator().manual_seed(number))
+            model(given).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(model), [{name: value.clone() for name, value in state.items()} for state in optimizer.state.values()]
+
+    sizes, shown = set(), LaterBatch.shown
+    monkeypatch.setattr(LaterBatch, "shown", lambda *args: (
+        sizes.update(one.numel() for one in each) or each for each in shown(*args)))
+    ours = run(*terrace.torch.offload(*made(), client=held, step="host", tensor_bytes_min=1))
+    wanted = run(*made())
+    assert_same(ours[0], wanted[0])
+    for one, other in zip(ours[1], wanted[1], strict=True):
+        assert_same(one, other)
+    whole = {3367, 91, 37}
+    assert sizes == (whole if options.get("fused") or options.get("foreach") else whole | {1000, 367})
+
+
 @pytest.mark.parametrize("options", [{}, {"gradients": torch.float32}])
 @pytest.mark.parametrize("where", ["restless", "held"])
-def test_masters(request, where, options):
+def test_masters(request, monkeypatch, where, options):
     client = request.getfixturevalue(where)
+    monkeypatch.setattr(slices, "_ELEMENTS", 1000 if where == "held" else 1 << 20)
     recipe = dataclasses.replace(NARROW, accumulation=2, clip=True)
     copies = Copies(recipe, torch.bfloat16, options.get("gradients"))
     wanted = train_masters(copies.model, None, recipe, steps=4, copies=copies)

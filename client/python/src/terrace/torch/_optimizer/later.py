@@ -212,10 +212,11 @@ class Later:
         while self._left:
             options, batch = self._left[0]
             try:
-                self.states = batch.enter()
+                batch.enter()
                 if len(self._left) > 1:
                     self._left[1][1].fetch()
-                yield {**options, "params": list(self.states)}
+                for self.states in batch.shown(_is_by_element(options)):
+                    yield {**options, "params": list(self.states)}
                 batch.write_back()
             finally:
                 self.states = {}
@@ -226,6 +227,11 @@ class Later:
 def _is_at_rest(managed: ManagedParameter) -> bool:
     """Whether nothing uses a parameter, or has its memory."""
     return not (managed.uses or managed.slot.shown)
+
+
+def _is_by_element(options: Group) -> bool:
+    """Whether a group's step, of those that can be later, runs one kernel after the other over each parameter."""
+    return not (options.get("fused") or options.get("foreach"))
 
 
 def _fixed(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from .._parameters.parameter import ManagedParameter
 from .._pytorch.bits import same_bits
 from .._pytorch.private import set_data
 from .._tensors.offloaded import OffloadedTensor
+from .slices import can_be_sliced, slices
 from .states import States
 
 
@@ -103,14 +104,15 @@ class LaterBatch:
         self._store, self._weights = states.own_store, states.store
         self._stepped: list[nn.Parameter] = []
         self._states: list[dict[str, Any]] = []
+        self._gradients: list[torch.Tensor] = []  # as they are leased
 
     @property
     def slots(self) -> list[Slot]:
         """All that is read or written."""
         return [slot for member in self.members for slot in member.slots]
 
-    def enter(self) -> dict[nn.Parameter, dict[str, Any]]:
-        """Leases it. Parameters for the step to step, with their gradients, and the states of each."""
+    def enter(self) -> None:
+        """Leases it."""
         members = self.members
         slots = [slot for one in members for slot in (one.stepped_slot, *(held.terrace_slot for held in one.kept.values()))]
         modes = ["write"] * len(slots)
@@ -123,10 +125,23 @@ class LaterBatch:
         for one in members:
             self._stepped.append(nn.Parameter(next(shown)))
             self._states.append(one.state | one.counts | {name: next(shown) for name in one.kept})
-        for one, stepped in zip(members, self._stepped, strict=True):
-            held = next(shown) if isinstance(one.gradient, OffloadedTensor) else _alias(one.gradient)
-            stepped.grad = held if one.master is None else one.master.made_for_step(held)
-        return dict(zip(self._stepped, self._states, strict=True))
+        self._gradients += [next(shown) if isinstance(one.gradient, OffloadedTensor) else _alias(one.gradient) for one in members]
+
+    def shown(self, by_element: bool) -> Iterator[dict[nn.Parameter, dict[str, Any]]]:
+        """What the step is to step, one after the other: parameters with their gradients, and the state of each.
+
+        by_element: the step treats each element by itself, in one kernel after the other: it is given large ones in slices.
+        """
+        whole: dict[nn.Parameter, dict[str, Any]] = {}
+        for one, stepped, state, held in zip(self.members, self._stepped, self._states, self._gradients, strict=True):
+            apart = one.master is not None and held.device != stepped.device
+            if by_element and not apart and can_be_sliced(stepped, held, state, one.kept):
+                yield from (dict([each]) for each in slices(stepped, held, state, one.kept))
+            else:
+                stepped.grad = held if one.master is None else one.master.made_for_step(held)
+                whole[stepped] = state
+        if whole:
+            yield whole
 
     def fetch(self) -> None:
         """Begins to fetch it: it comes next."""
@@ -148,7 +163,7 @@ class LaterBatch:
                     write_casts_of(one.managed, value)
                 else:
                     target = of.pop(id(one))
-                    target.copy_(value.to(target.dtype))
+                    target.copy_(value if value.device == target.device else value.to(target.dtype))
                     one.master.note_same()
                     one.master.note_written()
         wait_for_stream(self._weights.device)  # who has waited for this uses the weights in a stream of its own
@@ -166,7 +181,9 @@ class LaterBatch:
             for tensor in (stepped,) if gradient is None else (stepped, gradient):
                 set_data(tensor, tensor.new_empty(0))
             one.gradient = None
-        self._stepped, self._states = [], []
+        for gradient in self._gradients:
+            set_data(gradient, gradient.new_empty(0))
+        self._stepped, self._states, self._gradients = [], [], []
         if self.update is not None and self.done:
             self.update.finish()
 
