@@ -45,7 +45,9 @@ def test_start(disk):
     """The lease, and a training whose losses are the same bits in memory, in Terrace, and once more in Terrace."""
     lease, plain, line, own = snippets("docs/start.md", "python")
     assert run(sys.executable, script(disk, "lease.py", lease), folder=disk) == "6.0\n"
-    said = run(sys.executable, script(disk, "train.py", plain, line, own), folder=disk)
+    said = run(sys.executable, script(disk, "train.py", plain, line, own), folder=disk, TERRACE_WHAT="auto")
+    assert "step" not in said  # where all fits
+    said = run(sys.executable, script(disk, "train.py", plain, line, own), folder=disk, TERRACE_WHAT="all")
     in_memory, in_terrace = re.findall(r"^in (?:memory|Terrace): +([\d.]+)$", said, re.MULTILINE)
     assert in_memory == in_terrace
     assert len(re.findall(r"^.*step.*$", said, re.MULTILINE)) >= 5, said

@@ -161,9 +161,9 @@ def test_what_cannot_be_had_of_it_is_refused_by_name(client):
 
 def test_what_stays_is_asked_of_each_device(client, monkeypatch):
     """Where one of them has room for all and the other has not, all goes."""
-    monkeypatch.setattr(auto, "free_bytes", lambda device: 1 << (30 if device == DEVICE else 20))
+    monkeypatch.setattr(auto, "free_bytes", lambda device, tiers: 1 << (30 if device == DEVICE else 20))
     model, optimizer = terrace.torch.offload(*build(TWO), client=client, what="auto", tensor_bytes_min=1)
     assert job_of(model).parts == {"parameters", "gradients", "states"}
-    monkeypatch.setattr(auto, "free_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(auto, "free_bytes", lambda device, tiers: 1 << 30)
     model, optimizer = terrace.torch.offload(*build(TWO), client=client, what="auto")
     assert all(type(one) is nn.Parameter for one in model.parameters())

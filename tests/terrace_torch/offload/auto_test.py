@@ -3,6 +3,8 @@
 that it leaves alone what fits; that step="auto" picks the device or the host by the room, the link and the CPU's time, and says
 why; and that the bits are those of plain PyTorch whatever they choose."""
 
+import gc
+
 import pytest
 import terrace.torch
 import torch
@@ -12,6 +14,7 @@ from model_fixtures import (  # noqa: F401 (fixtures)
     assert_same,
     build,
     in_terrace,
+    loss_of,
     nothing_stays_leased,
     restless,
     roomy,
@@ -34,7 +37,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def has_free(monkeypatch):
     """Sets how many bytes are free, as far as auto asks."""
-    return lambda size: monkeypatch.setattr(auto, "free_bytes", lambda device: 2 * size + 1)
+    return lambda size: monkeypatch.setattr(auto, "free_bytes", lambda device, tiers: 2 * size + 1)
 
 
 def bytes_of(model):
@@ -67,6 +70,51 @@ def test_what_else_was_asked_for(restless, has_free, options, what):
     has_free(2 * bytes_of(model))
     terrace.torch.offload(model, optimizer, client=restless, what="auto", **options)
     assert in_terrace(model.blocks[0].wide.weight) == ("parameters" in what)
+
+
+def test_what_is_there_already_takes_no_more(restless, has_free):
+    """A run that is resumed, with gradients and states in memory, chooses as it did without."""
+    chosen = {}
+    for made in (False, True):
+        model, optimizer = build(Recipe())
+        has_free(2.9 * bytes_of(model))
+        if made:
+            loss_of(model, 0).backward()
+            optimizer.step()
+            there = made_already(model, [optimizer])
+            has_free(2.9 * bytes_of(model) - (there.gradients + there.states) / 2)
+        terrace.torch.offload(model, optimizer, client=restless, what="auto")
+        train(model, optimizer, Recipe(steps=1))
+        chosen[made] = in_terrace(optimizer.state[model.blocks[0].wide.weight]["exp_avg"])
+    assert chosen == {False: True, True: True}
+
+
+def test_models_do_not_get_the_same_room(restless, has_free, capfd):
+    """What one that was left is yet to make counts, until it is there, or the model is gone."""
+    first, second = build(Recipe()), build(Recipe())
+    has_free(4 * bytes_of(first[0]))
+    terrace.torch.offload(*first, client=restless, what="auto")
+    terrace.torch.offload(*second, client=restless, what="auto")
+    assert ["all stays" in line for line in capfd.readouterr().err.splitlines()] == [True, False]
+    train(*first, Recipe(steps=1))
+    del first
+    gc.collect()
+    third = build(Recipe())
+    terrace.torch.offload(*third, client=restless, what="auto")
+    assert "all stays" in capfd.readouterr().err
+
+
+def test_what_a_daemon_may_yet_take_is_not_free(restless, roomy, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(auto, "free_bytes", lambda device, tiers: asked.append(tiers) or 1 << 40)
+    for client in (restless, roomy, None):
+        terrace.torch.offload(*build(Recipe()), client=client, what="auto")
+    assert asked[:2] == [free.Tiers(32 << 20, False), free.Tiers(64 << 20, True)]
+    assert free._available(1 << 60) == 0 and free._available(0) > 0
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("shmem 200\ninactive_file 150\n")
+    assert [free._free_in(tmp_path, size) for size in (0, 200, 300, 9000)] == [450, 450, 350, 0]
 
 
 def test_reports_of_what_stays(has_free, capfd):
@@ -142,8 +190,31 @@ def test_what_the_environment_cannot_say(restless, monkeypatch):
         monkeypatch.setenv("TERRACE_WHAT", wrong)
         with pytest.raises(terrace.InvalidArgument, match=f"TERRACE_WHAT is '{wrong}'; it is 'auto', 'all'"):
             terrace.torch.offload(model, optimizer, client=restless)
-    with pytest.raises(TypeError, match="what is 5; it is 'auto', 'all'"):
-        terrace.torch.offload(model, optimizer, client=restless, what=5)
+    monkeypatch.setenv("TERRACE_WHAT", "states")
+    with pytest.raises(terrace.InvalidArgument, match=r"no optimizer is given .*\(what is 'states' by the environment's TERRACE_WHAT"):
+        terrace.torch.offload(model, client=restless)
+
+
+def test_what_no_caller_can_say(restless):
+    model, optimizer = build(Recipe())
+    for wrong in (5, b"all"):
+        with pytest.raises(TypeError, match=f"what is {wrong!r}; it is 'auto', 'all'"):
+            terrace.torch.offload(model, optimizer, client=restless, what=wrong)
+    with pytest.raises(terrace.InvalidArgument, match="what has 'all' in a set: give what='all' by itself"):
+        terrace.torch.offload(model, optimizer, client=restless, what={"all"})
+
+
+def test_a_client_or_a_place_that_cannot_be_had_is_refused_though_all_stays(restless, has_free):
+    has_free(1 << 40)
+    model, optimizer = build(Recipe())
+    for error, options, said in (
+            (TypeError, {"client": "x"}, "client is 'x'"), (TypeError, {"place": 5}, "place"),
+            (terrace.InvalidArgument, {"place": "nonsense", "client": restless}, "nonsense")):
+        with pytest.raises(error, match=said):
+            terrace.torch.offload(model, optimizer, what="auto", **options)
+    terrace.torch.offload(model, optimizer, client=restless, what="states")
+    with pytest.raises(terrace.FailedPrecondition, match="is as the first call has chosen"):
+        terrace.torch.offload(model, optimizer, client=restless, what="all")
 
 
 def test_bad_input_is_refused_before_anything_is_chosen(restless, has_free):
@@ -164,7 +235,7 @@ def test_free_memory_is_the_least_that_any_cgroup_leaves(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("max\n")
     assert free._free_in(tmp_path) > 1 << 50
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    monkeypatch.setattr(free, "_available", lambda: 1 << 20)
+    monkeypatch.setattr(free, "_available", lambda tier_bytes: 1 << 20)
     assert free.free_bytes(CPU) == 1 << 18
     for wrong in ("0", "-1", "abc", ""):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", wrong)

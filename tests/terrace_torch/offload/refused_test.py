@@ -49,7 +49,7 @@ def test_optimizers_that_do_not_treat_parameters_one_by_one(roomy, make, said):
     model, _ = build(RECIPE)
     before = weights(model)
     with pytest.raises(terrace.InvalidArgument, match=rf"{make.__name__} does not treat its parameters one by one.*{said}.*"
-                       r"use offload\(model\)"):
+                       r"use offload\(model, what='all'\)"):
         terrace.torch.offload(model, make(model.parameters()), client=roomy)
     assert_same(weights(model), before)
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())

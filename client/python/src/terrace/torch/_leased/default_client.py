@@ -26,6 +26,11 @@ def client_for(call: str, client: Client | None) -> Client:
     return client
 
 
+def opened() -> Client | None:
+    """The process's own client, if it has one already."""
+    return None if _opened is None or _opened[0] != os.getpid() or _opened[1].session == 0 else _opened[1]
+
+
 def _own(call: str) -> Client:
     global _opened
     with _lock:

@@ -17,6 +17,7 @@ from ..._errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from .._device.device import device_of
 from .._device.streams import has_streams
 from .._files.streamed import stream_saves
+from .._leased.default_client import opened
 from .._leased.store import Store
 from .._model import modules, operations
 from .._model.transforms import ask_transforms
@@ -38,7 +39,7 @@ from .init import client_of
 from .job import Job, begin, job_if_any, leave
 from .moves import Names, destroy, divide, forget, give_back, make_gradients, move, move_parameters, take_over
 from .other_optimizers import step_others
-from .parts import ALL, AUTO, asked_parts, wanted_parts, what_by_default
+from .parts import ALL, AUTO, asked_parts, by_environment, wanted_parts, what_by_default
 from .precision import Precision, check_precision, check_taken, renew_states, wanted_precision
 from .quantized import Pieces
 from .refusals import check_forwards, check_model, eligible, places_of_model, warn_of_another, warn_of_shown
@@ -158,8 +159,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
         return model, optimizer
     check_alike(_CALL, ranks, model, asked)
     devices = _devices_of(model)
-    parts = _parts(model, optimizer, steps, what_by_default(_CALL) if what is None else what, devices, precision, step,
-                   step_in_backward, ranks, shares)
+    parts = _parts(model, optimizer, steps, what, devices, client, place, precision, step, step_in_backward, ranks, shares)
     if not parts:
         ranks.finish()
         leave(model)
@@ -256,6 +256,9 @@ def _check_asked(job: Job | None, model: nn.Module, optimizer: Any, in_backward:
     for one in steps:
         managed = managed_optimizer(one)
         if managed is not None and not (grown and job is not None and managed in job.optimizers):
+            if job is not None and managed in job.optimizers:
+                raise FailedPrecondition(f"{_CALL}: this model is offloaded already, with this optimizer, and what of them is in "
+                                         "Terrace is as the first call has chosen")
             raise FailedPrecondition(f"{_CALL}: this optimizer is offloaded already; offload models that share one "
                                      "together, as a torch.nn.ModuleList of them")
     inner = [other for one in steps for other in inner_of(one)]
@@ -273,18 +276,35 @@ def _try(optimizers: list[optim.Optimizer], masters: torch.dtype | None) -> None
         trial.try_unknown(one, masters)
 
 
-def _parts(model: nn.Module, optimizer: object, steps: list[optim.Optimizer], what: str | list[str],
-           devices: list[torch.device], precision: Precision, step: str | None, in_backward: bool, ranks: Ranks, shares: bool) -> frozenset[str]:
+def _parts(model: nn.Module, optimizer: object, steps: list[optim.Optimizer], what: str | list[str] | None,
+           devices: list[torch.device], client: Client | None, place: str | None, precision: Precision, step: str | Where | None,
+           in_backward: bool, ranks: Ranks, shares: bool) -> frozenset[str]:
     """The parts that go to Terrace; none where all of them have room where the model is, and may stay there."""
-    if what != AUTO or devices[0].type == "meta":  # which is refused by name
-        return _check_parts_asked(ALL if what == AUTO else what, optimizer, in_backward, shares)
+    named = what_by_default(_CALL) if what is None else what
+    if named != AUTO or devices[0].type == "meta":  # which is refused by name
+        try:
+            return _check_parts_asked(ALL if named == AUTO else named, optimizer, in_backward, shares)
+        except InvalidArgument as error:
+            raise error if what is not None else by_environment(error) from None
     _check_parts_asked(ALL, optimizer, in_backward, shares)
     check_precision(_CALL, precision, model, steps)
-    free = min(ranks.together(functools.partial(free_for, devices)))
+    _check_where(model, client, place)
+    told = ranks.together(functools.partial(free_for, devices, client or opened(), model))
+    least = [min(same) for same in zip(*told, strict=False)]
+    free = [*least, *[min(least)] * (len(devices) - len(least))]  # ranks may be on more devices than others
     chosen = choose(model, steps, precision, devices, free, in_backward=in_backward, shares=shares)
     say(model, chosen)
     of_host_step = frozenset({"states"} if step == "host" and any(map(has_streams, devices)) else ())  # are in the CPU's memory
     return chosen.parts or of_host_step
+
+
+def _check_where(model: nn.Module, client: Client | None, place: str | None) -> None:
+    """Raises for a client, or a place, that could not be had if anything were to go there."""
+    if place is not None:
+        _checks.text(_CALL, "place", place)
+    if client is not None:
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        places_of_model(_CALL, client_of(_CALL, client, [], model), place, model, names)
 
 
 def _check_parts_asked(what: Any, optimizer: object, in_backward: bool, shares: bool) -> frozenset[str]:

@@ -18,6 +18,8 @@ def asked_parts(call: str, what: Any) -> str | list[str] | None:
     if what is None or isinstance(what, str):
         return what
     try:
+        if isinstance(what, bytes):
+            raise TypeError
         return sorted(map(str, what))
     except TypeError:
         raise TypeError(f"{call}: what is {what!r}; it is {_OFFERED}") from None
@@ -33,12 +35,21 @@ def what_by_default(call: str) -> str | list[str]:
     return said if said in (ALL, AUTO) else named
 
 
+def by_environment(error: InvalidArgument) -> InvalidArgument:
+    """The same, where no caller has given what is wrong."""
+    if _VARIABLE not in os.environ:
+        return error
+    return InvalidArgument(f"{error} (what is {os.environ[_VARIABLE]!r} by the environment's {_VARIABLE})")
+
+
 def wanted_parts(call: str, what: str | list[str], optimizer: object, in_backward: bool) -> frozenset[str]:
     """The parts that a caller asked for. InvalidArgument for what cannot be had."""
     if what == ALL:
         return frozenset(PARTS if optimizer is not None else PARTS[:2])
     named = [what] if isinstance(what, str) else what
     for one in named:
+        if one in (ALL, AUTO):
+            raise InvalidArgument(f"{call}: what has {one!r} in a set: give what={one!r} by itself")
         if one not in PARTS:
             raise InvalidArgument(f"{call}: what has {one!r}; it is {_OFFERED}")
     if not named:

@@ -132,7 +132,7 @@ def check(optimizer: Any) -> None:
     if not isinstance(optimizer, optim.Optimizer) or not hasattr(optimizer, "param_groups"):
         what = "has no param_groups" if isinstance(optimizer, optim.Optimizer) else "is no torch.optim.Optimizer"
         raise InvalidArgument(
-            f"terrace.torch.offload: {name_of(optimizer)} {what}; offload(model) without it keeps "
+            f"terrace.torch.offload: {name_of(optimizer)} {what}; offload(model, what='all') without it keeps "
             "parameters and gradients in Terrace, and leases them for it as it uses them")
     for group in optimizer.param_groups:
         if group.get("differentiable"):

@@ -37,7 +37,7 @@ _FAILED = " failed ("
 _KNOWN = ((re.compile("LBFGS"), "it searches along a line over all of them"),
           (re.compile("Prodigy|DAdapt"), "it reduces over all of them for the size of its step"),
           (re.compile("SAM$|^SAM|LookSAM"), "it takes a norm over all of them, and runs the model twice a step"))
-_ALONE = ("use offload(model) without the optimizer: parameters and gradients live in Terrace and are leased for it as it "
+_ALONE = ("use offload(model, what='all') without the optimizer: parameters and gradients live in Terrace and are leased for it as it "
           "uses them, and its states stay in memory")
 
 

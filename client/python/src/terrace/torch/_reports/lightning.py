@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..._client import TIMEOUT_SECONDS, Client
-from .._offload.job import is_offloaded
+from .._offload.job import is_offloaded, was_left
 from .._offload.offload import TENSOR_BYTES_MIN, offload
 from .._optimizer.optimizer import managed_optimizer
 
@@ -50,7 +50,8 @@ class LightningCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Other callbacks have done what they do as a fit begins, and may have given it other optimizers."""
-        self.on_fit_start(trainer, pl_module)
+        if not was_left(pl_module):
+            self.on_fit_start(trainer, pl_module)
 
 
 class _Teardown:
