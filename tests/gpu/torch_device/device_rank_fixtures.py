@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests with several ranks on the test device share: two processes over its collectives, on one device or on one
-each, that run the same check of a test's file."""
+"""What the tests with several ranks on the test device share: two processes over its collectives, or as many as are asked for,
+on one device or on several, that run the same check of a test's file."""
 
 import os
 import subprocess
@@ -26,8 +26,8 @@ class Checks(dict):
 
     def be_a_rank(self, name: str, rank: str, folder: str, socket: str, device: str) -> None:
         """Joins the other, and checks."""
-        distributed.init_process_group(fakegpu.register_collectives(), init_method=f"file://{folder}/rendezvous",
-                                       rank=int(rank), world_size=RANKS)
+        distributed.init_process_group(fakegpu.register_collectives(), init_method=f"file://{folder}/{name}{os.environ['RANKS']}",
+                                       rank=int(rank), world_size=int(os.environ["RANKS"]))
         fakegpu.native.exchange_device(int(device))
         self[name](int(rank), socket)
         distributed.barrier()
@@ -43,20 +43,21 @@ def client_of_rank(socket: str, hbm: int = 2 << 20) -> terrace.Client:
                                                                   for number in range(tiers)}})
 
 
-def run_ranks(file: str, name: str, disk: object, devices: int = 1, hbm: str = "8MiB") -> None:
-    """Runs a file as both ranks, with arguments for be_a_rank(). devices: that they have, together. hbm: of each."""
+def run_ranks(file: str, name: str, disk: object, devices: int = 1, hbm: str = "8MiB", count: int = RANKS) -> None:
+    """Runs a file as all ranks, with arguments for be_a_rank(). devices: that they have, together. hbm: of each."""
     tiers, gpu = (1, "cuda:0") if devices == 1 else (DEVICES, "cuda:all")
     nothing = dict.fromkeys(["host", *(f"device:{number}" for number in range(tiers))], 0)  # the ranks have all of it
     with serve(hbm, "16MiB", f"{disk}:64MiB", gpu, nothing) as served:
         ranks = [subprocess.Popen([sys.executable, "-B", file, name, str(rank), str(disk), served.socket, str(rank % devices)],
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                   env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-                                       "TIERS": str(tiers)})
-                 for rank in range(RANKS)]
+                                       "TIERS": str(tiers), "RANKS": str(count), "FOLDER": str(disk)})
+                 for rank in range(count)]
         try:
             said = [rank.communicate(timeout=2 * LIMIT_SECONDS)[0] for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * RANKS, "\n".join(said)
+    assert [rank.returncode for rank in ranks] == [0] * count, "\n".join(said)
+    print("".join(said))

@@ -1,27 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows fully_shard() on the test device: two ranks on one device, and on one each, train with their shards in its memory to
-the bits that they have there without Terrace, which are the CPU's."""
+"""Shows models that are split over ranks on the test device, by fully_shard() and by tensor parallelism: two ranks on one
+device, and on one each, train with their shards in its memory to the bits that they have there without Terrace, which are the
+CPU's; what they save is loaded by one rank, and by four; and a planted bug of streams is found."""
 
+import gc
+import os
+import pathlib
 import sys
 
 import fakegpu
 import pytest
 import terrace.torch
 import torch
-from device_fixtures import assert_ended, assert_same
+from device_fixtures import SEED_FIRST, assert_ended, assert_same
 from device_rank_fixtures import RANKS, Checks, client_of_rank, run_ranks
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from split_fixtures import Copies
+from terrace.torch._leased import slot
 from terrace.torch._leased.store import Store
 from terrace.torch._offload.job import job_of
 from terrace.torch._parameters import casts
 from torch import distributed, nn
+from torch.distributed import checkpoint as checkpoints
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 CHECKS = Checks()
+FOLDER = pathlib.Path(os.environ.get("FOLDER", "."))
+SEEDS_MAX = 20
+PATIENCE_SECONDS = 0.02
+WIDTH = 129  # an odd one: the second rank has less than the first
 HBM_BYTES = 2 << 20  # of each rank: half of what belongs to its part of a model
 OPTIONS = (("lr", 1e-2), ("foreach", True))
 ONE_BY_ONE = (("lr", 1e-2), ("foreach", False))  # PyTorch's foreach operators take split and whole weights apart alone
@@ -42,7 +53,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     VOCABULARY = 32
 
-    def __init__(self, width=129, checkpointing=False):  # an odd one: the second rank has less than the first
+    def __init__(self, width=WIDTH, checkpointing=False):
         super().__init__()
         self.embedding, self.head = nn.Embedding(self.VOCABULARY, width), nn.Linear(width, self.VOCABULARY)
         self.blocks = nn.ModuleList(Block(width) for _ in range(3))
@@ -55,10 +66,10 @@ class Model(nn.Module):
         return self.head(hidden)
 
 
-def build(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, shape=(RANKS,), **split):
+def build(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, shape=(RANKS,), width=WIDTH, **split):
     """The model, split over ranks, on a kind of device, and its optimizer; the same ones each time."""
     torch.manual_seed(0)
-    model = Model(checkpointing=checkpointing).to(dtype).to(device)
+    model = Model(width, checkpointing).to(dtype).to(device)
     mesh = init_device_mesh(device, shape, mesh_dim_names=("copies", "parts")[-len(shape):])
     for block in model.blocks:
         fully_shard(block, mesh=mesh, **split)
@@ -157,7 +168,81 @@ def casts_of_shards(rank, client):
     assert any(slot.dtype is torch.bfloat16 for slot in job_of(model).store.slots)
 
 
-@pytest.mark.parametrize(("name", "devices"), [("on_one_device", 1), ("on_one_each", RANKS)])
+def state_of(model, optimizer):
+    return dict(zip("mo", get_state_dict(model, optimizer), strict=True))
+
+
+@CHECKS.check
+def saves(rank, socket):
+    client = client_of_rank(socket, HBM_BYTES)
+    model, optimizer = terrace.torch.offload(*build(), client=client, tensor_bytes_min=1)
+    with fakegpu.turns(1 + rank):
+        _, weights = train(model, optimizer)
+        checkpoints.save(state_of(model, optimizer), checkpoint_id=FOLDER / "saved")
+    if rank == 0:
+        torch.save(weights, FOLDER / "whole.pt")
+
+
+@CHECKS.check
+def loads(rank, socket):
+    """By another number of ranks than it was saved by: with Terrace what there is without it."""
+    client = client_of_rank(socket, HBM_BYTES)
+    wanted = None
+    for ours in (False, True):
+        model, optimizer = build(shape=(distributed.get_world_size(),))
+        if ours:
+            terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
+        state = state_of(model, optimizer)
+        checkpoints.load(state, checkpoint_id=FOLDER / "saved")
+        set_state_dict(model, optimizer, model_state_dict=state["m"], optim_state_dict=state["o"])
+        del state
+        assert_same({name: whole(one).cpu() for name, one in model.state_dict().items()}, torch.load(FOLDER / "whole.pt"))
+        with fakegpu.turns(1 + rank):
+            said = train(model, optimizer, begin=2)
+        if wanted is not None:
+            assert_equal(said, wanted)
+        wanted = said
+    assert_ended(client)
+
+
+PLANTED = {
+    "the lease of a shard ends behind another stream": (slot, "stream_of", lambda _index: 0),
+}
+
+
+def run_ahead(model):
+    """Passes of more than HBM holds, that nobody waits for between."""
+    with torch.no_grad():
+        made = [model(torch.full((1, 8), number, device=fakegpu.KIND)) for number in range(4)]
+    return torch.stack(made).cpu()
+
+
+@CHECKS.check
+def finds_planted_bugs(rank, socket):
+    client = client_of_rank(socket, HBM_BYTES)
+    wanted = run_ahead(build(width=257)[0])
+    model, _ = terrace.torch.offload(build(width=257)[0], client=client, tensor_bytes_min=1)
+    for bug, planted in {"none": None, **PLANTED}.items():
+        for seed in range(SEED_FIRST, SEED_FIRST + (2 if planted is None else SEEDS_MAX)):
+            with pytest.MonkeyPatch.context() as patch, fakegpu.turns(seed + rank, PATIENCE_SECONDS):
+                if planted is not None:
+                    patch.setattr(*planted)
+                wrong = not torch.equal(run_ahead(model), wanted)
+                torch.accelerator.synchronize()
+            distributed.all_gather_object(found := [None] * RANKS, wrong)
+            if any(found):
+                break
+        assert any(found) == (planted is not None), f"seeds to {seed} find {bug}: {found}"
+        print(f"{bug}: found with seed {seed}" if planted is not None else "")
+
+
+def test_a_checkpoint_is_loaded_by_another_number_of_ranks(disk):  # noqa: F811
+    run_ranks(__file__, "saves", disk, RANKS, f"{RANKS * HBM_BYTES}")
+    run_ranks(__file__, "loads", disk, 1, f"{RANKS * HBM_BYTES}", 1)
+    run_ranks(__file__, "loads", disk, RANKS, f"{2 * RANKS * HBM_BYTES}", 2 * RANKS)
+
+
+@pytest.mark.parametrize(("name", "devices"), [("on_one_device", 1), ("on_one_each", RANKS), ("finds_planted_bugs", 1)])
 def test_ranks(name, devices, disk):  # noqa: F811
     run_ranks(__file__, name, disk, devices, f"{RANKS * HBM_BYTES}")
 

@@ -88,7 +88,7 @@ class InTerrace:
     def fetch_ahead(self) -> None:
         """Begins to copy it to the GPU, if it is in memory: it is used soon."""
         if self._coming is None and (self._shown is None or self._shown.expired()) and self._shelf.is_here(self.box):
-            with contextlib.suppress(Error):  # it is fetched when it is used
+            with contextlib.suppress(Error, torch.OutOfMemoryError):  # it is fetched when it is used
                 self._coming = self.box.fetch(self._device, self._size)
 
     def _fetch(self) -> torch.UntypedStorage:
