@@ -24,6 +24,7 @@ from device_fixtures import (  # noqa: F401 (a fixture)
     assert_same,
     build,
     control,
+    expect,
     loss_of,
     mended,
     offloaded_pair,
@@ -133,6 +134,30 @@ def test_a_loop_that_never_waits_for_the_device(small):
 
     with seeded(1, PATIENCE_SECONDS):
         assert_same(run(small), run(None))
+
+
+def test_what_is_said_of_a_job_and_its_batches(small):
+    """Batches that are staged go up from pinned memory; a buffer is where it was asked for."""
+    model, optimizer = offloaded_pair(small)
+    lines: list[str] = []
+    terrace.torch.progress(model, show=lines.append)
+    texts = [torch.full((2, 9), number % Model.VOCABULARY) for number in range(5)]
+    for number, text in enumerate(terrace.torch.stage(texts, depth=2, client=small)):
+        assert torch.equal(text.to(DEVICE, non_blocking=True).cpu(), texts[number])
+        model(text.to(DEVICE)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [line.split(":")[0] for line in lines] == [f"step {number}" for number in range(1, 6)]
+    said = terrace.torch.summary(model)
+    assert said.place == "device:0" and {one.name for one in said.modules} >= {"blocks.0.up", "embedding"}
+    assert "in device:0" in str(said) and 0 < sum(one.place_bytes.get("device:0", 0) for one in said.modules) <= 2 << 20
+    assert str(terrace.torch.summary()).startswith("Model")
+    buffer = terrace.torch.scratch((16, 4), torch.bfloat16, client=small, place="device:0")
+    expect(buffer.fill_(3), 3)
+    assert buffer.device == DEVICE
+    torch.accelerator.synchronize()
+    del buffer, text
+    assert_ended(small)
 
 
 def test_checkpoints_take_no_more_hbm_than_saving_them_on_the_cpu(small):

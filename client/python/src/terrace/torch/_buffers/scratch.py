@@ -14,6 +14,8 @@ from ... import _checks
 from ..._client import Client
 from ..._errors import AlreadyExists, DeadlineExceeded, InvalidArgument, ResourceExhausted
 from ..._terrace import Lease, Tensor
+from .._device.device import device_of
+from .._device.streams import stream_of, tensor_of
 from .._leased.default_client import client_for
 from .._pytorch.storages import over, shown
 
@@ -41,7 +43,7 @@ def scratch(shape: SupportsIndex | Sequence[SupportsIndex], dtype: torch.dtype =
     extents = _extents(shape)
     size = math.prod(extents) * dtype.itemsize
     if size == 0:
-        return torch.empty(extents, dtype=dtype)
+        return torch.empty(extents, dtype=dtype, device=device_of(owner, place))
     try:
         storage = leased_storage(owner, _CALL, size, lambda tensor: _lease(owner, tensor, place))
     except ResourceExhausted as error:
@@ -83,9 +85,14 @@ def leased_storage(client: Client, name: str, size: int, take: Callable[[Tensor]
     tensor = _create(client, name, size)
     try:
         with take(tensor) as lease:
-            return shown(lease).untyped_storage()
+            return _shown(lease).untyped_storage()
     finally:
         client.delete([tensor])  # the name goes now, the bytes with the lease
+
+
+def _shown(lease: Lease) -> torch.Tensor:
+    """A tensor over what is leased, of the host's memory or of a GPU's."""
+    return shown(lease) if lease.cuda_device is None else tensor_of(lease.__dlpack__(stream=stream_of(lease.cuda_device)))
 
 
 def _create(client: Client, name: str, size: int) -> Tensor:

@@ -74,6 +74,13 @@ class SteppedAhead:
             if index not in self._options_used:
                 self._options_used[index] = _options(self._states.optimizer.param_groups[index])
 
+    def note_put_back(self, names: Iterable[Any]) -> None:
+        """What a run has written to groups under these names is what it was before: of a tensor that is not the CPU's, a version
+        alone tells, and does not tell that."""
+        for index, noted in self._options_used.items():
+            now = _options(self._states.optimizer.param_groups[index])
+            noted.update({name: now[name] for name in names if name in noted and name in now})
+
     def note_stepped(self, managed: ManagedParameter) -> None:
         """A parameter was stepped before its time: what was saved of it is of the weights before."""
         gradient: Gradient = managed.gradient

@@ -99,6 +99,7 @@ class OnceAStep:
 
     def __init__(self, optimizer: optim.Optimizer, writes: Writes):
         self._places = _places(optimizer, optimizer.param_groups, writes)
+        self.names = writes.of_groups
         self.words = {f"'{name}' of parameter group {number}" for number in range(len(optimizer.param_groups))
                       for name in writes.of_groups}
         self.words |= {f"its own '{name}'" for name in writes.of_itself} | {f"self.state[{key!r}]" for key in writes.of_states}

@@ -198,6 +198,7 @@ class ManagedOptimizer:
             by_number = end_by_number(run)  # before the look at what is the optimizer's own, of which these are
         if once is not None:
             once.put_off()
+            ahead.note_put_back(once.names)
             ahead.put_off = once
         put_off = set() if once is None else once.words
         odd = [f"changes {name}" for name in changed + own.changed() if name not in put_off] + by_number
