@@ -89,7 +89,7 @@ def test_slices_have_the_bits_of_the_whole(held, monkeypatch, kind, options):
 
     sizes, shown = set(), LaterBatch.shown
     monkeypatch.setattr(LaterBatch, "shown", lambda *args: (
-        sizes.update(one.numel() for one in each) or each for each in shown(*args)))
+        sizes.update(one.numel() for one in each[0]) or each for each in shown(*args)))
     ours = run(*terrace.torch.offload(*made(), client=held, step="host", tensor_bytes_min=1))
     wanted = run(*made())
     assert_same(ours[0], wanted[0])
@@ -361,11 +361,11 @@ class Counting(ADAMW):
     """One of a user's own."""
 
 
-@pytest.mark.parametrize("kind", [Counting, torch.optim.Adafactor, torch.optim.Muon])
-def test_optimizers_that_ask_for_more_step_at_once(held, gate, kind):
+def test_an_optimizer_that_nobody_knows_steps_at_once(held, gate):
+    """A class of ones own derived from PyTorch's is not tried."""
     torch.manual_seed(1)
     model = nn.Linear(64, 64, bias=False)
-    optimizer = kind(model.parameters(), lr=1e-2)
+    optimizer = Counting(model.parameters(), lr=1e-2)
     terrace.torch.offload(model, optimizer, client=held, step="host", tensor_bytes_min=1)
     with gate.closed():
         for _ in range(2):

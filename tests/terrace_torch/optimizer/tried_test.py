@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that an optimizer which nobody knows is tried as it is offloaded: one that treats its parameters one by one steps over
 leased memory to the numbers of plain PyTorch, bit for bit, whatever it keeps and wherever it counts; another one is refused
-with what differed."""
+with what differed. With step="host" those go on when step() has returned that ask for no more than a trial has seen."""
 
 import contextlib
 import os
@@ -13,6 +13,7 @@ import numpy
 import pytest
 import terrace.torch
 import torch
+from held_fixtures import gate, held  # noqa: F401 (fixtures)
 from model_fixtures import Gpt, loss_of
 from terrace.torch._optimizer import kinds
 from tried_optimizers import (
@@ -20,10 +21,17 @@ from tried_optimizers import (
     REFUSED,
     WHOLE,
     Base,
+    ByParameter,
     Compiled,
     CountsInGroup,
+    CountsInPlace,
+    CountsInState,
+    CountsOnItself,
+    Enumerating,
+    Factored,
     InContainers,
     MadeAtFirst,
+    Noisy,
     Quantized,
 )
 
@@ -96,9 +104,9 @@ def names(kind):
 def test_the_same_bits_at_every_size(clients, kind):
     model, optimizer = made(kind)
     wanted = said(model, optimizer, trained(model, optimizer, range(4), parts=2))
-    for client in clients:
+    for client, step in ((clients[0], "device"), (clients[1], "device"), (clients[0], "host")):
         model, optimizer = made(kind)
-        terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1)
+        terrace.torch.offload(model, optimizer, client=client, tensor_bytes_min=1, step=step)
         assert said(model, optimizer, trained(model, optimizer, range(4), parts=2)) == wanted
         assert kinds.tried(optimizer).in_parts == (kind not in WHOLE)
 
@@ -316,3 +324,121 @@ def test_an_optimizer_that_was_not_given_steps_over_leased_memory(clients, kind,
             terrace.torch.offload(model, client=client, tensor_bytes_min=1, what=what)
         found.append(said(model, optimizer, trained(model, optimizer, range(3))))
     assert found[1] == found[0] and found[2] == found[0]
+
+
+# step="host" ------------------------------------------------------------------------------------------------------------------
+
+class WritesGradients(CountsOnItself):
+    def update(self, parameter, state):
+        return parameter.grad.mul_(0.5)
+
+
+class KeepsById(CountsOnItself):
+    def prepare(self):
+        self.known = {id(one): 1 for group in self.param_groups for one in group["params"]}
+
+
+class Loops(Base):
+    """Twice over its groups."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["seen"] = 1
+        super().step()
+
+
+class LooksByNumber(Base):
+    def slowness(self, group):
+        return 1 / (1 + self.param_groups[0]["lr"])
+
+
+def linear(kind):
+    """A model of two groups, all of whose parameters have a gradient each time."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+    matrices, others = ([one for one in model.parameters() if (one.dim() > 1) == wanted] for wanted in (True, False))
+    return model, kind([{"params": matrices[:2]}, {"params": matrices[2:] if kind is torch.optim.Muon else matrices[2:] + others}])
+
+
+def backward(model, number):
+    torch.manual_seed(number)
+    model(torch.randn(2, 64)).square().sum().backward()
+
+
+def written(optimizer):
+    """What is there of no parameter."""
+    of_groups = [{name: plain(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return of_groups, vars(optimizer).get("count")
+
+
+@pytest.mark.parametrize("kind", [CountsInGroup, CountsInPlace, CountsOnItself, CountsInState, Factored, MadeAtFirst, torch.optim.Muon,
+                                  torch.optim.Adafactor, torch.optim.ASGD], ids=names)
+def test_a_step_goes_on_that_a_trial_has_shown_to_be_sound(held, gate, kind):
+    """What it writes to its group, or to itself, is there when step() returns, and what the script writes is the next one's."""
+    (plain_model, theirs), (model, optimizer) = linear(kind), linear(kind)
+    terrace.torch.offload(model, optimizer, client=held, step="host", tensor_bytes_min=1)
+    first = int(kind not in (CountsInPlace, CountsOnItself, CountsInState, MadeAtFirst))  # no step is to make their states
+    for number in range(4):
+        found = []
+        for each, of in ((plain_model, theirs), (model, optimizer)):
+            backward(each, number)
+            with gate.closed() if number == first else contextlib.nullcontext():
+                of.step()
+                if number == first and of is optimizer:
+                    gate.await_arrival()
+                found.append(written(of))
+                for group in of.param_groups:
+                    group["lr"] = group["lr"] * 0.9
+                of.zero_grad()
+                waits = kind is CountsInState  # whose step looks at its state last
+                assert of is theirs or number != first or waits or not gate.waits
+        assert found[0] == found[1]
+        assert plain(model.state_dict()) == plain(plain_model.state_dict())
+    assert plain(optimizer.state_dict()) == plain(theirs.state_dict())
+
+
+@pytest.mark.parametrize("kind", [InContainers, Quantized, Noisy, ByParameter, Enumerating, WritesGradients, KeepsById, Loops, LooksByNumber],
+                         ids=names)
+def test_a_step_that_asks_for_more_does_not_go_on(held, gate, kind):
+    model, optimizer = linear(kind)
+    terrace.torch.offload(model, optimizer, client=held, step="host", tensor_bytes_min=1)
+    with gate.closed():
+        for number in range(2):
+            backward(model, number)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not gate.came and not gate.waits
+
+
+class WritesLater(CountsOnItself):
+    """To gradients, as it never did in its trial."""
+
+    @torch.no_grad()
+    def update(self, parameter, state):
+        return parameter.grad.mul_(0.5) if self.count > 20 else parameter.grad
+
+
+class LoopsLater(CountsOnItself):
+    def step(self, closure=None):
+        super().step()
+        if self.count > 20:
+            list(self.param_groups)
+
+
+@pytest.mark.parametrize("kind, said", [(WritesLater, "writes to gradients, which it did not do in its trial"),
+                                        (LoopsLater, "loops over self.param_groups once more, which it did not")],
+                         ids=["gradients", "loops"])
+def test_a_step_that_does_otherwise_than_in_its_trial(held, kind, said):
+    model, optimizer = linear(kind)
+    terrace.torch.offload(model, optimizer, client=held, step="host", tensor_bytes_min=1)
+    optimizer.count = 20
+    backward(model, 0)
+    with pytest.raises(terrace.FailedPrecondition, match=said):
+        optimizer.step()
+        plain(model.state_dict())
+    optimizer.count = 0
+    optimizer.zero_grad()
+    backward(model, 1)
+    optimizer.step()
+    plain(model.state_dict())

@@ -16,7 +16,7 @@ from .._device.link import Link, measured_link
 from .._device.streams import has_streams
 from .._leased.store import Operations, Store
 from .._optimizer.cost import step_seconds
-from .._optimizer.later import can_be_later, can_be_sliced
+from .._optimizer.sound_later import can_be_later, can_be_sliced
 from .._pytorch.split import is_split
 from .needs import needs_of_each
 from .precision import Precision, check_alone

@@ -56,21 +56,26 @@ class _Groups(Sequence[Group]):
 
     def __iter__(self) -> Iterator[Group]:
         run, asks = self._run, sys._getframe(1)
+        run.loops += 1
         if kinds.is_step_of_pytorch(run.optimizer, asks):
             return self._in_parts()
         run.show_all()
         if not isinstance(run, DueRun):
+            _check_one_loop(run)
             tried = run.tried
-            in_parts = tried is not None and tried.in_parts and not is_asked_by_call(asks)
-            return self._each(tried if in_parts else None)
+            by_call = is_asked_by_call(asks)
+            run.looks += by_call
+            return self._each(tried if tried is not None and tried.in_parts and not by_call else None)
         if len(self) > 1 and is_asked_by_call(asks):
             _check_in_backward(run, "pairs its parameter groups with something (enumerate, zip)")
         return self._few(run, asks)
 
     def __len__(self) -> int:
+        self._run.looks += 1
         return len(self._run.optimizer.param_groups)
 
     def __getitem__(self, index: Any) -> Any:
+        self._run.looks += 1
         run, found = self._run, self._run.optimizer.param_groups[index]
         if not isinstance(found, dict):
             return [self[at] for at in range(len(self))[index]] if run.translates else found
@@ -105,11 +110,16 @@ class _Groups(Sequence[Group]):
 
     def _each(self, tried: kinds.Tried | None) -> Iterator[Group]:
         """tried: shows that a group which is not leased at once may be shown in parts; None: it may not."""
-        for group, batches in self._batches():
+        later = None if tried is None else self._run.later
+        if later is not None and later.gathered:
+            later = None
+        for group, batches in self._batches(later):
             if tried is None or len(batches) < 2:
                 yield from self._whole(group, batches)
             else:
                 yield from self._in_tried_parts(group, batches, tried)
+        if later is not None:
+            later.begin()
 
     def _whole(self, group: Group, batches: list[list[nn.Parameter]]) -> Iterator[Group]:
         before, members = group["params"], Members(self._run, batches)
@@ -154,6 +164,15 @@ class _Groups(Sequence[Group]):
         run.loops_left -= 1
         if before is not None:
             before.check()
+
+
+def _check_one_loop(run: Run) -> None:
+    """Raises where a step loops over its groups once more, and a part of it goes on already."""
+    if run.later is not None and run.later.begun:
+        raise FailedPrecondition(
+            f"terrace.torch.offload: the step of {type(run.optimizer).__name__} loops over self.param_groups once more, which it did "
+            "not do in its trial, and with step='host' a part of it goes on already: declare it with terrace.torch.declare(), and "
+            "it is stepped before step() returns. This step's weights are of no use")
 
 
 class _GroupByNumber(dict[str, Any]):

@@ -14,24 +14,28 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn, optim
 
 from .._device.streams import Mark, beside, has_streams
-from .._leased.slot import Slot
 from .._leased.updates import Work
 from .._parameters.parameter import ManagedParameter
 from .._pytorch.private import raw, unhooked
 from .._tensors.offloaded import OffloadedTensor
 from . import kinds
+from .before import Before
 from .later_batch import LaterBatch, Member
+from .sound_later import ELEMENT_BY_ELEMENT
 from .states import States
+from .trace import PLAIN
 
 _BYTES_MAX = 16 << 20  # that are stepped together: who waits for one of them waits for all
 _PARTS = 16  # of the guarantee
+_IN_MEMORY_BYTES_MAX = 4096  # of a state: it is copied
+_COUNT = "step"  # of a state of PyTorch's optimizers, which each step makes one more
 _PARTS_ALONE = 4  # of it, of which one parameter may take one: the rest is for what runs meanwhile
 
 Group = dict[str, Any]
@@ -39,7 +43,7 @@ Group = dict[str, Any]
 
 def later_class(kind: type[optim.Optimizer]) -> type[optim.Optimizer]:
     """A class of what the later part is given in its optimizer's place: the same, but for its groups and its states."""
-    return type(kind.__name__, (kind,), {"param_groups": property(lambda proxy: proxy.terrace_run),
+    return type(kind.__name__, (kind,), {"param_groups": property(lambda proxy: proxy.terrace_run.groups),
                                          "state": property(lambda proxy: proxy.terrace_run.states),
                                          "terrace_proxy": True, "__slots__": ("terrace_run",)})
 
@@ -48,18 +52,22 @@ class Later:
     """The later part of one step: it is gathered, and then begun."""
 
     def __init__(self, states: States, proxy_kind: type[optim.Optimizer], in_backward: bool = False):
-        """in_backward: gradients are in memory, as a backward pass has made them."""
+        """in_backward: gradients are in memory, as a backward pass has made them. It is made before the step begins."""
         self._of = states
         self._proxy_kind = proxy_kind
         self._in_backward = in_backward
         self._after: Work | None = None  # what is to end first
         self._optimizer: optim.Optimizer | None = None  # once it has begun, until its end
+        self._before = Before(states.optimizer) if kinds.tried(states.optimizer) is not None else None
         self._known: dict[str, Any] = {}  # what the optimizer has itself
+        self._records = torch.is_grad_enabled()
         self._left: deque[tuple[Group, LaterBatch]] = deque()  # to be stepped, each with its group's options
         self._mark: Mark | None = None
-        self.states: MutableMapping[Any, dict[str, Any]] = {}  # of what is at hand, as the step finds them
+        self.states: MutableMapping[Any, Any] = {}  # of what is at hand, as the step finds them
+        self.groups: Iterable[Group] = self  # as it finds them
         self.work = Work()
         self.begun = False
+        self.gathered = False  # the step has looped over its groups
         self._claim = threading.Lock()  # held by who sees to its end
         self._groups: Generator[Group] | None = None
 
@@ -77,10 +85,20 @@ class Later:
                 now.append(parameter)
             else:
                 members.append(member)
+        if self._before is not None and members and not self._has_gradient(now):
+            least = min(members, key=lambda one: one.weight_bytes)  # with it the step writes to its group, and to itself
+            members = [one for one in members if one is not least]
+            now.append(self._of.masters.stepped_as(least.weight))
         if members:
             options = {name: _fixed(value) for name, value in group.items() if name != "params"}
+            if self._before is not None:
+                options = self._before.options(self._of.optimizer, group)
             self._left += ((options, batch) for batch in self._batches(members))
         return now
+
+    def _has_gradient(self, parameters: Iterable[nn.Parameter]) -> bool:
+        with raw():
+            return any(self._of.masters.own(one).grad is not None for one in parameters)
 
     def _member(self, group: Group, stepped: nn.Parameter) -> Member | None:
         """What is known of a parameter that can be stepped later; None: it cannot be."""
@@ -98,14 +116,25 @@ class Later:
         if master is not None and (master.managed is None or not _is_at_rest(master.managed) or not master.is_current()):
             return None
         state = states.state_of(weight)
-        named = kinds.states(states.optimizer, group, stepped.dim())
         kept = {name: value for name, value in state.items() if isinstance(value, OffloadedTensor)}
-        if kept.keys() != set(named) or any(value.terrace_store is not states.own_store or value.terrace_slot.shown
-                                            for value in kept.values()):
+        if not self._has_all(group, stepped, state, kept):
             return None
         managed.check()
         member = Member(weight, managed, master, gradient, state, kept)
         return member if self._leaves_room(member) else None
+
+    def _has_all(self, group: Group, stepped: nn.Parameter, state: dict[str, Any], kept: dict[str, OffloadedTensor]) -> bool:
+        """Whether a parameter has been stepped before, and of its state all that is large is in Terrace, and at rest."""
+        states, tried = self._of, kinds.tried(self._of.optimizer)
+        named = kinds.states(states.optimizer, group, stepped.dim())
+        if tried is None:
+            begun = set(named) <= kept.keys() and (bool(state) or not kinds.may_keep_more(states.optimizer))
+        else:
+            number = next((number for number, one in enumerate(states.optimizer.param_groups) if one is group), -1)
+            begun = bool(state) or number not in tried.keeps
+        return begun and all(one.terrace_store is states.own_store and not one.terrace_slot.shown for one in kept.values()) and all(
+            name in kept or isinstance(value, PLAIN) or (type(value) is torch.Tensor and value.nbytes < _IN_MEMORY_BYTES_MAX)
+            for name, value in state.items())
 
     def _is_at_hand(self, gradient: Any) -> bool:
         """Whether nobody else has the memory of a gradient."""
@@ -141,6 +170,7 @@ class Later:
 
     def begin(self, after: Work | None = None) -> None:
         """All that step() itself does is done: begins the rest, if there is any. after: what is to end first."""
+        self.gathered = True
         if not self._left:
             return
         self._after = after
@@ -148,10 +178,11 @@ class Later:
             self.begun = True
             self._optimizer = self._of.optimizer
             self._known = dict(vars(self._optimizer))
+            counted = None if self._before is not None else _COUNT
             for _, batch in self._left:
                 batch.update = self.work.update(batch.slots)
                 for member in batch.members:
-                    member.note_stepped()
+                    member.note_stepped(counted)
             if has_streams(self._of.store.device):
                 self._mark = Mark(self._of.store.device)
             if after is not None:
@@ -178,11 +209,12 @@ class Later:
             self._after = None
         error: BaseException | None = None
         try:
-            with beside(self._of.store.device, self._mark):
-                proxy: Any = object.__new__(self._proxy_kind)
-                object.__setattr__(proxy, "terrace_run", self)
-                proxy.__dict__ = self._known
-                unhooked(type(self._optimizer).step)(proxy)
+            torch.get_num_threads()  # has this thread have as many as others
+            with beside(self._of.store.device, self._mark), torch.set_grad_enabled(self._records):
+                if self._before is None:
+                    self._step(self._known)
+                else:
+                    self._step_each(self._before)
         except BaseException as failed:
             left = [member.managed.name for member in self.members]
             failed.add_note("terrace.torch: this is of optimizer.step(), which had returned and went on meanwhile. Of its "
@@ -192,11 +224,28 @@ class Later:
                 self._groups.close()  # the error's traceback has it
         self._end(error)
 
+    def _step(self, known: dict[str, Any]) -> None:
+        """Runs the optimizer's step. known: what the optimizer has itself."""
+        proxy: Any = object.__new__(self._proxy_kind)
+        object.__setattr__(proxy, "terrace_run", self)
+        proxy.__dict__ = known
+        unhooked(type(self._optimizer).step)(proxy)
+
+    def _step_each(self, before: Before) -> None:
+        """Runs it for each part, which finds what there was before the step; and what it writes that is of no parameter is
+        what the step itself has written."""
+        for group in self:
+            self.groups = [before.copied(group)]
+            self.states.update(before.states())
+            self._step(before.own())
+            self._left[0][1].check_gradients(type(self._optimizer).__name__)
+
     def _end(self, error: BaseException | None) -> None:
         for _, batch in self._left:
             batch.give_up()
         self._left.clear()
-        self.states = {}
+        self.states, self.groups = {}, ()
+        self._before = None
         self._known.clear()  # an optimizer that the script has no more goes, though its last step is known
         self._optimizer = self._groups = None
         if error is None:  # else whoever closes it may be the next to be told
@@ -208,6 +257,10 @@ class Later:
         self._groups = self._shown()
         return self._groups
 
+    def _is_by_element(self, options: Group) -> bool:
+        """Whether a group's step treats each element by itself, in one kernel after the other."""
+        return type(self._optimizer) in ELEMENT_BY_ELEMENT and not (options.get("fused") or options.get("foreach"))
+
     def _shown(self) -> Generator[Group]:
         while self._left:
             options, batch = self._left[0]
@@ -215,8 +268,8 @@ class Later:
                 batch.enter()
                 if len(self._left) > 1:
                     self._left[1][1].fetch()
-                for self.states in batch.shown(_is_by_element(options)):
-                    yield {**options, "params": list(self.states)}
+                for stepped, self.states in batch.shown(self._is_by_element(options)):
+                    yield {**options, "params": stepped}
                 batch.write_back()
             finally:
                 self.states = {}
@@ -229,29 +282,8 @@ def _is_at_rest(managed: ManagedParameter) -> bool:
     return not (managed.uses or managed.slot.shown)
 
 
-def _is_by_element(options: Group) -> bool:
-    """Whether a group's step, of those that can be later, runs one kernel after the other over each parameter."""
-    return not (options.get("fused") or options.get("foreach"))
-
-
 def _fixed(value: Any) -> Any:
     """An option as it is now, whatever the script changes it to: a number, or several, or tensors of one."""
     if isinstance(value, list | tuple):
         return tuple(map(_fixed, value))
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def can_be_later(optimizer: optim.Optimizer) -> bool:
-    """Whether a step of an optimizer can go on when step() has returned: one of PyTorch's own, which asks for nothing but its
-    groups, gradients and states, and whose numbers depend on no setting of the process. Not while a fused one undoes a
-    GradScaler's scale, which the scaler changes."""
-    return type(optimizer) in _KINDS and getattr(optimizer, "grad_scale", None) is None
-
-
-_KINDS = (optim.Adadelta, optim.Adagrad, optim.Adam, optim.Adamax, optim.AdamW, optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop,
-          optim.SGD)
-
-
-def can_be_sliced(optimizer: optim.Optimizer) -> bool:
-    """Whether it treats each element by itself, so that a slice of its step tells what all of it takes."""
-    return type(optimizer) in _KINDS

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..._errors import Error
+from ..._errors import Error, FailedPrecondition
 from .._device.streams import wait_for_stream
 from .._leased.slot import Slot
 from .._leased.updates import Update
@@ -23,9 +24,8 @@ from .._pytorch.private import set_data
 from .._tensors.offloaded import OffloadedTensor
 from .slices import can_be_sliced, slices
 from .states import States
-
-
-_COUNT = "step"  # of PyTorch's optimizers, which each step makes one more
+from .trace import PLAIN
+from .waiting import as_they_are
 
 
 @dataclasses.dataclass
@@ -69,23 +69,42 @@ class Member:
         """Where what is stepped is: the master, or the weight."""
         return self.managed.slot if self.master is None or self.master.managed is None else self.master.managed.slot
 
-    def note_stepped(self) -> None:
+    def note_stepped(self, counted: str | None) -> None:
         """It counts as stepped from now on: what was saved of it is of the weights before, and the script, which may have its
-        count of steps, finds that to be of this one."""
+        count of steps, finds that to be of this one. counted: how that is called; None: nobody knows."""
         self.managed.noticed_write()
         self.managed.writes += 1
         self.counts = {name: value.clone() for name, value in self.state.items() if type(value) is torch.Tensor}
-        if _COUNT in self.counts:
-            self.state[_COUNT].add_(1)
+        if counted in self.counts:
+            self.state[counted].add_(1)
 
-    def keep_counts(self, counts: dict[str, Any]) -> None:
-        """Has the state be what the step has made of what of it is in memory."""
-        for name, value in counts.items():
-            theirs = self.state.get(name)
-            if name in self.counts and theirs is not None and not same_bits(theirs, value):
-                theirs.data.copy_(value)  # not as a write by the script
-            elif name not in self.counts and name not in self.kept:
+    def keep(self, made: dict[str, Any]) -> None:
+        """Has the state be what the step has made of it."""
+        for name in [name for name in self.state if name not in made]:
+            del self.state[name]
+        for name, value in made.items():
+            if name in self.counts:
+                self._keep_count(name, value)
+            elif value is not self.kept.get(name) and value is not self.state.get(name):
                 self.state[name] = value
+
+    def restore(self) -> None:
+        """It was not stepped."""
+        for name, value in self.counts.items():
+            self._keep_count(name, value)
+
+    def _keep_count(self, name: str, value: Any) -> None:
+        theirs = self.state.get(name)
+        if type(theirs) is not torch.Tensor or not has_geometry_of(theirs, value):
+            self.state[name] = value
+        elif not same_bits(theirs, value):
+            theirs.data.copy_(value)  # not as a write by the script
+
+
+def has_geometry_of(one: torch.Tensor, other: Any) -> bool:
+    """Whether what one has can be copied to the other as it is."""
+    return bool(type(other) is torch.Tensor and one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+                and one.layout == torch.strided == other.layout and one.stride() == other.stride())
 
 
 def _alias(gradient: torch.Tensor | None) -> torch.Tensor:
@@ -101,15 +120,21 @@ class LaterBatch:
         self.members = members
         self.done = False  # the weights are those that the step makes of them
         self.update: Update | None = None  # who waits for it, once the step has begun
+        self._of = states
         self._store, self._weights = states.own_store, states.store
         self._stepped: list[nn.Parameter] = []
-        self._states: list[dict[str, Any]] = []
+        self._states: defaultdict[Any, dict[str, Any]] = defaultdict(dict)  # by what is stepped
+        self._shown: list[dict[str, torch.Tensor]] = []  # of each one's states, what is leased
         self._gradients: list[torch.Tensor] = []  # as they are leased
+        self._versions: list[tuple[nn.Parameter, torch.Tensor, int]] = []  # of them, as the step is given them
 
     @property
     def slots(self) -> list[Slot]:
         """All that is read or written."""
         return [slot for member in self.members for slot in member.slots]
+
+    def _has_state_of(self, one: Member) -> bool:
+        return one.weight in as_they_are(self._of.optimizer.state)
 
     def enter(self) -> None:
         """Leases it."""
@@ -123,25 +148,33 @@ class LaterBatch:
             leased = self._store.lease(slots, modes, noted=False) + self._weights.lease(gradients, noted=False)
         shown = iter(leased)
         for one in members:
-            self._stepped.append(nn.Parameter(next(shown)))
-            self._states.append(one.state | one.counts | {name: next(shown) for name in one.kept})
+            stepped = nn.Parameter(next(shown))
+            said = {name: value for name, value in vars(one.weight).items() if isinstance(value, PLAIN)}
+            vars(stepped).update(said)  # which the script has given it, and its optimizer may ask for
+            self._stepped.append(stepped)
+            self._shown.append({name: next(shown) for name in one.kept})
+            if one.state or self._has_state_of(one):  # else the step makes it, or not
+                self._states[stepped] = one.state | one.counts | self._shown[-1]
         self._gradients += [next(shown) if isinstance(one.gradient, OffloadedTensor) else _alias(one.gradient) for one in members]
 
-    def shown(self, by_element: bool) -> Iterator[dict[nn.Parameter, dict[str, Any]]]:
-        """What the step is to step, one after the other: parameters with their gradients, and the state of each.
+    def shown(self, by_element: bool) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
+        """What the step is to step, one after the other: parameters with their gradients, and the states of each.
 
         by_element: the step treats each element by itself, in one kernel after the other: it is given large ones in slices.
         """
-        whole: dict[nn.Parameter, dict[str, Any]] = {}
-        for one, stepped, state, held in zip(self.members, self._stepped, self._states, self._gradients, strict=True):
+        whole: list[nn.Parameter] = []
+        for one, stepped, held in zip(self.members, self._stepped, self._gradients, strict=True):
+            state = self._states.get(stepped, {})
             apart = one.master is not None and held.device != stepped.device
             if by_element and not apart and can_be_sliced(stepped, held, state, one.kept):
-                yield from (dict([each]) for each in slices(stepped, held, state, one.kept))
+                for piece, its in slices(stepped, held, state, one.kept):
+                    yield [piece], {piece: its} if stepped in self._states else {}
             else:
                 stepped.grad = held if one.master is None else one.master.made_for_step(held)
-                whole[stepped] = state
+                self._versions.append((stepped, stepped.grad, stepped.grad._version))
+                whole.append(stepped)
         if whole:
-            yield whole
+            yield whole, self._states
 
     def fetch(self) -> None:
         """Begins to fetch it: it comes next."""
@@ -150,8 +183,22 @@ class LaterBatch:
         with contextlib.suppress(Error):  # a hint
             self._store.client.prefetch([slot.tensor for slot in slots], place=self._store.place)
 
+    def check_gradients(self, name: str) -> None:
+        """Raises where the step, of an optimizer with this name, has written to gradients: in its trial it has not."""
+        if any(stepped.grad is not gradient or gradient._version != version for stepped, gradient, version in self._versions):
+            raise FailedPrecondition(
+                f"terrace.torch.offload(step='host'): the step of {name} writes to gradients, which it did not do in its trial: declare "
+                "it with terrace.torch.declare(), and it is stepped before step() returns. This step's weights are of no use")
+
     def write_back(self) -> None:
-        """Makes weights, and casts of them, anew of what was stepped."""
+        """Makes weights, and casts of them, anew of what was stepped. States that the step has replaced go where they were."""
+        for stepped, leased in zip(self._stepped, self._shown, strict=True):
+            state = self._states.get(stepped, {})
+            for name, shown in leased.items():
+                value = state.get(name)
+                if value is not shown and type(value) is torch.Tensor and has_geometry_of(value, shown):
+                    shown.copy_(value)
+                    state[name] = shown
         masters = [one for one in self.members if one.master is not None]
         shown = self._weights.lease([one.managed.slot for one in masters], "overwrite", noted=False)
         of = dict(zip(map(id, masters), shown, strict=True))
@@ -172,18 +219,24 @@ class LaterBatch:
     def leave(self) -> None:
         """Ends the leases: the step has what it was shown in lists until it comes to the next. Keeps what it has made of
         states that are in memory. Who waits for it goes on, if it is done."""
-        for one, stepped, state in zip(self.members, self._stepped, self._states, strict=False):
-            for name in one.kept:
-                set_data(state[name], state[name].new_empty(0))
+        self._versions.clear()
+        for one, stepped, leased in zip(self.members, self._stepped, self._shown, strict=False):
+            state = self._states.get(stepped, {})
+            for name, shown in leased.items():
+                if state.get(name) is shown:
+                    state[name] = one.kept[name]
+                set_data(shown, shown.new_empty(0))
             if self.done:
-                one.keep_counts(state)
+                if stepped in self._states and not self._has_state_of(one):
+                    as_they_are(self._of.optimizer.state)[one.weight] = one.state
+                one.keep(state)
             gradient, stepped.grad = stepped.grad, None
             for tensor in (stepped,) if gradient is None else (stepped, gradient):
                 set_data(tensor, tensor.new_empty(0))
             one.gradient = None
         for gradient in self._gradients:
             set_data(gradient, gradient.new_empty(0))
-        self._stepped, self._states, self._gradients = [], [], []
+        self._stepped, self._states, self._shown, self._gradients = [], defaultdict(dict), [], []
         if self.update is not None and self.done:
             self.update.finish()
 
@@ -191,4 +244,4 @@ class LaterBatch:
         """It was not stepped."""
         for one in self.members:
             one.gradient = None
-            one.keep_counts(one.counts)
+            one.restore()

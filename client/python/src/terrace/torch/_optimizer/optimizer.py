@@ -28,11 +28,12 @@ from . import kinds, scaling
 from .ahead import IN_BACKWARD, SteppedAhead
 from .due import DUE_BYTES_MAX, DUE_PARTS, DueParameters
 from .groups import end_by_number, is_proxy, proxy_class, proxy_of
-from .later import Later, can_be_later, later_class
+from .later import Later, later_class
 from .once import OnceAStep
 from .own import Own
 from .run import DueRun, Run
 from .saved_masters import take_loaded, uncast, with_masters
+from .sound_later import can_be_later, can_be_later_in_backward, is_called_alike
 from .states import States
 from .waiting import wait_in
 
@@ -149,7 +150,7 @@ class ManagedOptimizer:
     def _step_due(self, parameters: Sequence[nn.Parameter]) -> None:
         ahead, optimizer = self._stepped_ahead(), self.states.optimizer
         ahead.note_options(parameters)
-        if self._on_host and can_be_later(optimizer):
+        if self._on_host and can_be_later_in_backward(optimizer):
             parameters = self._hand_over(parameters, ahead)
             if not parameters:
                 return
@@ -239,7 +240,8 @@ class ManagedOptimizer:
         if self._run is not None:
             self._run.abandon()  # it has failed
         self._later = None
-        if self._on_host and not self.in_backward and can_be_later(self.states.optimizer):
+        if self._on_host and not self.in_backward and can_be_later(self.states.optimizer) and (
+                kinds.tried(self.states.optimizer) is None or is_called_alike((*args[1:], *kwargs.values()))):
             wait_in(self.states.optimizer, self.wait)
             self._later = Later(self.states, self._later_class)
         run = Run(self.states, self.batch_bytes, self._note_ahead, self._is_left if self.in_backward else None, self._later)

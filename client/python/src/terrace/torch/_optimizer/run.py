@@ -35,6 +35,8 @@ class Run:
         self._is_left = is_left
         self.later = later
         self.keeps = False  # the step is none of PyTorch's own: it may come back to what it was shown
+        self.loops = 0  # over groups, that the step has begun
+        self.looks = 0  # that it has taken at them in other ways
 
     @property
     def optimizer(self) -> optim.Optimizer:

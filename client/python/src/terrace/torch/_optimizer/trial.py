@@ -21,11 +21,23 @@ from torch import nn, optim
 
 from ..._errors import InvalidArgument
 from .._device.streams import generators
-from .._pytorch.bits import same_bits
 from .._pytorch.private import COMPILER, unhooked
 from . import kinds
 from .groups import proxy_class, proxy_of
-from .kept import is_made_of_tensors
+from .notes import (
+    drawn_so_far,
+    gradients_of,
+    groups_kept_of,
+    in_words,
+    is_number,
+    named_states,
+    noted,
+    noted_of,
+    numbers_of,
+    same,
+    short,
+    what_it_is,
+)
 from .once import Writes, can_be_put_back
 from .trace import PLAIN
 from .twin import Twin, Untried
@@ -121,10 +133,12 @@ def _tried(subject: _Subject) -> tuple[kinds.Tried | None, str]:
             raise Untried("its step comes to other numbers each time")
         return None, differs
     alone = shown is _Shown.NONE and together.can_be_put_back
-    tried = kinds.Tried(True, alone, together.writes, _named(together.twin))
+    tried = kinds.Tried(True, alone, together.writes, named_states(together.twin), groups_kept_of(together.twin))
+    runs: list[_PartsRun] = []
     in_parts = together.can_be_put_back and not _compared(
-        together, lambda twin, way, step: _in_parts(twin, way, step, tried), subject, way)
-    return dataclasses.replace(tried, in_parts=in_parts), ""
+        together, lambda twin, way, step: runs.append(_in_parts(twin, way, step, tried)), subject, way)
+    asks_for_more = bool(together.asks_for_more or together.by_parameter or any(run.loops != 1 or run.looks for run in runs))
+    return dataclasses.replace(tried, in_parts=in_parts, asks_for_more=asks_for_more), ""
 
 
 def _differs_one_by_one(together: _Together, subject: _Subject, way: _Way) -> tuple[_Shown, str]:
@@ -144,21 +158,24 @@ class _Together:
     def __init__(self, subject: _Subject, way: _Way):
         self.twin = Twin(subject.optimizer, way.as_they_are, subject.masters)
         self.found: list[dict[str, Any]] = []
+        self.asks_for_more = False  # it draws random numbers, or writes to gradients
         self._written: list[set[Any]] = [set(), set(), set()]  # names: of groups, of itself, of its state
         self._odd: set[Any] = set()  # of these, what cannot be put back
         for step in range(STEPS):
             _begin_step(self.twin, way, step)
-            before = [_noted_of(self.twin, place) for _, place in self.twin.places()]
+            before = [noted_of(self.twin, place) for _, place in self.twin.places()]
+            gradients, drawn = gradients_of(self.twin), drawn_so_far()
             _step_all(self.twin, way, step)
+            self.asks_for_more |= not same(gradients_of(self.twin), gradients) or not same(drawn_so_far(), drawn)
             for (words, place), were in zip(self.twin.places(), before, strict=True):
                 self._note_written(words, place, were)
-            self.found.append(_what_it_is(self.twin))
+            self.found.append(what_it_is(self.twin))
         self.by_parameter = self.twin.kept_by_parameter()
 
     def _note_written(self, words: str, place: dict[Any, Any], were: dict[Any, Any]) -> None:
-        now = _noted_of(self.twin, place)
+        now = noted_of(self.twin, place)
         for name in now.keys() | were.keys():
-            if name not in now or name not in were or not _same(now[name], were[name]):
+            if name not in now or name not in were or not same(now[name], were[name]):
                 self._written[0 if words.startswith("'") else 1 if words.startswith("its") else 2].add(name)
                 if name not in now or not can_be_put_back(place[name]):
                     self._odd.add(name)
@@ -201,11 +218,11 @@ def _compared(together: _Together, stepped: Callable[[Twin, _Way, int], None], s
             return f"in step {step + 1} {error}"
         except Exception as error:  # whatever its step says
             return f"step {step + 1}{_FAILED}{type(error).__name__}: {' '.join(str(error).split())[:200]})"
-        found = _what_it_is(twin)
+        found = what_it_is(twin)
         for name in dict.fromkeys((*wanted, *found)):
-            if (name not in found or name not in wanted or not _same(found[name], wanted[name])) and (
-                    not name.startswith("its own '") or (_is_number(wanted.get(name)) and _is_number(found.get(name)))):
-                return f"after step {step + 1} {name} {_said(wanted.get(name), found.get(name))}"
+            if (name not in found or name not in wanted or not same(found[name], wanted[name])) and (
+                    not name.startswith("its own '") or (is_number(wanted.get(name)) and is_number(found.get(name)))):
+                return f"after step {step + 1} {name} {in_words(wanted.get(name), found.get(name))}"
     return ""
 
 
@@ -284,9 +301,12 @@ class _PartsRun:
 
     translates = False  # a twin's parameters are stepped themselves
 
+    later = None
+
     def __init__(self, optimizer: optim.Optimizer, tried: kinds.Tried):
         self.optimizer = optimizer
         self.tried = tried
+        self.loops = self.looks = 0
 
     def members(self) -> Iterator[tuple[dict[str, Any], list[nn.Parameter]]]:
         for group in self.optimizer.param_groups:
@@ -316,9 +336,10 @@ class _InMemory:
         pass
 
 
-def _in_parts(twin: Twin, way: _Way, step: int, tried: kinds.Tried) -> None:
+def _in_parts(twin: Twin, way: _Way, step: int, tried: kinds.Tried) -> _PartsRun:
     run: Any = _PartsRun(twin.optimizer, tried)
     _call(twin, way, step, proxy_of(twin.optimizer, proxy_class(type(twin.optimizer)), run))
+    return run
 
 
 class _Shown(enum.Enum):
@@ -383,20 +404,20 @@ class _Kept:
         """Has what is other than before be what it is here."""
         for (_, place), values, were in zip(self._twin.places(), self._values, before._values, strict=True):
             place.update({name: value for name, value in values.items()
-                          if name not in were or not _same(self._noted(value), self._noted(were[name]))})
+                          if name not in were or not same(self._noted(value), self._noted(were[name]))})
 
     def check(self, first: _Kept) -> None:
         """Raises where it is not what the step of another parameter has left."""
         for (words, _), values, others in zip(self._twin.places(), self._values, first._values, strict=True):
             for name in dict.fromkeys((*others, *values)):
                 one, other = self._noted(others.get(name)), self._noted(values.get(name))
-                decides = words.startswith("'") or (_is_number(one) and _is_number(other))  # else it may be what it computes in
-                if decides and not _same(one, other):
-                    raise _OtherwiseError(f"{words % name} is {_short(one)} by the step of one parameter, and {_short(other)} "
+                decides = words.startswith("'") or (is_number(one) and is_number(other))  # else it may be what it computes in
+                if decides and not same(one, other):
+                    raise _OtherwiseError(f"{words % name} is {short(one)} by the step of one parameter, and {short(other)} "
                                           "by that of another")
 
     def _noted(self, value: Any) -> Any:
-        return _noted(value, _numbers(self._twin))
+        return noted(value, numbers_of(self._twin))
 
 
 def _stays(twin: Twin) -> Iterator[Any]:
@@ -409,89 +430,3 @@ def _stays(twin: Twin) -> Iterator[Any]:
         if not isinstance(one, PLAIN):
             yield one
             states += one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
-
-
-# What a copy came to ------------------------------------------------------------------------------------------------------
-
-def _what_it_is(twin: Twin) -> dict[str, Any]:
-    """All that a copy has, by names for people."""
-    found = {words % name: value for words, place in twin.places() for name, value in _noted_of(twin, place).items()}
-    numbers = _numbers(twin)
-    for number, member in enumerate(twin.members):
-        shape = list(member.parameter.shape)
-        found[f"a parameter of shape {shape} (number {number})"] = member.parameter.detach().clone()
-        found[f"what is kept of a parameter of shape {shape} (number {number})"] = _noted(twin.state_of(member), numbers)
-    for one in twin.optimizers:
-        found |= {f"what it keeps of parameters in '{name}'": _noted(vars(one).get(name), numbers)
-                  for name in twin.kept_by_parameter()}
-    return found
-
-
-def _numbers(twin: Twin) -> dict[int, int]:
-    return {id(member.parameter): number for number, member in enumerate(twin.members)}
-
-
-def _noted_of(twin: Twin, place: dict[Any, Any]) -> dict[Any, Any]:
-    """What belongs to no parameter, of what an optimizer keeps in one place."""
-    numbers = _numbers(twin)
-    return {name: _noted(value, numbers) for name, value in place.items() if twin.is_kept(name, value)}
-
-
-def _noted(value: Any, numbers: dict[int, int], depth: int = 8) -> Any:
-    """A copy of it that can be compared with that of another optimizer's: of tensors, numbers, and what has them in it.
-
-    numbers: of parameters, by id."""
-    if id(value) in numbers:
-        return "parameter", numbers[id(value)]
-    if isinstance(value, PLAIN):
-        return value
-    if is_made_of_tensors(value):
-        return type(value), {name: _noted(getattr(value, name), numbers) for name in value.__tensor_flatten__()[0]}
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if not depth or callable(value) or isinstance(value, nn.Module | optim.Optimizer | torch.Generator):
-        return type(value)
-    if isinstance(value, dict):
-        return {numbers.get(id(key), key if isinstance(key, PLAIN) else str(key)): _noted(one, numbers, depth - 1)
-                for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | numpy.ndarray) or hasattr(value, "popleft"):
-        return [_noted(one, numbers, depth - 1) for one in value]
-    return type(value), _noted(getattr(value, "__dict__", None), numbers, depth - 1)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two notes are the same, tensors by their bits."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and same_bits(one, other)
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and bool(one == other or (one != one and other != other))
-
-
-def _said(together: Any, alone: Any) -> str:
-    if _is_number(together) and _is_number(alone):
-        return f"is {_short(together)} together, and {_short(alone)} one by one"
-    return "differs"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, PLAIN) or (type(value) is torch.Tensor and value.numel() == 1)
-
-
-def _short(value: Any) -> str:
-    return repr(value.item() if type(value) is torch.Tensor and value.numel() == 1 else value)[:60]
-
-
-def _named(twin: Twin) -> dict[tuple[int, int], tuple[str, ...]]:
-    """The states of a parameter's shape and type, by the number of its group, and its dimensions."""
-    found: dict[tuple[int, int], list[str]] = {}
-    for member in twin.members:
-        parameter, state = member.parameter, twin.optimizer.state.get(member.parameter, {})
-        its = [str(key) for key, value in state.items() if type(value) is torch.Tensor and value.shape == parameter.shape
-               and value.dtype == parameter.dtype and value.stride() == parameter.stride()]
-        key = member.number, parameter.dim()
-        found[key] = [name for name in found.get(key, its) if name in its]
-    return {(number, dimensions): tuple(names) for number, at in enumerate(twin.group_of)
-            for (its, dimensions), names in found.items() if its == at}
