@@ -203,6 +203,21 @@ def test_a_weight_that_is_in_use_keeps_its_shape(roomy):
     train(model, optimizer)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_weight_that_a_backward_pass_needs_as_it_was(restless, frozen):
+    """It may have another shape; the pass says that it was given one, and the next ones are right."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64, bias=False))
+    model[1].weight.requires_grad_(not frozen)
+    terrace.torch.offload(model, torch.optim.SGD(model[0].parameters(), 0.1), client=restless, tensor_bytes_min=1)
+    loss = model(torch.ones(2, 64)).sum()
+    model[1].weight.data = torch.ones(32, 64)
+    with pytest.raises(terrace.FailedPrecondition, match=r"'1.weight' was given the shape \(32, 64\) .* needs it as it was, \(64, 64\)"):
+        loss.backward()
+    del loss
+    model(torch.ones(2, 64)).sum().backward()
+    assert torch.equal(model[0].bias.grad, torch.full((64,), 64.0))
+
+
 def test_a_model_without_its_optimizer(restless):
     """offload(model) takes in what is new, and is refused where nothing is."""
     def run(model, offload):

@@ -181,8 +181,48 @@ def test_states_are_in_terrace_whatever_they_are_in(clients):
         assert sum(type(one).__name__ == "OffloadedTensor" for one in _leaves(state)) == wanted
 
 
+class InLists(Base):
+    """Tensors in a list, in a tuple and in a dictionary within a list, beside numbers."""
+
+    def update(self, parameter, state):
+        zeros = torch.zeros_like(parameter)
+        if not state:
+            state |= {"list": [zeros, zeros.double()], "tuple": (zeros.clone(), 1, ()), "deep": [{"inner": zeros.clone(), "none": None}, []]}
+        state["list"][0].lerp_(parameter.grad, 0.1)
+        state["list"][1].add_(parameter.grad)
+        state["tuple"] = (state["tuple"][0].add_(0.1 * parameter.grad), state["tuple"][1] + 1, ())
+        state["deep"][0]["inner"].sub_(parameter.grad)
+        return state["list"][0] + state["list"][1].float() + state["tuple"][0] / state["tuple"][1] + state["deep"][0]["inner"]
+
+
+class Numbered(Base):
+    def update(self, parameter, state):
+        state["numbered"] = {1: parameter.grad.clone()}
+        return parameter.grad
+
+
+@pytest.mark.parametrize("here, there", [(True, True), (False, True), (True, False)], ids=["in Terrace", "into Terrace", "out of it"])
+def test_states_in_lists_are_saved(clients, tmp_path, here, there):
+    """And go on where they are loaded, in Terrace or not."""
+    model, optimizer = made(InLists)
+    if here:
+        terrace.torch.offload(model, optimizer, client=clients[1], tensor_bytes_min=1)
+    trained(model, optimizer, range(2))
+    terrace.torch.save(tmp_path / "model.safetensors", model, optimizer)
+    other, its = made(InLists)
+    if there:
+        terrace.torch.offload(other, its, client=clients[1], tensor_bytes_min=1)
+    terrace.torch.load(tmp_path / "model.safetensors", other, its)
+    assert plain(its.state_dict()) == plain(optimizer.state_dict())
+    state = its.state[other.blocks[0].narrow.weight]
+    assert {type(one).__name__ for one in (*state["list"], state["tuple"][0], state["deep"][0]["inner"])} == {
+        "OffloadedTensor" if there else "Tensor"}
+    assert said(other, its, trained(other, its, range(3, 5))) == said(model, optimizer, trained(model, optimizer, range(3, 5)))
+
+
 @pytest.mark.parametrize("kind, said", [(Quantized, "'average' of its state of parameter 0 is a Halved"),
-                                        (InContainers, "'list' of its state of parameter 0 is of type list")], ids=["Quantized", "InContainers"])
+                                        (InContainers, "'last' of its state of parameter 0 is of type deque"),
+                                        (Numbered, "'numbered' of its state of parameter 0 has the key 1")], ids=["Quantized", "InContainers", "Numbered"])
 def test_what_safetensors_cannot_hold(clients, tmp_path, kind, said):
     """torch.save() does, and any script loads it."""
     model, optimizer = made(kind)

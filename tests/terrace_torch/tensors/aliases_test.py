@@ -399,5 +399,6 @@ def test_what_to_write_where_nobody_is_asked(roomy):
     for taken in (weight.detach(), weight.grad):
         other.data = taken.clone()
         assert torch.equal(other, taken) and torch.equal(torch.from_dlpack(taken), other)
+        assert torch.equal(torch.from_dlpack(torch.utils.dlpack.to_dlpack(taken)), other)
         read = (ctypes.c_float * 64).from_address(taken.data_ptr())
         assert torch.equal(torch.tensor(list(read)).view(8, 8), other)

@@ -14,7 +14,6 @@ from torch import nn, optim
 from ... import _checks
 from ..._errors import InvalidArgument
 from .._optimizer import kinds
-from .._optimizer.kept import is_made_of_tensors
 from .._optimizer.optimizer import managed_optimizer, unwrapped
 from .._optimizer.saved_masters import MASTER, as_loaded, check_master
 from .._parameters.parameter import shown_parameter
@@ -23,6 +22,7 @@ from .._tensors.offloaded import OffloadedTensor
 from . import file_format
 from .converted import ConvertedTensor
 from .file_format import Entry, Item
+from .nested import described, each, resolved
 
 _OPTIMIZER = "terrace.optimizer"  # the metadata's name for what of an optimizer is no tensor
 Path = str | os.PathLike[str]
@@ -39,8 +39,8 @@ def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
 
     One tensor is leased at a time. Any reader of safetensors reads the files. Works for models that are not offloaded,
     too. A tied weight is written under each of its names. The file appears when it is whole. InvalidArgument, before
-    anything is written, for an optimizer's option that JSON cannot hold, for a state that is a tensor of another class or
-    a list of tensors, and for an element type or a name that safetensors lacks.
+    anything is written, for an optimizer's option, or part of a state, that JSON cannot hold, for a state that is a tensor of
+    another class, and for an element type or a name that safetensors lacks.
     """
     target = _check_arguments("terrace.torch.save", path, model, optimizer)
     of_optimizer = None if optimizer is None else _of_optimizer(optimizer)  # before a file is touched
@@ -62,17 +62,15 @@ def _check_arguments(call: str, path: Path, model: nn.Module, optimizer: optim.O
 def _of_optimizer(optimizer: optim.Optimizer) -> tuple[list[Item], str]:
     """The tensors of an optimizer, and as JSON what is none. InvalidArgument for what JSON cannot hold."""
     state = optimizer.state_dict()
-    items, plain = [], {}
+    items: list[Item] = []
+    plain: dict[str, Any] = {}
     for index, of in state["state"].items():
         for key, value in of.items():
-            if is_made_of_tensors(value):
-                raise InvalidArgument(f"terrace.torch.save: the optimizer cannot be saved, since '{key}' of its state of parameter "
-                                      f"{index} is a {type(value).__name__}, which safetensors cannot hold: torch.save("
-                                      "optimizer.state_dict(), ...) writes it, a tensor at a time")
-            if isinstance(value, torch.Tensor):
-                items.append(item_of(f"{index}.{key}", value))
-            else:
-                plain[f"{index}.{key}"] = _plain(value, f"'{key}' of its state of parameter {index}")
+            name = f"{index}.{key}"
+            said = described(value, name, f"'{key}' of its state of parameter {index}",
+                             lambda name, tensor: items.append(item_of(name, tensor)), _plain)
+            if not isinstance(value, torch.Tensor):
+                plain[name] = said
     groups = [{key: _plain(value, f"'{key}' of its parameter group {number}") for key, value in group.items()}
               for number, group in enumerate(state["param_groups"])]
     return items, json.dumps({"param_groups": groups, "state": plain})
@@ -222,7 +220,9 @@ def _saved_optimizer(path: pathlib.Path, optimizer: optim.Optimizer, opened: con
         rest = json.loads(metadata[_OPTIMIZER])
         groups: list[dict[str, Any]] = rest["param_groups"]
         sizes = [len(group["params"]) for group in groups]
-        for name, value in (*rest["state"].items(), *entries.items()):
+        within: set[str] = set()  # the names of tensors that are in lists
+        said = {name: resolved(value, entries, within) for name, value in rest["state"].items()}
+        for name, value in (*said.items(), *((name, entry) for name, entry in entries.items() if name not in within)):
             index, _, key = name.partition(".")
             states.setdefault(int(index), {})[key] = value
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -269,13 +269,17 @@ def _load_state(file: Any, optimizer: optim.Optimizer, parameter: nn.Parameter, 
     device = parameter.device if managed is None or managed.states.masters.host is None else torch.device("cpu")
     counts_on_device = bool(group.get("fused") or group.get("capturable"))  # steps, where the parameter is
     made: dict[str, Any] = {}
+
+    def read(value: Any, where: torch.device | str) -> Any:
+        if not isinstance(value, Entry):
+            return value
+        tensor = torch.empty(value.shape, dtype=value.dtype, device=where)
+        file_format.read_into(file, value, tensor)
+        return tensor
+
     for key, value in state.items():
-        if isinstance(value, Entry):
-            where = device if counts_on_device or key != "step" else "cpu"
-            tensor = torch.empty(value.shape, dtype=value.dtype, device=where)
-            file_format.read_into(file, value, tensor)
-            value = tensor
-        made[key] = value
+        where = device if counts_on_device or key != "step" else "cpu"
+        made[key] = each(value, functools.partial(read, where=where))
     if managed is not None and managed.states.masters:
         made = as_loaded(managed.states, group, parameter, made)
     if made:

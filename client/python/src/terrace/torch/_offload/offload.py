@@ -31,6 +31,7 @@ from .._ranks.frozen import Frozen
 from .._ranks.fsdp import groups_of
 from .._ranks.shards import Shards
 from .._ranks.together import Ranks
+from .._tensors.dlpack import lease_for_capsules
 from .auto import choose, free_for, say
 from .grown import Grown, check_taken_fits, take_in
 from .grown import find as find_grown
@@ -140,6 +141,7 @@ def _offload(model: Module, optimizer: AnyOptimizer, *, client: Client | None, w
              tensor_bytes_min: int, seconds: float) -> tuple[Module, AnyOptimizer]:
     """ranks: that all do this now. shares: and have what is frozen in common. step: Where: it is decided."""
     stream_saves()
+    lease_for_capsules()
     ask_transforms()
     step_others()
     job = job_if_any(model)

@@ -46,6 +46,7 @@ class ManagedParameter:
         self.slot = slot
         self.store = store
         self.uses = 0  # that are under way
+        self.resized_to: tuple[int, ...] | None = None  # it has left Terrace, as the script has given it this shape
         self.version = getattr(parameter, "_version", 0)
         self.writes = 0  # that the version does not tell of, as of PyTorch's fused kernels
         self.address = 0  # of the memory that is shown
@@ -73,6 +74,11 @@ class ManagedParameter:
     def parameter(self) -> nn.Parameter:
         """The parameter. It is there: nothing asks for one that is gone."""
         found = self.reference()
+        if found is None and self.resized_to is not None:
+            raise FailedPrecondition(
+                f"the parameter '{self.name}' was given the shape {self.resized_to} (.data) between a forward pass and its backward "
+                f"pass, which needs it as it was, {tuple(self.slot.placeholder.shape)}: resize it after backward(), or before the "
+                "forward pass")
         if found is None:
             raise FailedPrecondition(f"the parameter '{self.name}' was destroyed")
         return found
@@ -279,6 +285,7 @@ class ManagedParameter:
         if self.gradient is not None:
             self.gradient.unwatch()
         self.reference = nobody
+        self.resized_to = tuple(value.shape)
         found.__class__ = nn.Parameter
         with raw():
             set_data(found, value)

@@ -251,6 +251,7 @@ def active_wrapper() -> DistributedDataParallel | None:
 
 SCALE = torch.amp.GradScaler, "scale"  # what is scaled must not be stepped in its backward pass
 UNSCALE = torch.amp.GradScaler, "unscale_"  # what masters are stepped with is unscaled in their type
+TO_DLPACK = (torch.utils.dlpack, "to_dlpack"), (torch, "to_dlpack")  # what is made a capsule is to be leased
 STAGER_MODULE, STAGER, STAGER_COPY = "torch.distributed.checkpoint._state_dict_stager", "StateDictStager", "_offload_tensor"
 
 # ---- Frames that are looked at
