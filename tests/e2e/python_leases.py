@@ -4,6 +4,7 @@ lease, and that what is wrong raises the exception that says what to do."""
 
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -449,3 +450,24 @@ def test_a_placeholder_reads_as_no_number(client):
                   lambda: _terrace.Placeholder(10).part(5, 6)):
         with pytest.raises(terrace.InvalidArgument):
             wrong()
+
+
+@pytest.mark.parametrize("made, refused", [([], [("a", 20 << 20), ("b", 13 << 20)]), ([("a", 9 << 20), ("b", 3 << 20)], [("c", (7 << 20) + 5)]),
+                                           ([], [("a", (32 << 20) + 1)])], ids=["at once", "beside others", "one alone"])
+@pytest.mark.parametrize("below", [False, True])
+def test_a_refused_home_says_what_would_do(disk, below, made, refused):
+    """And what it says does, of memory and of the block tier."""
+    def create(mib):
+        options = {"block": f"{disk}:{mib}MiB"} if below else {}
+        with terrace.serve("48MiB" if below else f"{mib}MiB", metrics=False, **options) as client:
+            kept = client.create_many([(name, (size,), "uint8") for name, size in made])
+            try:
+                kept += client.create_many([(name, (size,), "uint8") for name, size in refused])
+            except terrace.ResourceExhausted as error:
+                return str(error)
+            return ""
+
+    said = create(16)
+    enough = re.search(r": give it at least (\d+) MiB", said)
+    assert enough, said
+    assert create(int(enough[1])) == "" and create(int(enough[1]) - 2) != ""

@@ -4,14 +4,32 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <unordered_map>
 #include <utility>
 
 #include "engine/catalog/facts.h"
 
 namespace terrace::engine {
+namespace {
 
-Result<void> Creation::check_spec(const TensorSpec& spec) const {
+// What would do, for people: a tier has whole segments.
+std::string give_at_least(const TierOptions& home, std::uint64_t capacity_bytes) {
+  return fmt::format("give it at least {} MiB", align_up(capacity_bytes, std::max(home.segment_bytes, kMiB)) / kMiB);
+}
+
+// What tensors take together; of more than anybody has, that.
+std::uint64_t home_bytes(const std::vector<TensorSpec>& specs) {
+  constexpr std::uint64_t kMost = UINT64_MAX / 2;
+  std::uint64_t bytes = 0;
+  for (const TensorSpec& spec : specs)
+    bytes = std::min(bytes + align_up(std::min(spec.bytes, kMost - kPageBytes), kPageBytes), kMost);
+  return bytes;
+}
+
+}  // namespace
+
+Result<void> Creation::check_spec(const TensorSpec& spec, std::uint64_t all_bytes) const {
   const auto bad = [&](std::string what) {
     return fail(ErrorCode::kInvalidArgument, fmt::format("tensor '{}': {}", spec.name.substr(0, kNameBytesMax), what));
   };
@@ -26,8 +44,8 @@ Result<void> Creation::check_spec(const TensorSpec& spec) const {
   const TierOptions& home = tiers_.home().options;
   if (spec.bytes > home.capacity_bytes)
     return fail(ErrorCode::kResourceExhausted,
-                fmt::format("tensor '{}' of {} bytes is larger than the home tier '{}' of {} bytes", spec.name,
-                            spec.bytes, home.name, home.capacity_bytes));
+                fmt::format("tensor '{}' of {} bytes is larger than the home tier '{}' of {} bytes: {}", spec.name,
+                            spec.bytes, home.name, home.capacity_bytes, give_at_least(home, capacity_for(all_bytes))));
   const auto largest = std::ranges::max_element(
       tiers_, {}, [](const Tier& tier) { return tier.mapped() ? tier.options.capacity_bytes : 0; });
   if (spec.bytes > largest->options.capacity_bytes)
@@ -39,9 +57,10 @@ Result<void> Creation::check_spec(const TensorSpec& spec) const {
 }
 
 Result<void> Creation::check_specs(const Session& session, const std::vector<TensorSpec>& specs) const {
+  const std::uint64_t all_bytes = home_bytes(specs);
   std::unordered_map<std::string_view, bool> seen;
   for (const TensorSpec& spec : specs) {
-    if (const auto good = check_spec(spec); !good) return good;
+    if (const auto good = check_spec(spec, all_bytes); !good) return good;
     if (session.names.find(spec.name, records_.names_of(session)) || !seen.emplace(spec.name, true).second)
       return fail(ErrorCode::kAlreadyExists,
                   fmt::format("there is a tensor '{}' already: use another name, or delete that one first", spec.name));
@@ -49,7 +68,7 @@ Result<void> Creation::check_specs(const Session& session, const std::vector<Ten
   return check_home(session, specs);
 }
 
-// Quota, slots and capacity; the sizes are each at most the capacity, so that the sum below cannot overflow early.
+// Quota, slots and capacity; no sum overflows, since all have room in the capacity.
 Result<void> Creation::check_home(const Session& session, const std::vector<TensorSpec>& specs) const {
   const TierOptions& home = tiers_.home().options;
   const std::uint64_t capacity = home.capacity_bytes;
@@ -59,15 +78,13 @@ Result<void> Creation::check_home(const Session& session, const std::vector<Tens
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("{} tensors to create, but {} of the {} slots of the session's table are left",
                             specs.size(), slots, table));
+  const std::uint64_t rounded = home_bytes(specs);
+  if (rounded > capacity)
+    return fail(ErrorCode::kResourceExhausted,
+                fmt::format("the tensors need more than the {} bytes of the home tier '{}', {} bytes: {}", capacity,
+                            home.name, rounded, give_at_least(home, capacity_for(rounded))));
   std::uint64_t bytes = 0;
-  std::uint64_t rounded = 0;
-  for (const TensorSpec& spec : specs) {
-    bytes += spec.bytes;
-    rounded += align_up(spec.bytes, kPageBytes);
-    if (rounded > capacity)
-      return fail(ErrorCode::kResourceExhausted,
-                  fmt::format("the tensors need more than the {} bytes of the home tier '{}'", capacity, home.name));
-  }
+  for (const TensorSpec& spec : specs) bytes += spec.bytes;
   for (const QuotaOptions& quota : options_.quotas) {
     if (quota.tenant_socket != session.tenant.socket || quota.home_bytes_max == 0) continue;
     std::uint64_t used = 0;
@@ -79,6 +96,12 @@ Result<void> Creation::check_home(const Session& session, const std::vector<Tens
                               quota.home_bytes_max));
   }
   return {};
+}
+
+// Of the home tier, to have room for so many bytes beside what it keeps as spare.
+std::uint64_t Creation::capacity_for(std::uint64_t bytes) const {
+  if (block_.spare_bytes == 0) return bytes;
+  return static_cast<std::uint64_t>(std::ceil(static_cast<double>(bytes) / (1.0 - options_.spare_share)));
 }
 
 Result<void> Creation::reserve_on_block(const std::vector<TensorSpec>& specs, std::vector<tier::Pieces>& pieces,
@@ -112,9 +135,12 @@ Result<void> Creation::reserve_on_block(const std::vector<TensorSpec>& specs, st
                               block_.checksums.largest_free_bytes()));
     return fail(ErrorCode::kResourceExhausted,
                 fmt::format("no home for {} bytes in '{}': {} of {} bytes are used, {} kept as spare, {} retired, the "
-                            "largest free extent has {}",
+                            "largest free extent has {}{}",
                             bytes, home.options.name, home.used_bytes, home.options.capacity_bytes, spare,
-                            block_.space.retired_bytes(), block_.space.largest_free_bytes()));
+                            block_.space.retired_bytes(), block_.space.largest_free_bytes(),
+                            bytes > room ? ": " + give_at_least(home.options, home.options.capacity_bytes +
+                                                                                  capacity_for(bytes - room))
+                                         : ""));
   }
   tiers_[tiers_.block].used_bytes += given;
   return {};

@@ -45,8 +45,9 @@ class Creation {
   void try_create(Session& session, Admission& admission);
 
  private:
-  Result<void> check_spec(const TensorSpec& spec) const;
+  Result<void> check_spec(const TensorSpec& spec, std::uint64_t all_bytes) const;
   Result<void> check_home(const Session& session, const std::vector<TensorSpec>& specs) const;
+  std::uint64_t capacity_for(std::uint64_t bytes) const;
   Result<void> reserve_on_block(const std::vector<TensorSpec>& specs, std::vector<tier::Pieces>& pieces,
                                 std::vector<std::uint64_t>& checksums);
   Result<bool> reserve_homes(Session& session, Admission& admission, Homes& homes);

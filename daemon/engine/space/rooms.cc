@@ -114,7 +114,10 @@ Room Rooms::make_room_by_bytes(Course& session, Demand& demand, std::uint64_t mi
                          {demand.write_back_class(), demand.deadline});
   if (coming >= missing_bytes) return Room::kWait;
   if (tiers_[tier].level == tiers_.home_level) {  // homes are there for good
+    const TierOptions& home = tiers_[tier].options;
+    const std::uint64_t enough = home.capacity_bytes + align_up(missing_bytes - coming, home.segment_bytes);
     refusal = budget_.full(session, tier, fmt::format("no home for {} bytes", missing_bytes));
+    refusal.message += fmt::format(": give it at least {} MiB", align_up(enough, kMiB) / kMiB);
     return Room::kRefused;
   }
   const std::uint64_t needed = missing_bytes - coming;
