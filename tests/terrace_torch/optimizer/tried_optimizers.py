@@ -354,6 +354,99 @@ class AsksRegistry(Base):
                     parameter.sub_(parameter.grad, alpha=group["lr"] / self.registry.slower.get(at, 1.0))
 
 
+# What is saved, what fails, and what its step does beside: for step="host". ----------------------------------------------------
+
+class InLists(Base):
+    """Tensors in a list, in a tuple and in a dictionary within a list, beside numbers."""
+
+    def update(self, parameter, state):
+        zeros = torch.zeros_like(parameter)
+        if not state:
+            state |= {"list": [zeros, zeros.double()], "tuple": (zeros.clone(), 1, ()), "deep": [{"inner": zeros.clone(), "none": None}, []]}
+        state["list"][0].lerp_(parameter.grad, 0.1)
+        state["list"][1].add_(parameter.grad)
+        state["tuple"] = (state["tuple"][0].add_(0.1 * parameter.grad), state["tuple"][1] + 1, ())
+        state["deep"][0]["inner"].sub_(parameter.grad)
+        return state["list"][0] + state["list"][1].float() + state["tuple"][0] / state["tuple"][1] + state["deep"][0]["inner"]
+
+
+class Numbered(Base):
+    def update(self, parameter, state):
+        state["numbered"] = {1: parameter.grad.clone()}
+        return parameter.grad
+
+
+class NeedsMore(Base):
+    def step(self, rate, decay):
+        super().step()
+
+
+class Generating(Base):
+    def prepare(self):
+        self.rates = (1 / number for number in range(1, 100))
+
+    def slowness(self, group):
+        return next(self.rates)
+
+
+class FailsInLoop(Base):
+    """In the second step, after some parameters."""
+
+    fails = False
+
+    def update(self, parameter, state):
+        if self.fails and parameter.dim() == 1:
+            raise ZeroDivisionError("in the step")
+        return parameter.grad
+
+
+class Asks(Base):
+    """A parameter how fast it is to go."""
+
+    def update(self, parameter, state):
+        return state.setdefault("average", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1) * getattr(parameter, "pace", 1)
+
+
+class WritesGradients(CountsOnItself):
+    def update(self, parameter, state):
+        return parameter.grad.mul_(0.5)
+
+
+class KeepsById(CountsOnItself):
+    def prepare(self):
+        self.known = {id(one): 1 for group in self.param_groups for one in group["params"]}
+
+
+class Loops(Base):
+    """Twice over its groups."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["seen"] = 1
+        super().step()
+
+
+class LooksByNumber(Base):
+    def slowness(self, group):
+        return 1 / (1 + self.param_groups[0]["lr"])
+
+
+class WritesLater(CountsOnItself):
+    """To gradients, as it never did in its trial."""
+
+    @torch.no_grad()
+    def update(self, parameter, state):
+        return parameter.grad.mul_(0.5) if self.count > 20 else parameter.grad
+
+
+class LoopsLater(CountsOnItself):
+    def step(self, closure=None):
+        super().step()
+        if self.count > 20:
+            list(self.param_groups)
+
+
 ACCEPTED = [CountsInGroup, CountsInPlace, CountsOnItself, CountsInState, Factored, InContainers, Growing, ChangesType, Quantized, MadeAtFirst,
             ByParameter, Normalizing, Noisy, DecaysAll, Enumerating, OverAll, Compiled,
             AsksRegistry]

@@ -20,7 +20,7 @@ from tried_optimizers import (
     ACCEPTED,
     REFUSED,
     WHOLE,
-    Base,
+    Asks,
     ByParameter,
     Compiled,
     CountsInGroup,
@@ -29,10 +29,21 @@ from tried_optimizers import (
     CountsOnItself,
     Enumerating,
     Factored,
+    FailsInLoop,
+    Generating,
     InContainers,
+    InLists,
+    KeepsById,
+    LooksByNumber,
+    Loops,
+    LoopsLater,
     MadeAtFirst,
+    NeedsMore,
     Noisy,
+    Numbered,
     Quantized,
+    WritesGradients,
+    WritesLater,
 )
 
 MEMORY = ("8MiB", "64MiB")  # in the first there is room for a few parameters at a time
@@ -181,26 +192,6 @@ def test_states_are_in_terrace_whatever_they_are_in(clients):
         assert sum(type(one).__name__ == "OffloadedTensor" for one in _leaves(state)) == wanted
 
 
-class InLists(Base):
-    """Tensors in a list, in a tuple and in a dictionary within a list, beside numbers."""
-
-    def update(self, parameter, state):
-        zeros = torch.zeros_like(parameter)
-        if not state:
-            state |= {"list": [zeros, zeros.double()], "tuple": (zeros.clone(), 1, ()), "deep": [{"inner": zeros.clone(), "none": None}, []]}
-        state["list"][0].lerp_(parameter.grad, 0.1)
-        state["list"][1].add_(parameter.grad)
-        state["tuple"] = (state["tuple"][0].add_(0.1 * parameter.grad), state["tuple"][1] + 1, ())
-        state["deep"][0]["inner"].sub_(parameter.grad)
-        return state["list"][0] + state["list"][1].float() + state["tuple"][0] / state["tuple"][1] + state["deep"][0]["inner"]
-
-
-class Numbered(Base):
-    def update(self, parameter, state):
-        state["numbered"] = {1: parameter.grad.clone()}
-        return parameter.grad
-
-
 @pytest.mark.parametrize("here, there", [(True, True), (False, True), (True, False)], ids=["in Terrace", "into Terrace", "out of it"])
 def test_states_in_lists_are_saved(clients, tmp_path, here, there):
     """And go on where they are loaded, in Terrace or not."""
@@ -257,19 +248,6 @@ def test_what_depends_on_more_than_one_parameter_is_refused(clients, kind, said)
     assert all(type(one) is torch.nn.Parameter for one in model.parameters())
 
 
-class NeedsMore(Base):
-    def step(self, rate, decay):
-        super().step()
-
-
-class Generating(Base):
-    def prepare(self):
-        self.rates = (1 / number for number in range(1, 100))
-
-    def slowness(self, group):
-        return next(self.rates)
-
-
 @pytest.mark.parametrize("kind, said", [(NeedsMore, r"missing 2 required positional arguments"),
                                         (Generating, "its own 'rates' cannot be copied")], ids=["NeedsMore", "Generating"])
 def test_what_cannot_be_tried_is_to_be_declared(clients, kind, said, monkeypatch):
@@ -293,17 +271,6 @@ def test_a_trial_leaves_no_trace(clients):
     assert (random.getstate(), numpy.random.get_state()[1].tolist()) == before[1:]
     assert {name: value for name, value in vars(optimizer).items() if "hooks" not in name} == {
         name: value for name, value in kept.items() if "hooks" not in name}
-
-
-class FailsInLoop(Base):
-    """In the second step, after some parameters."""
-
-    fails = False
-
-    def update(self, parameter, state):
-        if self.fails and parameter.dim() == 1:
-            raise ZeroDivisionError("in the step")
-        return parameter.grad
 
 
 def test_an_exception_in_the_step(clients):
@@ -368,29 +335,32 @@ def test_an_optimizer_that_was_not_given_steps_over_leased_memory(clients, kind,
 
 # step="host" ------------------------------------------------------------------------------------------------------------------
 
-class WritesGradients(CountsOnItself):
-    def update(self, parameter, state):
-        return parameter.grad.mul_(0.5)
-
-
-class KeepsById(CountsOnItself):
-    def prepare(self):
-        self.known = {id(one): 1 for group in self.param_groups for one in group["params"]}
-
-
-class Loops(Base):
-    """Twice over its groups."""
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            group["seen"] = 1
-        super().step()
-
-
-class LooksByNumber(Base):
-    def slowness(self, group):
-        return 1 / (1 + self.param_groups[0]["lr"])
+@pytest.mark.parametrize("options", [{}, {"masters": torch.float32}, {"masters": torch.float32, "step": "host"}, {"step": "host"}], ids=str)
+def test_what_a_script_has_said_of_a_parameter(held, options):
+    """Its optimizer is told, whatever is stepped in the parameter's place."""
+    (theirs, _), (model, optimizer) = linear(Asks), linear(Asks)
+    dtype = torch.bfloat16 if "masters" in options else torch.float32
+    for each in (theirs, model):
+        each.to(dtype)
+        each[1].weight.pace = 7
+    copies = [one.detach().float().requires_grad_() for one in theirs.parameters()]
+    for one, copied in zip(theirs.parameters(), copies, strict=True):
+        copied.pace = getattr(one, "pace", 1)
+    there = Asks(copies)
+    terrace.torch.offload(model, optimizer, client=held, tensor_bytes_min=1, **options)
+    for number in range(3):
+        given = torch.randn(2, 64, generator=torch.Generator().manual_seed(number)).to(dtype)
+        for each in (theirs, model):
+            each(given).square().sum().backward()
+        for one, copied in zip(theirs.parameters(), copies, strict=True):
+            copied.grad, one.grad = one.grad.float(), None
+        there.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for one, copied in zip(theirs.parameters(), copies, strict=True):
+                one.copy_(copied)
+        assert plain(model.state_dict()) == plain(theirs.state_dict())
 
 
 def linear(kind):
@@ -449,21 +419,6 @@ def test_a_step_that_asks_for_more_does_not_go_on(held, gate, kind):
             optimizer.step()
             optimizer.zero_grad()
         assert not gate.came and not gate.waits
-
-
-class WritesLater(CountsOnItself):
-    """To gradients, as it never did in its trial."""
-
-    @torch.no_grad()
-    def update(self, parameter, state):
-        return parameter.grad.mul_(0.5) if self.count > 20 else parameter.grad
-
-
-class LoopsLater(CountsOnItself):
-    def step(self, closure=None):
-        super().step()
-        if self.count > 20:
-            list(self.param_groups)
 
 
 @pytest.mark.parametrize("kind, said", [(WritesLater, "writes to gradients, which it did not do in its trial"),

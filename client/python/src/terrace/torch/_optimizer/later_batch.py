@@ -24,7 +24,7 @@ from .._pytorch.private import set_data
 from .._tensors.offloaded import OffloadedTensor
 from .slices import can_be_sliced, slices
 from .states import States
-from .trace import PLAIN
+from .trace import said_of
 from .waiting import as_they_are
 
 
@@ -149,8 +149,7 @@ class LaterBatch:
         shown = iter(leased)
         for one in members:
             stepped = nn.Parameter(next(shown))
-            said = {name: value for name, value in vars(one.weight).items() if isinstance(value, PLAIN)}
-            vars(stepped).update(said)  # which the script has given it, and its optimizer may ask for
+            vars(stepped).update(said_of(one.weight))
             self._stepped.append(stepped)
             self._shown.append({name: next(shown) for name in one.kept})
             if one.state or self._has_state_of(one):  # else the step makes it, or not

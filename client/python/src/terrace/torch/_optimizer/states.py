@@ -28,6 +28,7 @@ from .._tensors.offloaded import OffloadedTensor
 from . import kinds
 from .holders import Holder, InAttribute
 from .kept import Path, is_made_of_tensors, kept_in, made_anew
+from .trace import said_of
 from .waiting import as_they_are
 
 _OTHERS_BYTES_MIN = 4096
@@ -111,7 +112,11 @@ class States:
         if late:
             self.make_masters(late)
             self.masters.accumulate_wide()
-        return [self.masters.stepped_as(one) for one in found]
+        seen = [self.masters.stepped_as(one) for one in found]
+        for one, stepped in zip(found, seen, strict=True):
+            if stepped is not one:
+                vars(stepped).update(said_of(one))
+        return seen
 
     def make_masters(self, parameters: Sequence[nn.Parameter]) -> None:
         """Makes masters of these parameters."""

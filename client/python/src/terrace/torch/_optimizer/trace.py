@@ -58,6 +58,11 @@ def trace(value: Any, aside: Iterable[int] = ()) -> tuple[list[Any], list[Any]]:
     return found, looked_at
 
 
+def said_of(parameter: torch.Tensor) -> dict[str, Any]:
+    """The numbers and words that a script has given a parameter as attributes, which its optimizer may ask for."""
+    return {name: value for name, value in vars(parameter).items() if isinstance(value, PLAIN)}
+
+
 def own_of(optimizer: optim.Optimizer) -> dict[str, Any]:
     """What an optimizer has itself, beside its groups, its parameters' states and its hooks."""
     return {name: value for name, value in vars(optimizer).items()

@@ -18,7 +18,7 @@ from torch import nn, optim
 from .._parameters.masters import NARROW
 from .._pytorch.split import local_of
 from .kept import is_made_of_tensors
-from .trace import PLAIN, own_of
+from .trace import PLAIN, own_of, said_of
 
 GROUPS_MAX = 12
 _GROUPS_ALIKE_MAX = 3
@@ -249,9 +249,7 @@ def _made(parameter: nn.Parameter, number: int, as_they_are: bool, dtype: torch.
     shape = tuple(local_of(parameter).shape) if as_they_are else _small(parameter)
     value = torch.randn(shape, generator=chance, device="cpu").mul_(0.1).to(_device_of(parameter), dtype)
     made = nn.Parameter(value, parameter.requires_grad)
-    for name, said in vars(parameter).items():  # which a script has given it, and its optimizer may ask for
-        if isinstance(said, PLAIN):
-            setattr(made, name, said)
+    vars(made).update(said_of(parameter))
     return made
 
 
