@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimizer's step takes the CPU, by a slice of it: PyTorch's own kernel, over more than a processor's cache holds."""
+"""What an optimizer's step takes the CPU, by a part of it: PyTorch's own kernels, over more than a processor's cache holds, in
+slices as the step runs them."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from torch import nn, optim
 
 from .._parameters.masters import NARROW
 from .._pytorch.private import unhooked
+from .slices import elements_at_once
 
 _ELEMENTS = 4 << 20
 _TIMES = 2
@@ -36,21 +38,23 @@ def step_seconds(optimizer: optim.Optimizer, masters: torch.dtype | None) -> flo
 
 
 def _seconds(kind: type[optim.Optimizer], options: dict[str, Any], dtype: torch.dtype, masters: torch.dtype | None) -> float:
-    """Of one step over the slice."""
+    """Of one step over so many elements."""
     options = {name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
                for name, value in options.items()}
     stepped_in = masters if masters is not None and dtype in NARROW else dtype
     with torch.inference_mode(False), torch.enable_grad():
         weight = torch.full((_ELEMENTS,), 0.5, dtype=dtype, device="cpu")
         gradient = torch.full((_ELEMENTS,), 1e-3, dtype=dtype, device="cpu")
-        stepped = nn.Parameter(torch.full((_ELEMENTS,), 0.5, dtype=stepped_in, device="cpu"))
-        made: Any = kind([{**options, "params": [stepped]}])
+        master = torch.full((_ELEMENTS,), 0.5, dtype=stepped_in, device="cpu")
+        size = _ELEMENTS if options.get("fused") or options.get("foreach") else elements_at_once()
+        stepped = [nn.Parameter(piece) for piece in master.split(size)]
+        made: Any = kind([{**options, "params": stepped}])
         best = float("inf")
         for _ in range(1 + _TIMES):  # the first one makes the states
             begin = time.perf_counter()
-            stepped.grad = gradient.to(stepped_in)
+            for one, piece in zip(stepped, gradient.split(size), strict=True):
+                one.grad = piece.to(stepped_in)
             unhooked(kind.step)(made)
-            with torch.no_grad():
-                weight.copy_(stepped)
+            weight.copy_(master)
             best = min(best, time.perf_counter() - begin)
     return best

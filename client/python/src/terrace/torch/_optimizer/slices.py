@@ -15,10 +15,15 @@ from .._pytorch.private import set_data
 _ELEMENTS = 256 << 10  # of a slice, for each thread: with its gradient and states some MiB
 
 
+def elements_at_once() -> int:
+    """Of a slice."""
+    return _ELEMENTS * torch.get_num_threads()
+
+
 def can_be_sliced(stepped: nn.Parameter, gradient: torch.Tensor, state: dict[str, Any], kept: Collection[str]) -> bool:
     """Whether a parameter is large, and it, its gradient and what its state has of its size lie in memory alike."""
     size = stepped.numel()
-    return size > _ELEMENTS * torch.get_num_threads() and all(
+    return size > elements_at_once() and all(
         one.is_contiguous() and one.numel() == size for one in (stepped, gradient, *(state[name] for name in kept)))
 
 
@@ -30,7 +35,7 @@ def slices(stepped: nn.Parameter, gradient: torch.Tensor, state: dict[str, Any],
 
     gradient: all of it, in its own type.
     """
-    size = _ELEMENTS * torch.get_num_threads()
+    size = elements_at_once()
     others = {name: value for name, value in state.items() if name not in kept}
     for at in range(0, stepped.numel(), size):
         piece = nn.Parameter(stepped.detach().view(-1)[at:at + size])
