@@ -408,6 +408,23 @@ def test_a_step_goes_on_that_a_trial_has_shown_to_be_sound(held, gate, kind):
     assert plain(optimizer.state_dict()) == plain(theirs.state_dict())
 
 
+def test_a_group_that_is_added_has_its_states_in_terrace(held):
+    """Its first step makes them, before step() returns."""
+    pairs = [linear(CountsInGroup) for _ in range(2)]
+    added = [optimizer.param_groups.pop() for _, optimizer in pairs]
+    terrace.torch.offload(*pairs[1], client=held, step="host", tensor_bytes_min=1)
+    for number in range(2):
+        for (model, optimizer), group in zip(pairs, added, strict=True):
+            backward(model, number)
+            if number == 1:
+                optimizer.add_param_group({"params": group["params"]})
+            optimizer.step()
+            optimizer.zero_grad()
+    assert plain(pairs[1][0].state_dict()) == plain(pairs[0][0].state_dict())
+    kept = [state["average"] for state in pairs[1][1].state.values()]
+    assert len(kept) == 6 and all(type(one).__name__ == "OffloadedTensor" for one in kept)
+
+
 @pytest.mark.parametrize("kind", [InContainers, Quantized, Noisy, ByParameter, Enumerating, WritesGradients, KeepsById, Loops, LooksByNumber],
                          ids=names)
 def test_a_step_that_asks_for_more_does_not_go_on(held, gate, kind):

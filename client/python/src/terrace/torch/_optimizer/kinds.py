@@ -54,7 +54,7 @@ class Tried:
     writes: Writes  # to its groups and to itself, once a step
     named: dict[tuple[int, int], tuple[str, ...]]  # the states of a parameter's shape and type, by the number of its group
     # and its dimensions
-    keeps: frozenset[int] = frozenset()  # the numbers of groups of whose parameters it keeps anything
+    keeps_nothing: frozenset[int] = frozenset()  # the numbers of groups of whose parameters it keeps nothing
     asks_for_more: bool = True  # than parameters, their gradients and states, and its groups in one loop: it draws random
     # numbers, writes to gradients, keeps of a parameter in other places, or looks at its groups in other ways
 

@@ -131,7 +131,7 @@ class Later:
             begun = set(named) <= kept.keys() and (bool(state) or not kinds.may_keep_more(states.optimizer))
         else:
             number = next((number for number, one in enumerate(states.optimizer.param_groups) if one is group), -1)
-            begun = bool(state) or number not in tried.keeps
+            begun = bool(state) or number in tried.keeps_nothing
         return begun and all(one.terrace_store is states.own_store and not one.terrace_slot.shown for one in kept.values()) and all(
             name in kept or isinstance(value, PLAIN) or (type(value) is torch.Tensor and value.nbytes < _IN_MEMORY_BYTES_MAX)
             for name, value in state.items())

@@ -104,10 +104,10 @@ def drawn_so_far() -> list[Any]:
     return [random.getstate(), of_numpy, *(one.get_state() for one in (torch.default_generator, *generators()))]
 
 
-def groups_kept_of(twin: Twin) -> frozenset[int]:
-    """The numbers of groups of whose parameters anything is kept."""
+def groups_without_states(twin: Twin) -> frozenset[int]:
+    """The numbers of groups of whose parameters nothing is kept."""
     keeping = {member.number for member in twin.members if any(twin.state_of(member))}
-    return frozenset(number for number, at in enumerate(twin.group_of) if at in keeping)
+    return frozenset(number for number, at in enumerate(twin.group_of) if at not in keeping)
 
 
 def named_states(twin: Twin) -> dict[tuple[int, int], tuple[str, ...]]:

@@ -27,7 +27,7 @@ from .groups import proxy_class, proxy_of
 from .notes import (
     drawn_so_far,
     gradients_of,
-    groups_kept_of,
+    groups_without_states,
     in_words,
     is_number,
     named_states,
@@ -133,7 +133,7 @@ def _tried(subject: _Subject) -> tuple[kinds.Tried | None, str]:
             raise Untried("its step comes to other numbers each time")
         return None, differs
     alone = shown is _Shown.NONE and together.can_be_put_back
-    tried = kinds.Tried(True, alone, together.writes, named_states(together.twin), groups_kept_of(together.twin))
+    tried = kinds.Tried(True, alone, together.writes, named_states(together.twin), groups_without_states(together.twin))
     runs: list[_PartsRun] = []
     in_parts = together.can_be_put_back and not _compared(
         together, lambda twin, way, step: runs.append(_in_parts(twin, way, step, tried)), subject, way)
