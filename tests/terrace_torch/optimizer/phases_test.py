@@ -175,7 +175,7 @@ def test_what_would_make_another_job_of_it(roomy):
     other = adamw(model)
     with pytest.raises(terrace.FailedPrecondition, match=r"offloaded already; offload\(model, optimizer\) takes another"):
         terrace.torch.offload(model)
-    with pytest.raises(terrace.FailedPrecondition, match="this optimizer is offloaded already"):
+    with pytest.raises(terrace.FailedPrecondition, match="this model is offloaded already, with this optimizer"):
         terrace.torch.offload(model, optimizer)
     with pytest.raises(terrace.FailedPrecondition, match="it has the optimizers of one call: let go of those before first"):
         terrace.torch.offload(model, other, step_in_backward=True)
