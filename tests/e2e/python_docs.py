@@ -128,7 +128,7 @@ def test_the_picture_of_the_readme(disk):
 def test_the_line_of_the_readme():
     (line,) = snippets("README.md", "diff")
     assert line.removeprefix("+").strip() in "".join(snippets("docs/guides/coming-from.md", "python")).replace(
-        ", step_in_backward=True", "")
+        ', what="all", step_in_backward=True', "")
 
 
 def test_every_exception_is_needed():

@@ -21,6 +21,12 @@ LEFT_OUT = {
     "test_what_scripts_do_before_offload_shows_no_weight": "moves a model to the CPU, where it is already",
     "test_a_move_that_changes_nothing_leases_nothing": "the same",
     "test_what_to_write_where_nobody_is_asked": "PyTorch's to_dlpack() does not know the device",
+    "test_a_step_goes_on_that_a_trial_has_shown_to_be_sound": "has a daemon of its own, which has no tier of a GPU's",
+    "test_a_step_that_asks_for_more_does_not_go_on": "the same",
+    "test_a_group_that_is_added_has_its_states_in_terrace": "the same",
+    "test_states_in_lists_are_saved": "the same",
+    "test_what_a_script_has_said_of_a_parameter": "the same",
+    "test_a_step_that_does_otherwise_than_in_its_trial": "the same",
     "test_the_same_bits": "torch_device.matrix shows it in less time",
     "test_the_same_bits_at_every_size": "the same",
 }
