@@ -80,13 +80,17 @@ Result<Outlook> rehearse(const workload::Workload& workload, const workload::Nod
   return outlook;
 }
 
+Outlook bounded(const workload::Bound& bound) {
+  Outlook outlook{.source = Source::kBound, .step = bound.total, .compute = bound.compute, .traffic = {}};
+  outlook.traffic.hbm_bytes = {bound.hbm.fewest_in_bytes, bound.hbm.fewest_out_bytes};
+  outlook.traffic.block_bytes = {bound.block.fewest_in_bytes, bound.block.fewest_out_bytes};
+  return outlook;
+}
+
 Result<Outlook> bounded(const workload::Workload& workload, const workload::Node& node) {
   const auto bound = workload::lower_bound(workload, node);
   if (!bound) return std::unexpected(bound.error());
-  Outlook outlook{.source = Source::kBound, .step = bound->total, .compute = bound->compute, .traffic = {}};
-  outlook.traffic.hbm_bytes = {bound->hbm.fewest_in_bytes, bound->hbm.fewest_out_bytes};
-  outlook.traffic.block_bytes = {bound->block.fewest_in_bytes, bound->block.fewest_out_bytes};
-  return outlook;
+  return bounded(*bound);
 }
 
 std::uint64_t uses_of(const workload::Workload& workload) {

@@ -64,7 +64,8 @@ struct RehearseOptions {
 // fewer. An error names the run that cannot be done on this node, or the tier that cannot hold the workload.
 Result<Outlook> rehearse(const workload::Workload& workload, const workload::Node& node,
                          const RehearseOptions& options = {});
-// Errors as lower_bound().
+// What `bound` says of it. By a workload, errors as lower_bound().
+Outlook bounded(const workload::Bound& bound);
 Result<Outlook> bounded(const workload::Workload& workload, const workload::Node& node);
 
 // Uses of tensors in one repetition: what the time of a rehearsal goes with.

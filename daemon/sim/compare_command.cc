@@ -27,6 +27,22 @@ int refuse(const std::string& why, int status) {
 
 Json links(const rehearsal::Traffic& traffic) { return by_link(traffic.hbm_bytes, traffic.block_bytes); }
 
+// Each kind of bound of a repetition, and where the largest is.
+Json bounds(const workload::Bound& bound) {
+  return {{"compute", microseconds(bound.compute)},
+          {"links", microseconds(bound.by_links())},
+          {"windows", microseconds(bound.by_windows())}};
+}
+
+std::string explained(const workload::Bound& bound, const workload::Workload& workload) {
+  std::string where{workload::name(bound.limit)};
+  if (const workload::Window* window = bound.window())
+    where += fmt::format(", {} to {}", workload.runs[window->first].name, workload.runs[window->last].name);
+  return fmt::format("{:14} {:10.3f} {:10.3f}  {}; links alone {:.3f}, windows {:.3f}\n", "bound",
+                     microseconds(bound.total) / 1e3, microseconds(bound.compute) / 1e3, where,
+                     microseconds(bound.by_links()) / 1e3, microseconds(bound.by_windows()) / 1e3);
+}
+
 // As `run --json` names its fields, of a repetition.
 Json row(const std::string& policy, const forecast::Outlook& outlook, const forecast::Outlook& bound) {
   return {{"policy", policy},
@@ -66,6 +82,7 @@ compute = [row["compute_us"] / 1e6 for row in rows]
 times.bar(names, compute, label="compute")
 times.bar(names, [row["stall_us"] / 1e6 for row in rows], bottom=compute, color="tab:red", label="stall")
 times.axhline(rows[0]["lower_bound_us"] / 1e6, color="black", linestyle=":", label="least possible")
+times.axhline(rows[0]["bounds_us"]["links"] / 1e6, color="grey", linestyle=":", label="by links alone")
 times.set(ylabel="seconds", title="%s on %s" % (compared["workload"], compared["node"]))
 links = [(link, way) for link in ("hbm", "block") for way in ("in", "out")]
 for at, (link, way) in enumerate(links):
@@ -121,8 +138,9 @@ int CompareCommand::run() const {
     return refuse(
         fmt::format("--steps {}: {} has {} steps; give a multiple of that", steps_, workload_, workload->steps.size()),
         2);
-  const auto bound = forecast::bounded(*workload, *node);
-  if (!bound) return refuse(bound.error().message, 2);
+  const auto limits = workload::lower_bound(*workload, *node);
+  if (!limits) return refuse(limits.error().message, 2);
+  const forecast::Outlook bound = forecast::bounded(*limits);
   Json compared = {{"workload", workload->name}, {"node", node->name}, {"policies", Json::array()}};
   if (!json_) std::cout << kTitles << std::flush;
   for (const std::string& policy : policies_) {
@@ -134,9 +152,12 @@ int CompareCommand::run() const {
       };
     const auto outlook = forecast::rehearse(*workload, *node, options);
     if (!outlook) return refuse(fmt::format("{}: {}", policy, outlook.error().message), 1);
-    compared["policies"].push_back(row(policy, *outlook, *bound));
-    std::cout << (json_ ? compared["policies"].back().dump() + '\n' : line(policy, *outlook, *bound)) << std::flush;
+    compared["policies"].push_back(row(policy, *outlook, bound));
+    compared["policies"].back()["bound_by"] = workload::name(limits->limit);
+    compared["policies"].back()["bounds_us"] = bounds(*limits);
+    std::cout << (json_ ? compared["policies"].back().dump() + '\n' : line(policy, *outlook, bound)) << std::flush;
   }
+  if (!json_) std::cout << explained(*limits, *workload) << std::flush;
   if (picture_.empty()) return 0;
   const auto drawn =
       picture::draw(kScript, compared.dump(-1, ' ', false, Json::error_handler_t::replace), picture_, python_);

@@ -40,8 +40,9 @@ nlohmann::ordered_json links(const std::array<double, 4>& bytes) {
 // after the last, is counted.
 class BoundCheck {
  public:
+  // The bound of a window counts the compute time outside of it, which with noise is another.
   BoundCheck(const workload::Bound& bound, const workload::Workload& workload, const workload::Node& node, bool noisy)
-      : bound_(bound), by_link_(bound.limit != workload::Limit::kCompute && !(noisy && is_window(bound.limit))) {
+      : bound_(bound), by_link_(bound.limit != workload::Limit::kCompute && !(noisy && bound.window() != nullptr)) {
     const auto time = [](std::uint64_t bytes, const workload::LinkSpeed& link) {
       const std::uint64_t slowest = std::min(link.in_bytes_per_s, link.out_bytes_per_s);
       if (slowest == 0 || bytes == workload::kUnlimited) return Duration::zero();
@@ -62,11 +63,6 @@ class BoundCheck {
   }
 
  private:
-  // Such a bound counts the compute time outside of its window, which with noise is another.
-  static bool is_window(workload::Limit limit) {
-    return limit == workload::Limit::kHbmWindow || limit == workload::Limit::kBlockWindow;
-  }
-
   const workload::Bound& bound_;
   bool by_link_;
   Duration slack_{};
@@ -98,7 +94,7 @@ void print(const Heading& heading, bool json, const workload::Workload& workload
       static_cast<double>(bound.block.fewest_in_bytes), static_cast<double>(bound.block.fewest_out_bytes)};
   for (double& number : fewest) number *= share_of_bound;
   if (json) {
-    const nlohmann::ordered_json line = {{"workload", heading.workload},
+    nlohmann::ordered_json line = {{"workload", heading.workload},
                                          {"node", heading.node},
                                          {"policy", heading.policy},
                                          {"job", report.job + 1},
@@ -115,6 +111,8 @@ void print(const Heading& heading, bool json, const workload::Workload& workload
                                          {"prefetch_late", report.prefetch_late},
                                          {"prefetch_wasted", report.prefetch_wasted},
                                          {"foreseen", report.foreseen}};
+    if (const workload::Window* window = bound.window())
+      line["bound_window"] = {{"first", workload.runs[window->first].name}, {"last", workload.runs[window->last].name}};
     std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;
     return;
   }

@@ -26,7 +26,10 @@ LinkBound link_bound(const Workload& workload, LinkName name, const LinkSpeed& s
   const auto [shorter, longer] = std::minmax(bound.in, bound.out);
   bound.both =
       longer + Duration(static_cast<std::int64_t>(static_cast<double>(shorter.count()) * speed.both_ways().toll()));
-  bound.window = longest_window(workload.runs, versions(workload, name), capacity_bytes, speed.out_bytes_per_s);
+  bound.window_in = longest_window(workload.runs, wanted(workload, name), capacity_bytes, speed.in_bytes_per_s,
+                                   Direction::kIn);
+  bound.window_out = longest_window(workload.runs, owed(workload, name), capacity_bytes, speed.out_bytes_per_s,
+                                    Direction::kOut);
   return bound;
 }
 
@@ -45,6 +48,27 @@ Result<void> check_runs(const Workload& workload, const Node& node) {
 
 }  // namespace
 
+Duration Bound::by_links() const { return std::max({hbm.in, hbm.out, hbm.both, block.in, block.out, block.both}); }
+
+Duration Bound::by_windows() const {
+  return std::max({hbm.window_in.step, hbm.window_out.step, block.window_in.step, block.window_out.step});
+}
+
+const Window* Bound::window() const {
+  switch (limit) {
+    case Limit::kHbmWindowIn:
+      return &hbm.window_in;
+    case Limit::kHbmWindowOut:
+      return &hbm.window_out;
+    case Limit::kBlockWindowIn:
+      return &block.window_in;
+    case Limit::kBlockWindowOut:
+      return &block.window_out;
+    default:
+      return nullptr;
+  }
+}
+
 Result<Bound> lower_bound(const Workload& workload, const Node& node) {
   if (const Result<void> checked = check_runs(workload, node); !checked) return std::unexpected(checked.error());
   Bound bound;
@@ -53,8 +77,17 @@ Result<Bound> lower_bound(const Workload& workload, const Node& node) {
   if (node.block_bytes > 0) {
     bound.block = link_bound(workload, LinkName::kBlock, node.block, add_capacity(node.hbm_bytes, node.host_bytes));
   }
-  const std::array parts = {bound.compute,  bound.hbm.in,    bound.hbm.out,    bound.hbm.both,    bound.hbm.window,
-                            bound.block.in, bound.block.out, bound.block.both, bound.block.window};
+  const std::array parts = {bound.compute,
+                            bound.hbm.in,
+                            bound.hbm.out,
+                            bound.hbm.both,
+                            bound.hbm.window_in.step,
+                            bound.hbm.window_out.step,
+                            bound.block.in,
+                            bound.block.out,
+                            bound.block.both,
+                            bound.block.window_in.step,
+                            bound.block.window_out.step};
   const auto longest = std::ranges::max_element(parts);
   bound.total = *longest;
   bound.limit = static_cast<Limit>(longest - parts.begin());

@@ -11,6 +11,14 @@
 
 namespace terrace::workload {
 
+// Consecutive runs, around the end too, in which more must be moved one way than there is time to compute. `step` is
+// what they make of the whole repetition: 0, and then the runs say nothing, where memory holds what they want or owe.
+struct Window {
+  Duration step{};
+  std::size_t first = 0;  // run
+  std::size_t last = 0;   // run; before `first` where the window goes around the end
+};
+
 // What one link must at least do. For the link between HBM and host, memory is HBM; for the block link it is HBM and
 // host together.
 struct LinkBound {
@@ -19,8 +27,8 @@ struct LinkBound {
   Duration in{};  // how long that takes at the link's bandwidth, latencies left away
   Duration out{};
   Duration both{};    // of those two on one link, as far as they slow each other down
-  Duration window{};  // of the whole repetition, by the window in which most must leave: 0 where memory holds all that
-                      // is born
+  Window window_in;   // in which most must come: what it reads first must be in memory when it begins, or come in
+  Window window_out;  // in which most must leave: what is born in it and still needed at its end, over what memory holds
   std::uint64_t fewest_bytes(Direction direction) const {
     return direction == Direction::kIn ? fewest_in_bytes : fewest_out_bytes;
   }
@@ -31,14 +39,17 @@ enum class Limit : std::uint8_t {
   kHbmIn,
   kHbmOut,
   kHbmBoth,
-  kHbmWindow,
+  kHbmWindowIn,
+  kHbmWindowOut,
   kBlockIn,
   kBlockOut,
   kBlockBoth,
-  kBlockWindow
+  kBlockWindowIn,
+  kBlockWindowOut
 };
-inline constexpr std::array<std::string_view, 9> kLimitNames = {
-    "compute", "hbm in", "hbm out", "hbm both", "hbm window", "block in", "block out", "block both", "block window"};
+inline constexpr std::array<std::string_view, 11> kLimitNames = {
+    "compute",  "hbm in",    "hbm out",    "hbm both",        "hbm window in",   "hbm window out",
+    "block in", "block out", "block both", "block window in", "block window out"};
 constexpr std::string_view name(Limit limit) { return kLimitNames[static_cast<std::size_t>(limit)]; }
 
 // Of one repetition of the workload: all of its steps. It holds for the mean of repetitions: one of them alone can be
@@ -49,6 +60,11 @@ struct Bound {
   Duration compute{};
   LinkBound hbm;
   LinkBound block;
+  // The window that `limit` speaks of; nullptr where it speaks of none.
+  const Window* window() const;
+  // The largest of those that count bytes over a whole repetition, and the largest of those of windows.
+  Duration by_links() const;
+  Duration by_windows() const;
 };
 
 // The bound of `workload` (as read() returns it) on `node`. Takes the time of a few dozen minimum-cost flows with a

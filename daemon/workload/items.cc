@@ -54,13 +54,19 @@ Choices nothing_chosen(const Workload& workload, LinkName link) {
   return choices;
 }
 
-// Where the bytes that use `at` reads in memory were last: they can have been kept from there, or must come in.
-void choose_inward(const Uses& uses, std::size_t at, std::uint64_t bytes, Choices& choices) {
+// Where in memory the bytes that use `at` reads there were last; nothing where they were last written elsewhere.
+const Use* last_inside(const Uses& uses, std::size_t at) {
   for (std::size_t back = 1; back <= uses.size(); ++back) {
     const Use& before = uses[(at + uses.size() - back) % uses.size()];
-    if (before.inside && (before.read || before.write)) return add_item(choices, before.run, uses[at].run, bytes);
+    if (before.inside && (before.read || before.write)) return &before;
     if (before.write) break;
   }
+  return nullptr;
+}
+
+// The bytes that use `at` reads in memory can have been kept from where they were last, or must come in.
+void choose_inward(const Uses& uses, std::size_t at, std::uint64_t bytes, Choices& choices) {
+  if (const Use* before = last_inside(uses, at)) return add_item(choices, before->run, uses[at].run, bytes);
   choices.always_bytes += bytes;
 }
 
@@ -119,23 +125,44 @@ Choices outward(const Workload& workload, LinkName link) {
   return choices_of(workload, link, &Use::write, choose_outward);
 }
 
-std::vector<Version> versions(const Workload& workload, LinkName link) {
-  std::vector<Version> born;
+namespace {
+
+template <typename Demands>
+std::vector<Demand> demands_of(const Workload& workload, LinkName link, bool Use::* which, Demands add) {
+  std::vector<Demand> demands;
   const std::vector<Uses> all = uses_by_tensor(workload, link);
   for (std::size_t id = 0; id < all.size(); ++id) {
-    const Uses& uses = all[id];
-    for (std::size_t at = 0; at < uses.size(); ++at) {
-      if (!uses[at].inside || !uses[at].write) continue;
-      const Fate fate_of = fate(uses, at);
-      if (fate_of.reads == 0) continue;
-      const std::size_t last = uses[(at + fate_of.reads) % uses.size()].run;
-      const std::size_t runs = runs_between(uses[at].run, last, workload.runs.size()) + 1;
-      born.push_back({.born = uses[at].run, .runs = runs, .bytes = workload.tensors[id].bytes});
+    for (std::size_t at = 0; at < all[id].size(); ++at) {
+      const Use& use = all[id][at];
+      if (use.inside && use.*which) add(all[id], at, workload.tensors[id].bytes, demands);
     }
   }
-  std::ranges::sort(born, {},
-                    [](const Version& version) { return std::tie(version.born, version.runs, version.bytes); });
-  return born;
+  std::ranges::sort(demands, {}, [](const Demand& demand) {
+    return std::tie(demand.run, demand.begins, demand.ends, demand.bytes);
+  });
+  return demands;
+}
+
+}  // namespace
+
+std::vector<Demand> owed(const Workload& workload, LinkName link) {
+  const std::size_t count = workload.runs.size();
+  return demands_of(workload, link, &Use::write, [&](const Uses& uses, std::size_t at, auto bytes, auto& demands) {
+    const Fate fate_of = fate(uses, at);
+    if (fate_of.reads == 0) return;
+    const std::size_t last = uses[(at + fate_of.reads) % uses.size()].run;
+    const std::size_t ends = runs_between(uses[at].run, last, count) + 1;
+    demands.push_back({.run = uses[at].run, .begins = count, .ends = ends, .bytes = bytes});
+  });
+}
+
+std::vector<Demand> wanted(const Workload& workload, LinkName link) {
+  const std::size_t count = workload.runs.size();
+  return demands_of(workload, link, &Use::read, [&](const Uses& uses, std::size_t at, auto bytes, auto& demands) {
+    const Use* before = last_inside(uses, at);
+    const std::size_t begins = before == nullptr ? count : runs_between(before->run, uses[at].run, count) + 1;
+    demands.push_back({.run = uses[at].run, .begins = begins, .ends = count, .bytes = bytes});
+  });
 }
 
 }  // namespace terrace::workload

@@ -28,10 +28,12 @@ struct Choices {
   std::uint64_t always_bytes = 0;  // moved in any case
 };
 
-// A version of a tensor: what a run wrote into memory, needed until its last read.
-struct Version {
-  std::size_t born = 0;  // the run
-  std::size_t runs = 0;  // from there to the run that reads it last, at least 1; around the end, at most all of them
+// Bytes that count in a window of consecutive runs if `run` is in it, it begins at one of the last `begins` runs up to
+// there, and ends at one of the first `ends` runs from there. Both are at least 1 and at most all runs.
+struct Demand {
+  std::size_t run = 0;
+  std::size_t begins = 0;
+  std::size_t ends = 0;
   std::uint64_t bytes = 0;
 };
 
@@ -41,7 +43,10 @@ constexpr bool inside(LinkName link, const Run& run) { return link == LinkName::
 
 Choices inward(const Workload& workload, LinkName link);
 Choices outward(const Workload& workload, LinkName link);
-// What is born in the memory behind `link` and read after the run that writes it, by birth.
-std::vector<Version> versions(const Workload& workload, LinkName link);
+// What a window of runs owes at its end: born in the memory behind `link` and still to be read. By the run that writes.
+std::vector<Demand> owed(const Workload& workload, LinkName link);
+// What a window of runs wants at its beginning: read in the memory behind `link` before anything else is done there with
+// the tensor. What was last written elsewhere counts in any window. By the run that reads.
+std::vector<Demand> wanted(const Workload& workload, LinkName link);
 
 }  // namespace terrace::workload

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace terrace::workload {
 namespace {
@@ -14,14 +15,16 @@ class Row {
     build(1, 0, size_, values);
   }
   void add(std::size_t begin, std::size_t end, double value) { add(1, 0, size_, begin, end, value); }
-  double largest(std::size_t begin, std::size_t end) const { return largest(1, 0, size_, begin, end); }
+  // The largest and where it is.
+  using Place = std::pair<double, std::size_t>;
+  Place largest(std::size_t begin, std::size_t end) const { return largest(1, 0, size_, begin, end); }
 
  private:
-  static constexpr double kNone = -std::numeric_limits<double>::infinity();
+  static constexpr Place kNone{-std::numeric_limits<double>::infinity(), 0};
 
   void build(std::size_t node, std::size_t low, std::size_t high, const std::vector<double>& values) {
     if (high - low == 1) {
-      largest_[node] = values[low];
+      largest_[node] = {values[low], low};
       return;
     }
     const std::size_t middle = (low + high) / 2;
@@ -32,25 +35,28 @@ class Row {
   void add(std::size_t node, std::size_t low, std::size_t high, std::size_t begin, std::size_t end, double value) {
     if (end <= low || high <= begin) return;
     if (begin <= low && high <= end) {
-      largest_[node] += value;
+      largest_[node].first += value;
       added_[node] += value;
       return;
     }
     const std::size_t middle = (low + high) / 2;
     add(2 * node, low, middle, begin, end, value);
     add(2 * node + 1, middle, high, begin, end, value);
-    largest_[node] = std::max(largest_[2 * node], largest_[2 * node + 1]) + added_[node];
+    largest_[node] = std::max(largest_[2 * node], largest_[2 * node + 1]);
+    largest_[node].first += added_[node];
   }
-  double largest(std::size_t node, std::size_t low, std::size_t high, std::size_t begin, std::size_t end) const {
+  Place largest(std::size_t node, std::size_t low, std::size_t high, std::size_t begin, std::size_t end) const {
     if (end <= low || high <= begin) return kNone;
     if (begin <= low && high <= end) return largest_[node];
     const std::size_t middle = (low + high) / 2;
-    return std::max(largest(2 * node, low, middle, begin, end), largest(2 * node + 1, middle, high, begin, end)) +
-           added_[node];
+    Place place =
+        std::max(largest(2 * node, low, middle, begin, end), largest(2 * node + 1, middle, high, begin, end));
+    place.first += added_[node];
+    return place;
   }
 
   std::size_t size_;
-  std::vector<double> largest_;
+  std::vector<Place> largest_;
   std::vector<double> added_;
 };
 
@@ -59,34 +65,45 @@ double seconds(Duration time) { return std::chrono::duration<double>(time).count
 }  // namespace
 
 // Two repetitions side by side, so that a window goes around the end as any other. For each last run of a window, in
-// order, the row holds for each first run: the bytes born since then and still needed, and the bytes that could have
-// left in the time computed before it.
-Duration longest_window(std::span<const Run> runs, const std::vector<Version>& born, std::uint64_t capacity_bytes,
-                        std::uint64_t out_bytes_per_s) {
+// order, the row holds for each first run: the bytes that count, and those that could have moved in the time computed
+// before it.
+Window longest_window(std::span<const Run> runs, const std::vector<Demand>& demands, std::uint64_t capacity_bytes,
+                      std::uint64_t bytes_per_s, Direction direction) {
   const std::size_t count = runs.size();
-  const auto bandwidth = static_cast<double>(out_bytes_per_s);
+  const auto bandwidth = static_cast<double>(bytes_per_s);
   std::vector<double> before(2 * count + 1);
   for (std::size_t run = 0; run < 2 * count; ++run)
     before[run + 1] = before[run] + bandwidth * seconds(runs[run % count].compute);
-  Row row(std::vector<double>(before.begin(), before.end() - 1));
+  const std::ptrdiff_t of_first = direction == Direction::kOut ? 1 : 0;  // runs at its beginning that are outside
+  const std::size_t of_last = direction == Direction::kIn ? 0 : 1;
+  Row row(std::vector<double>(before.begin() + of_first, before.end() - 1 + of_first));
 
-  std::vector<std::vector<std::pair<std::size_t, double>>> dead(2 * count + count +
-                                                                1);  // by the run that reads it last: birth, bytes
-  auto next = born.begin();
-  double most = 0;  // bytes over what can leave while it is computed
+  struct Counted {
+    std::size_t first, end;  // of the windows' first runs
+    double bytes;
+  };
+  std::vector<std::vector<Counted>> over(3 * count + 1);  // by the first run at which a window may not end any more
+  auto next = demands.begin();
+  double most = 0;  // bytes over what can move while it is computed
+  Window longest;
   for (std::size_t run = 0; run < 2 * count; ++run) {
-    if (run == count) next = born.begin();
-    for (; next != born.end() && next->born == run % count; ++next) {
-      row.add(0, run + 1, static_cast<double>(next->bytes));
-      dead[run + next->runs].emplace_back(run, static_cast<double>(next->bytes));
+    if (run == count) next = demands.begin();
+    for (; next != demands.end() && next->run == run % count; ++next) {
+      const std::size_t first = run + 1 - std::min(run + 1, next->begins);
+      const Counted counted{.first = first, .end = run + 1, .bytes = static_cast<double>(next->bytes)};
+      row.add(counted.first, counted.end, counted.bytes);
+      over[run + next->ends].push_back(counted);
     }
-    for (const auto& [birth, bytes] : dead[run]) row.add(0, birth + 1, -bytes);
+    for (const Counted& counted : over[run]) row.add(counted.first, counted.end, -counted.bytes);
     if (run + 1 < count) continue;
-    const double owed = row.largest(run + 1 - count, run + 1) - before[run + 1] - static_cast<double>(capacity_bytes);
-    most = std::max(most, owed);
+    const auto [bytes, first] = row.largest(run + 1 - count, run + 1);
+    const double moved = bytes - before[run + of_last] - static_cast<double>(capacity_bytes);
+    if (moved <= most) continue;
+    most = moved;
+    longest = {.step = {}, .first = first % count, .last = run % count};
   }
-  if (most <= 0) return Duration{};
-  return compute_time(runs) + Duration(static_cast<std::int64_t>(most / bandwidth * 1e9));
+  if (most > 0) longest.step = compute_time(runs) + Duration(static_cast<std::int64_t>(most / bandwidth * 1e9));
+  return longest;
 }
 
 }  // namespace terrace::workload
