@@ -95,22 +95,22 @@ void print(const Heading& heading, bool json, const workload::Workload& workload
   for (double& number : fewest) number *= share_of_bound;
   if (json) {
     nlohmann::ordered_json line = {{"workload", heading.workload},
-                                         {"node", heading.node},
-                                         {"policy", heading.policy},
-                                         {"job", report.job + 1},
-                                         {"step", report.step},
-                                         {"kind", workload::name(report.kind)},
-                                         {"makespan_us", makespan},
-                                         {"compute_us", compute},
-                                         {"stall_us", makespan - compute},
-                                         {"lower_bound_us", lower},
-                                         {"share", makespan > 0 ? lower / makespan : 1},
-                                         {"bound_by", workload::name(bound.limit)},
-                                         {"bytes", links(bytes)},
-                                         {"fewest_bytes", links(fewest)},
-                                         {"prefetch_late", report.prefetch_late},
-                                         {"prefetch_wasted", report.prefetch_wasted},
-                                         {"foreseen", report.foreseen}};
+                                   {"node", heading.node},
+                                   {"policy", heading.policy},
+                                   {"job", report.job + 1},
+                                   {"step", report.step},
+                                   {"kind", workload::name(report.kind)},
+                                   {"makespan_us", makespan},
+                                   {"compute_us", compute},
+                                   {"stall_us", makespan - compute},
+                                   {"lower_bound_us", lower},
+                                   {"share", makespan > 0 ? lower / makespan : 1},
+                                   {"bound_by", workload::name(bound.limit)},
+                                   {"bytes", links(bytes)},
+                                   {"fewest_bytes", links(fewest)},
+                                   {"prefetch_late", report.prefetch_late},
+                                   {"prefetch_wasted", report.prefetch_wasted},
+                                   {"foreseen", report.foreseen}};
     if (const workload::Window* window = bound.window())
       line["bound_window"] = {{"first", workload.runs[window->first].name}, {"last", workload.runs[window->last].name}};
     std::cout << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << std::endl;

@@ -26,10 +26,10 @@ LinkBound link_bound(const Workload& workload, LinkName name, const LinkSpeed& s
   const auto [shorter, longer] = std::minmax(bound.in, bound.out);
   bound.both =
       longer + Duration(static_cast<std::int64_t>(static_cast<double>(shorter.count()) * speed.both_ways().toll()));
-  bound.window_in = longest_window(workload.runs, wanted(workload, name), capacity_bytes, speed.in_bytes_per_s,
-                                   Direction::kIn);
-  bound.window_out = longest_window(workload.runs, owed(workload, name), capacity_bytes, speed.out_bytes_per_s,
-                                    Direction::kOut);
+  bound.window_in =
+      longest_window(workload.runs, wanted(workload, name), capacity_bytes, speed.in_bytes_per_s, Direction::kIn);
+  bound.window_out =
+      longest_window(workload.runs, owed(workload, name), capacity_bytes, speed.out_bytes_per_s, Direction::kOut);
   return bound;
 }
 

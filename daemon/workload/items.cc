@@ -137,9 +137,8 @@ std::vector<Demand> demands_of(const Workload& workload, LinkName link, bool Use
       if (use.inside && use.*which) add(all[id], at, workload.tensors[id].bytes, demands);
     }
   }
-  std::ranges::sort(demands, {}, [](const Demand& demand) {
-    return std::tie(demand.run, demand.begins, demand.ends, demand.bytes);
-  });
+  std::ranges::sort(
+      demands, {}, [](const Demand& demand) { return std::tie(demand.run, demand.begins, demand.ends, demand.bytes); });
   return demands;
 }
 

@@ -45,8 +45,8 @@ Choices inward(const Workload& workload, LinkName link);
 Choices outward(const Workload& workload, LinkName link);
 // What a window of runs owes at its end: born in the memory behind `link` and still to be read. By the run that writes.
 std::vector<Demand> owed(const Workload& workload, LinkName link);
-// What a window of runs wants at its beginning: read in the memory behind `link` before anything else is done there with
-// the tensor. What was last written elsewhere counts in any window. By the run that reads.
+// What a window of runs wants at its beginning: read in the memory behind `link` before anything else is done there
+// with the tensor. What was last written elsewhere counts in any window. By the run that reads.
 std::vector<Demand> wanted(const Workload& workload, LinkName link);
 
 }  // namespace terrace::workload

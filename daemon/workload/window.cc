@@ -49,8 +49,7 @@ class Row {
     if (end <= low || high <= begin) return kNone;
     if (begin <= low && high <= end) return largest_[node];
     const std::size_t middle = (low + high) / 2;
-    Place place =
-        std::max(largest(2 * node, low, middle, begin, end), largest(2 * node + 1, middle, high, begin, end));
+    Place place = std::max(largest(2 * node, low, middle, begin, end), largest(2 * node + 1, middle, high, begin, end));
     place.first += added_[node];
     return place;
   }

@@ -356,8 +356,8 @@ TEST_P(ThreeTierFiles, AreBoundByAWindowOfTheBlockLink) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, ThreeTierFiles,
-                         testing::Values(ThreeTiers{"host-adam-block", 106.05}, ThreeTiers{"accumulate-evaluate", 47.63},
-                                         ThreeTiers{"two-models", 31.68}),
+                         testing::Values(ThreeTiers{"host-adam-block", 106.05},
+                                         ThreeTiers{"accumulate-evaluate", 47.63}, ThreeTiers{"two-models", 31.68}),
                          [](const auto& file) {
                            std::string name = file.param.name;
                            std::ranges::replace(name, '-', '_');
