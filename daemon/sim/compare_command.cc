@@ -12,6 +12,8 @@
 #include "picture/picture.h"
 #include "sim/json.h"
 #include "sim/run_command.h"
+#include "sim/schedule_command.h"
+#include "timetable/timetable.h"
 #include "workload/node_file.h"
 #include "workload/reader.h"
 
@@ -41,6 +43,17 @@ std::string explained(const workload::Bound& bound, const workload::Workload& wo
   return fmt::format("{:14} {:10.3f} {:10.3f}  {}; links alone {:.3f}, windows {:.3f}\n", "bound",
                      microseconds(bound.total) / 1e3, microseconds(bound.compute) / 1e3, where,
                      microseconds(bound.by_links()) / 1e3, microseconds(bound.by_windows()) / 1e3);
+}
+
+forecast::Outlook planned(const timetable::Schedule& schedule, const workload::Workload& workload) {
+  forecast::Outlook outlook{
+      .step = Duration(schedule.makespan_ns), .compute = workload::compute_time(workload.runs), .traffic = {}};
+  for (const timetable::Move& move : schedule.moves) {
+    const bool of_block = move.from == timetable::Tier::kBlock || move.to == timetable::Tier::kBlock;
+    auto& bytes = of_block ? outlook.traffic.block_bytes : outlook.traffic.hbm_bytes;
+    bytes[move.to < move.from ? 0 : 1] += workload.tensors[move.tensor].bytes;
+  }
+  return outlook;
 }
 
 // As `run --json` names its fields, of a repetition.
@@ -115,6 +128,8 @@ CompareCommand::CompareCommand(CLI::App& program)
       ->capture_default_str();
   command.add_option("--steps", steps_, "how many of each, whole repetitions of the file (default: five repetitions)")
       ->check(CLI::Range(std::uint64_t{1}, kStepsMax));
+  command.add_option("--timetable", timetable_, "beside the policies a plan over all tiers, of so many evaluations")
+      ->check(CLI::Range(std::uint64_t{1}, kEvaluationsMax));
   command.add_flag("--json", json_, "a JSON object a policy, each on its own line");
   command.add_option("--plot", picture_, "draw times and bytes into this PNG, by a Python with matplotlib");
   command.add_option("--python", python_, "for --plot")->capture_default_str();
@@ -142,6 +157,12 @@ int CompareCommand::run() const {
   if (!limits) return refuse(limits.error().message, 2);
   const forecast::Outlook bound = forecast::bounded(*limits);
   Json compared = {{"workload", workload->name}, {"node", node->name}, {"policies", Json::array()}};
+  const auto add = [&](const std::string& policy, const forecast::Outlook& outlook) {
+    Json& added = compared["policies"].emplace_back(row(policy, outlook, bound));
+    added["bound_by"] = workload::name(limits->limit);
+    added["bounds_us"] = bounds(*limits);
+    std::cout << (json_ ? added.dump() + '\n' : line(policy, outlook, bound)) << std::flush;
+  };
   if (!json_) std::cout << kTitles << std::flush;
   for (const std::string& policy : policies_) {
     forecast::RehearseOptions options{.policy = *rehearsal::policy_of(policy)};
@@ -152,10 +173,12 @@ int CompareCommand::run() const {
       };
     const auto outlook = forecast::rehearse(*workload, *node, options);
     if (!outlook) return refuse(fmt::format("{}: {}", policy, outlook.error().message), 1);
-    compared["policies"].push_back(row(policy, *outlook, bound));
-    compared["policies"].back()["bound_by"] = workload::name(limits->limit);
-    compared["policies"].back()["bounds_us"] = bounds(*limits);
-    std::cout << (json_ ? compared["policies"].back().dump() + '\n' : line(policy, *outlook, bound)) << std::flush;
+    add(policy, *outlook);
+  }
+  if (timetable_ > 0) {
+    const auto schedule = timetable::plan(*workload, *node, {.evaluations = timetable_});
+    if (!schedule) return refuse(schedule.error().message, 1);
+    add("timetable", planned(*schedule, *workload));
   }
   if (!json_) std::cout << explained(*limits, *workload) << std::flush;
   if (picture_.empty()) return 0;

@@ -32,6 +32,7 @@ class CompareCommand {
   std::string node_;
   std::vector<std::string> policies_;
   std::uint64_t steps_ = 0;
+  std::uint64_t timetable_ = 0;  // evaluations
   bool json_ = false;
   std::string picture_;
   std::string python_;

@@ -16,6 +16,7 @@
 #include "sim/fuzz.h"
 #include "sim/generate_command.h"
 #include "sim/run_command.h"
+#include "sim/schedule_command.h"
 
 namespace {
 
@@ -144,10 +145,12 @@ int main(int argc, char** argv) {
   terrace::sim::GenerateCommand generate(app);
   terrace::sim::RunCommand rehearse(app);
   terrace::sim::CompareCommand compare(app);
+  terrace::sim::ScheduleCommand schedule(app);
   CLI11_PARSE(app, argc, argv);
   if (generate.chosen()) return generate.run();
   if (rehearse.chosen()) return written(rehearse.run());
   if (compare.chosen()) return written(compare.run());
+  if (schedule.chosen()) return written(schedule.run());
   try {
     return fuzz(arguments);
   } catch (const CLI::ParseError& error) {

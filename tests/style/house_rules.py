@@ -60,10 +60,11 @@ BELOW = {
     "front": FRONT_SEES | {"front/gateway", "front/reactor", "front/doors", "front/node", "front/survival",
                            "front/sessions", "front/restore", "front/training"},
     "rehearsal": {"base", "config", "tier", "mover", "foresight", "engine", "workload"},
+    "timetable": {"base", "foresight", "workload"},
     "picture": {"base"},
     "forecast": {"base", "mover", "rehearsal", "workload"},
-    "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "picture", "forecast", "config", "topology",
-            "workload"},
+    "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "timetable", "picture", "forecast", "config",
+            "topology", "workload"},
 }
 PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
 USING = re.compile(r"\s*using\s+[\w:]*::(\w+);")
