@@ -243,7 +243,7 @@ TEST(Rehearsal, WhereALinkBoundsTheOptimizerWhatItUsesSoonStays) {
                         .node = node_of(80'000'000'000, 2'000'000'000'000, 0, 220'000'000'000)};
   const auto bound = workload::lower_bound(options.workload, options.node);
   ASSERT_TRUE(bound);
-  EXPECT_EQ(bound->limit, workload::Limit::kHbmWindowOut);
+  EXPECT_EQ(bound->limit, workload::Limit::kHbmWindowIn);
   auto rehearsal = Rehearsal::create(options);
   ASSERT_TRUE(rehearsal);
   const std::uint64_t repetition = made->workload.steps.size();
