@@ -5,9 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <ostream>
 #include <string>
-#include <tuple>
 
 namespace terrace::timetable {
 namespace {
@@ -28,20 +28,18 @@ void write(std::ostream& out, const Schedule& schedule, std::string_view workloa
                      microseconds(schedule.makespan_ns), microseconds(lower_bound_ns))
       << fmt::format(R"(,"hbm":[{}],"host":[{}],"block":[{}]}})", ids(Tier::kHbm), ids(Tier::kHost), ids(Tier::kBlock))
       << '\n';
-  std::vector<std::tuple<std::int64_t, int, std::string>> lines;
+  std::multimap<std::pair<std::int64_t, int>, std::string> lines;  // by time and kind, and else as they come
   for (std::size_t run = 0; run < schedule.runs_ns.size(); ++run)
-    lines.emplace_back(schedule.runs_ns[run], 1,
-                       fmt::format(R"({{"run":{},"start_us":{}}})", run, microseconds(schedule.runs_ns[run])));
+    lines.emplace(std::pair(schedule.runs_ns[run], 1),
+                  fmt::format(R"({{"run":{},"start_us":{}}})", run, microseconds(schedule.runs_ns[run])));
   for (const Move& move : schedule.moves)
-    lines.emplace_back(move.begin_ns, 2,
-                       fmt::format(R"({{"move":{},"from":"{}","to":"{}","start_us":{}}})", move.tensor, name(move.from),
-                                   name(move.to), microseconds(move.begin_ns)));
+    lines.emplace(std::pair(move.begin_ns, 2),
+                  fmt::format(R"({{"move":{},"from":"{}","to":"{}","start_us":{}}})", move.tensor, name(move.from),
+                              name(move.to), microseconds(move.begin_ns)));
   for (const Drop& drop : schedule.drops)
-    lines.emplace_back(
-        drop.at_ns, 0,
-        fmt::format(R"({{"drop":{},"at":"{}","us":{}}})", drop.tensor, name(drop.at), microseconds(drop.at_ns)));
-  std::ranges::stable_sort(lines, {}, [](const auto& line) { return std::tie(std::get<0>(line), std::get<1>(line)); });
-  for (const auto& [time, kind, line] : lines) out << line << '\n';
+    lines.emplace(std::pair(drop.at_ns, 0), fmt::format(R"({{"drop":{},"at":"{}","us":{}}})", drop.tensor,
+                                                        name(drop.at), microseconds(drop.at_ns)));
+  for (const auto& [when, line] : lines) out << line << '\n';
 }
 
 }  // namespace terrace::timetable

@@ -30,7 +30,7 @@ std::vector<Family> families_of(const workload::Workload& workload, const Gaps& 
   }
   std::vector<Family> families;
   for (auto& [kind, family] : by_kind) {
-    std::ranges::stable_sort(family, {}, [&](GapId id) { return gaps.gaps[id].from_run; });
+    std::ranges::sort(family, {}, [&](GapId id) { return std::pair(gaps.gaps[id].from_run, id); });
     families.push_back(std::move(family));
   }
   return families;

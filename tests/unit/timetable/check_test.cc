@@ -28,7 +28,7 @@ workload::Node small_node() {
 // Tensor 0 comes up from block, is updated and goes back; 1 lives in HBM for two runs; 3 is dead until c overwrites it.
 workload::Workload small_workload() {
   workload::Workload small{.name = "small", .source = "a test", .tensors = {}, .runs = {}, .steps = {}};
-  for (const std::uint64_t bytes : {6, 4, 5, 2, 3}) small.tensors.push_back({.bytes = bytes});
+  for (const std::uint64_t bytes : {6U, 4U, 5U, 2U, 3U}) small.tensors.push_back({.bytes = bytes});
   const auto run = [&](std::string name, Place place, auto read, auto write, auto free) {
     small.runs.push_back({.name = std::move(name),
                           .compute = nanoseconds(10'000),

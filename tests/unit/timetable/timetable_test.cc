@@ -112,7 +112,7 @@ TEST(Timetable, PlansOfRandomWorkloadsKeepTheRulesAndNeverPassTheBound) {
 workload::Workload host_optimizer() {
   workload::Workload made{.name = "optimizer", .source = "a test", .tensors = {}, .runs = {}, .steps = {}};
   constexpr TensorId kLayers = 8;
-  for (const std::uint64_t bytes : {20, 60})
+  for (const std::uint64_t bytes : {20U, 60U})
     for (TensorId id = 0; id < kLayers; ++id) made.tensors.push_back({.bytes = bytes, .home = true});
   for (TensorId id = 0; id < kLayers; ++id)
     made.runs.push_back({.name = "use", .compute = microseconds(20), .read = {id}, .write = {}, .free = {}});
@@ -148,7 +148,7 @@ TEST(Timetable, HbmIsRoomForWhatTheHostUsesNext) {
                               .tensors = {{.bytes = 60, .home = true}, {.bytes = 60, .home = true}},
                               .runs = {},
                               .steps = {}};
-  for (const TensorId id : {0, 1})
+  for (const TensorId id : {0U, 1U})
     workload.runs.push_back(
         {.name = "step", .compute = microseconds(5), .place = Place::kHost, .read = {id}, .write = {id}, .free = {}});
   workload.steps = {{.kind = workload::StepKind::kTrain, .end = 2}};
