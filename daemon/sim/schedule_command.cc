@@ -43,15 +43,15 @@ int ScheduleCommand::run() const {
   if (!workload) return refuse(workload.error().message, 2);
   const auto bound = workload::lower_bound(*workload, *node);
   if (!bound) return refuse(bound.error().message, 2);
-  const std::clock_t began = std::clock();
-  const auto schedule = timetable::plan(*workload, *node, {.evaluations = evaluations_, .seed = seed_});
-  const double cpu_s = static_cast<double>(std::clock() - began) / CLOCKS_PER_SEC;
-  if (!schedule) return refuse(schedule.error().message, 1);
-  std::ofstream file;
+  std::ofstream file;  // before the search, which may take minutes
   if (!output_.empty() && output_ != "-") {
     file.open(output_);
     if (!file) return refuse(fmt::format("--output: cannot write {}", output_), 2);
   }
+  const std::clock_t began = std::clock();
+  const auto schedule = timetable::plan(*workload, *node, {.evaluations = evaluations_, .seed = seed_});
+  const double cpu_s = static_cast<double>(std::clock() - began) / CLOCKS_PER_SEC;
+  if (!schedule) return refuse(schedule.error().message, 1);
   std::ostream& out = output_ == "-" ? std::cout : file;
   if (!output_.empty()) timetable::write(out, *schedule, workload->name, node->name, bound->total.count());
   if (!out.flush()) return refuse(fmt::format("--output: writing {} failed", output_), 1);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's
 class App;
 }
 
@@ -15,10 +15,16 @@ inline constexpr std::uint64_t kEvaluationsMax = 10'000'000;
 
 class ScheduleCommand {
  public:
+  // Adds itself to the program; must stay where it is until the command line is parsed.
   explicit ScheduleCommand(CLI::App& program);
+  ScheduleCommand(const ScheduleCommand&) = delete;
+  ScheduleCommand& operator=(const ScheduleCommand&) = delete;
+  ~ScheduleCommand() = default;
 
+  // Whether the command line asked for it.
   bool chosen() const;
-  // Returns the process's exit status; messages go to standard error.
+  // The exit status, after what is wrong went to standard error: 0, 1 if there is no such schedule or it cannot be
+  // written, 2 if something that was given is refused.
   int run() const;
 
  private:

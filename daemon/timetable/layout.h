@@ -150,6 +150,7 @@ class Layout {
   std::int64_t come_down(GapId gap, std::int64_t until_ns);
   bool keeps_host_copy(GapId gap) const;
   std::int64_t move(GapId gap, Hop hop, Tier from, Tier to, std::int64_t begin_ns);
+  std::int64_t move_for_good(GapId gap, Hop hop, Tier from, Tier to, std::int64_t from_ns);
   void give_up(GapId gap, End end, Tier tier, std::int64_t at_ns, std::vector<Moment> after);
   void end_copy(workload::TensorId tensor, Tier tier, std::int64_t at_ns, Moment ends);
   bool fail(Tier tier);

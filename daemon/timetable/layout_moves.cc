@@ -40,26 +40,27 @@ void Layout::leave_for(GapId id, Tier tier) {
   give_up(id, tier == Tier::kHbm ? End::kHbm : End::kHostGoing, tier, at_ns, std::move(after));
 }
 
-bool Layout::go_up(GapId id) {
+// A move as early as link and room for good allow, and no earlier than the last copy there is gone. When the copy is
+// there; kNever if it cannot be.
+std::int64_t Layout::move_for_good(GapId id, Hop hop, Tier from, Tier to, std::int64_t from_ns) {
   const Gap& gap = gaps_.gaps[id];
-  const std::int64_t from_ns = std::max(now_ns_, copy(gap.tensor, Tier::kHbm).gone_ns);
-  const std::int64_t fits_ns = room(Tier::kHbm).fits_for_good(from_ns, static_cast<std::int64_t>(gap.bytes));
-  if (fits_ns == kNever) return fail(Tier::kHbm);
-  Link& up = link(Tier::kHost, Tier::kHbm);
-  move(id, Hop::kGoUp, Tier::kHost, Tier::kHbm, up.lane.earliest(fits_ns, length_ns(up, gap.bytes)));
+  const std::int64_t fits_ns =
+      room(to).fits_for_good(std::max(from_ns, copy(gap.tensor, to).gone_ns), static_cast<std::int64_t>(gap.bytes));
+  if (fits_ns == kNever) return never(to);
+  Link& over = link(from, to);
+  return move(id, hop, from, to, over.lane.earliest(fits_ns, length_ns(over, gap.bytes)));
+}
+
+bool Layout::go_up(GapId id) {
+  if (move_for_good(id, Hop::kGoUp, Tier::kHost, Tier::kHbm, now_ns_) == kNever) return false;
   leave_for(id, Tier::kHost);
   return true;
 }
 
 bool Layout::go_to_host(GapId id) {
-  const Gap& gap = gaps_.gaps[id];
-  if (!copy(gap.tensor, Tier::kHost).there) {
-    const std::int64_t from_ns = std::max(now_ns_, copy(gap.tensor, Tier::kHost).gone_ns);
-    const std::int64_t fits_ns = room(Tier::kHost).fits_for_good(from_ns, static_cast<std::int64_t>(gap.bytes));
-    if (fits_ns == kNever) return fail(Tier::kHost);
-    Link& down = link(Tier::kHbm, Tier::kHost);
-    move(id, Hop::kGoDown, Tier::kHbm, Tier::kHost, down.lane.earliest(fits_ns, length_ns(down, gap.bytes)));
-  }
+  if (!copy(gaps_.gaps[id].tensor, Tier::kHost).there &&
+      move_for_good(id, Hop::kGoDown, Tier::kHbm, Tier::kHost, now_ns_) == kNever)
+    return false;
   leave_for(id, Tier::kHbm);
   return true;
 }
@@ -116,14 +117,11 @@ bool Layout::keeps_host_copy(GapId id) const {
 }
 
 std::int64_t Layout::come_up(GapId id) {
-  const Gap& gap = gaps_.gaps[id];
-  Link& up = link(Tier::kHost, Tier::kHbm);
-  const std::int64_t from_ns = std::max(copy(gap.tensor, Tier::kHost).ready_ns, copy(gap.tensor, Tier::kHbm).gone_ns);
-  const std::int64_t fits_ns = room(Tier::kHbm).fits_for_good(from_ns, static_cast<std::int64_t>(gap.bytes));
-  if (fits_ns == kNever) return never(Tier::kHbm);
+  const workload::TensorId tensor = gaps_.gaps[id].tensor;
   const std::int64_t there_ns =
-      move(id, Hop::kComeUp, Tier::kHost, Tier::kHbm, up.lane.earliest(fits_ns, length_ns(up, gap.bytes)));
-  if (!keeps_host_copy(id)) give_up(id, End::kHostComing, Tier::kHost, there_ns, {copy(gap.tensor, Tier::kHbm).ready});
+      move_for_good(id, Hop::kComeUp, Tier::kHost, Tier::kHbm, copy(tensor, Tier::kHost).ready_ns);
+  if (there_ns != kNever && !keeps_host_copy(id))
+    give_up(id, End::kHostComing, Tier::kHost, there_ns, {copy(tensor, Tier::kHbm).ready});
   return there_ns;
 }
 
@@ -142,12 +140,8 @@ std::int64_t Layout::come_down(GapId id, std::int64_t until_ns) {
 }
 
 std::int64_t Layout::come_to_host_from_block(GapId id) {
-  const Gap& gap = gaps_.gaps[id];
-  Link& in = link(Tier::kBlock, Tier::kHost);
-  const std::int64_t from_ns = std::max(copy(gap.tensor, Tier::kBlock).ready_ns, copy(gap.tensor, Tier::kHost).gone_ns);
-  const std::int64_t fits_ns = room(Tier::kHost).fits_for_good(from_ns, static_cast<std::int64_t>(gap.bytes));
-  if (fits_ns == kNever) return never(Tier::kHost);
-  return move(id, Hop::kComeHost, Tier::kBlock, Tier::kHost, in.lane.earliest(fits_ns, length_ns(in, gap.bytes)));
+  const std::int64_t ready_ns = copy(gaps_.gaps[id].tensor, Tier::kBlock).ready_ns;
+  return move_for_good(id, Hop::kComeHost, Tier::kBlock, Tier::kHost, ready_ns);
 }
 
 // By two moves; it waits in host memory until there is room for good in HBM.
