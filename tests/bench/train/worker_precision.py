@@ -7,8 +7,8 @@ import time
 import torch
 from worker_training import Served, make_model
 
-# An element's gradient is read in bfloat16, its master and two moments in float32; these three are written, and the weight.
-READ_BYTES = WRITTEN_BYTES = 14
+# Of an element. Its gradient is read in bfloat16, its master and two moments in float32; these three are written, and the weight.
+COPIED_BYTES = 14
 PIECE_BYTES = 64 << 20
 
 
@@ -20,12 +20,12 @@ class HostStep(Served):
         import terrace.torch
 
         self.client = self.serve()
-        self.model = make_model(self.shape, self.recipe.seed, torch.bfloat16)
+        self.model = make_model(self.shape, self.recipe.seed, self.dtype)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         terrace.torch.offload(self.model, self.optimizer, client=self.client, what="all", masters=torch.float32, step="host")
         self.loss(0).backward()  # the gradients stay
         self.optimizer.step()
-        self._bytes = READ_BYTES * sum(one.numel() for one in self.model.parameters())
+        self._bytes = COPIED_BYTES * sum(one.numel() for one in self.model.parameters())
         self._pair = [torch.ones(PIECE_BYTES, dtype=torch.uint8) for _ in range(2)]
 
     def run(self, threads):

@@ -104,6 +104,15 @@ def test_models_do_not_get_the_same_room(restless, has_free, capfd):
     assert "all stays" in capfd.readouterr().err
 
 
+def test_what_was_left_and_moved_since_takes_no_room(restless, has_free, capfd):
+    first, second = build(Recipe()), build(Recipe())
+    has_free(4 * bytes_of(first[0]))
+    terrace.torch.offload(*first, client=restless, what="auto")
+    terrace.torch.offload(*first, client=restless, what="all")
+    terrace.torch.offload(*second, client=restless, what="auto")
+    assert ["all stays" in line for line in capfd.readouterr().err.splitlines()] == [True, True]
+
+
 def test_what_a_daemon_may_yet_take_is_not_free(restless, roomy, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(auto, "free_bytes", lambda device, tiers: asked.append(tiers) or 1 << 40)

@@ -52,6 +52,11 @@ def free_for(devices: Sequence[torch.device], client: Client | None, model: nn.M
     return [max(0, free_bytes(device, tiers) - _coming_elsewhere(device, model)) for device in devices]
 
 
+def moves(model: nn.Module) -> None:
+    """A call says what of a model goes: what an earlier one has left there is not to be reckoned with."""
+    _stays.pop(model, None)
+
+
 def _coming_elsewhere(device: torch.device, model: nn.Module) -> int:
     """What is yet to be made on a device for other models, that earlier calls have left there."""
     total = 0

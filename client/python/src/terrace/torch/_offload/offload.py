@@ -32,7 +32,7 @@ from .._ranks.fsdp import groups_of
 from .._ranks.shards import Shards
 from .._ranks.together import Ranks
 from .._tensors.dlpack import lease_for_capsules
-from .auto import choose, free_for, say
+from .auto import choose, free_for, moves, say
 from .grown import Grown, check_taken_fits, take_in
 from .grown import find as find_grown
 from .grown import finish as finish_grown
@@ -285,9 +285,11 @@ def _parts(model: nn.Module, optimizer: object, steps: list[optim.Optimizer], wh
     named = what_by_default(_CALL) if what is None else what
     if named != AUTO or devices[0].type == "meta":  # which is refused by name
         try:
-            return _check_parts_asked(ALL if named == AUTO else named, optimizer, in_backward, shares)
+            parts = _check_parts_asked(ALL if named == AUTO else named, optimizer, in_backward, shares)
         except InvalidArgument as error:
             raise error if what is not None else by_environment(error) from None
+        moves(model)
+        return parts
     _check_parts_asked(ALL, optimizer, in_backward, shares)
     check_precision(_CALL, precision, model, steps)
     _check_where(model, client, place)
@@ -295,7 +297,8 @@ def _parts(model: nn.Module, optimizer: object, steps: list[optim.Optimizer], wh
     least = [min(same) for same in zip(*told, strict=False)]
     free = [*least, *[min(least)] * (len(devices) - len(least))]  # ranks may be on more devices than others
     chosen = choose(model, steps, precision, devices, free, in_backward=in_backward, shares=shares)
-    say(model, chosen)
+    if not isinstance(step, Where):  # else it was said before where the step runs was decided anew
+        say(model, chosen)
     of_host_step = frozenset({"states"} if step == "host" and any(map(has_streams, devices)) else ())  # are in the CPU's memory
     return chosen.parts or of_host_step
 
@@ -390,7 +393,7 @@ def _take_more(job: Job, model: nn.Module, optimizers: list[optim.Optimizer], gr
     if masters.dtype is not None:
         check_taken(_CALL, Precision(masters.dtype, masters.gradients), model, optimizers)
     if on_host:
-        check_step(_CALL, model, optimizers, [one.name for one in job.store.places])
+        check_step(_CALL, model, optimizers, places)
     _try(optimizers, masters.dtype)
     job.drop_gone()
     if job.in_backward and optimizers and not all(one.states.gone for one in job.optimizers):

@@ -27,17 +27,17 @@ class Before:
         self._own = _copied_at(self._writes.of_itself, vars(optimizer))
         self._groups = [_copied_at(self._writes.of_groups, {name: group[name] for name in group if name in self._writes.of_groups})
                         for group in optimizer.param_groups]
-        self._states = {key: _copied(value) for key, value in as_they_are(optimizer.state).items() if not isinstance(key, torch.Tensor)}
+        self._states = {key: copied(value) for key, value in as_they_are(optimizer.state).items() if not isinstance(key, torch.Tensor)}
 
     def options(self, optimizer: optim.Optimizer, group: Group) -> Group:
         """Of a group, as it is now, but for what the step writes there."""
         (number,) = (number for number, one in enumerate(optimizer.param_groups) if one is group)
-        as_now = {name: _copied(value) for name, value in group.items() if name != "params" and name not in self._writes.of_groups}
+        as_now = {name: copied(value) for name, value in group.items() if name != "params" and name not in self._writes.of_groups}
         return as_now | self._groups[number]
 
     def copied(self, group: Group) -> Group:
         """Of a group as the step is shown it, another one to write to."""
-        return {name: value if name == "params" else _copied(value) for name, value in group.items()}
+        return {name: value if name == "params" else copied(value) for name, value in group.items()}
 
     def own(self) -> dict[str, Any]:
         """What it has itself."""
@@ -45,18 +45,18 @@ class Before:
 
     def states(self) -> dict[Any, Any]:
         """What it keeps in its state under other keys than parameters."""
-        return {key: _copied(value) for key, value in self._states.items()}
+        return {key: copied(value) for key, value in self._states.items()}
 
 
 def _copied_at(names: Iterable[Any], values: dict[Any, Any]) -> dict[Any, Any]:
     """The same, but for copies of what is under these names."""
-    return values | {name: _copied(values[name]) for name in names if name in values}
+    return values | {name: copied(values[name]) for name in names if name in values}
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
     """A copy of numbers, tensors, and what has them in it; of anything else, which no step writes to, itself."""
     if type(value) is torch.Tensor:
         return value.detach().clone()
     if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    return {key: _copied(one) for key, one in value.items()} if type(value) is dict else value
+        return type(value)(map(copied, value))
+    return {key: copied(one) for key, one in value.items()} if type(value) is dict else value

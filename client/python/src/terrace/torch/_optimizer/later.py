@@ -6,8 +6,8 @@ What the script may change meanwhile is fixed as step() comes to it: the groups'
 step is given parameters of its own, over leased memory, so that nothing that the script has is another thing meanwhile. Who
 leases a weight, a gradient, a state or a master of it waits until that one is stepped. What cannot be so is left to step():
 what is in the process's memory, where nobody could be made to wait; what is leased at the time, or would take room that what runs
-meanwhile may want; what is stepped first, so
-that its states or its master are yet to be made; and optimizers whose step asks for more than this.
+meanwhile may want; what is stepped first, so that its states or its master are yet to be made; and optimizers whose step asks for
+more than this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .._parameters.parameter import ManagedParameter
 from .._pytorch.private import raw, unhooked
 from .._tensors.offloaded import OffloadedTensor
 from . import kinds
-from .before import Before
+from .before import Before, copied
 from .later_batch import LaterBatch, Member
 from .sound_later import ELEMENT_BY_ELEMENT
 from .states import States
@@ -90,7 +90,7 @@ class Later:
             members = [one for one in members if one is not least]
             now.append(self._of.masters.stepped_as(least.weight))
         if members:
-            options = {name: _fixed(value) for name, value in group.items() if name != "params"}
+            options = {name: copied(value) for name, value in group.items() if name != "params"}
             if self._before is not None:
                 options = self._before.options(self._of.optimizer, group)
             self._left += ((options, batch) for batch in self._batches(members))
@@ -280,10 +280,3 @@ class Later:
 def _is_at_rest(managed: ManagedParameter) -> bool:
     """Whether nothing uses a parameter, or has its memory."""
     return not (managed.uses or managed.slot.shown)
-
-
-def _fixed(value: Any) -> Any:
-    """An option as it is now, whatever the script changes it to: a number, or several, or tensors of one."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_fixed, value))
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value

@@ -2,8 +2,8 @@
 """Frozen parameters that the ranks of a node have in common: held once, in a share, and read side by side.
 
 The first of a daemon's ranks makes the share and fills it. The others compare what they have with it, bit for bit, and
-let go of their own. From then on nobody writes there. The share ends with the last of them. Ranks on several GPUs have a
-share for each GPU, since a tensor is leased in one place at a time.
+let go of their own. From then on nobody writes there. The share ends with the last of them. Ranks that lease in different
+places have a share for each place, since a tensor is leased in one at a time.
 """
 
 from __future__ import annotations
