@@ -26,7 +26,7 @@ from device_fixtures import (  # noqa: F401 (a fixture)
 from terrace.torch._device import streams
 from terrace.torch._device.link import Link
 from terrace.torch._leased.slot import Slot
-from terrace.torch._offload import stepping
+from terrace.torch._offload import auto, stepping
 from terrace.torch._offload.precision import Precision
 from terrace.torch._optimizer import later_batch
 from terrace.torch._parameters.masters import Masters
@@ -363,15 +363,17 @@ def test_a_step_that_is_picked(small, monkeypatch, measured, change, step, said)
     assert_ended(small)
 
 
-def test_what_is_picked_finds_no_room(small, monkeypatch):
+def test_what_is_picked_finds_no_room(small, monkeypatch, capfd):
     """There is a place for what the device steps, and none for masters as well: it steps."""
     monkeypatch.setattr(stepping, "_measured", lambda *_: MEASURED)
     monkeypatch.setattr(Masters, "make", no_room)
+    monkeypatch.setattr(auto, "free_bytes", lambda device, tiers: 0)
     recipe = dataclasses.replace(PLAIN, options=(("lr", 1e-2), ("amsgrad", True)))
     model, optimizer = build(recipe)
-    terrace.torch.offload(model, optimizer, client=small, step="auto", tensor_bytes_min=1)
+    terrace.torch.offload(model, optimizer, client=small, what="auto", step="auto", tensor_bytes_min=1)
     given = terrace.torch.summary(model)
     assert given.step == "device" and given.step_why == "there is no room for what the CPU would step (no home, says the test)"
+    assert capfd.readouterr().err.count("all of the job") == 1, "what goes is said once"
     train(model, optimizer, recipe)
     assert_ended(small)
 
