@@ -11,7 +11,6 @@ namespace terrace::timetable {
 namespace {
 
 constexpr std::int32_t kPeriodsTried = 3;  // of a layout; the first begins with links that are free
-constexpr double kWorseAtFirst = 0.008;    // a choice that is worse by this share may be taken at the beginning
 constexpr double kHbmBusyShare = 0.25;     // what a second of HBM's link counts of one of the block link's
 constexpr std::uint64_t kOfLast = 3;       // of the evaluations: for the last phase
 constexpr int kLooksMax = 32;              // for a gap of the kind that is looked for

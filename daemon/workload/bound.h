@@ -26,10 +26,11 @@ struct LinkBound {
   std::uint64_t fewest_out_bytes = 0;
   Duration in{};  // how long that takes at the link's bandwidth, latencies left away
   Duration out{};
-  Duration both{};   // of those two on one link, as far as they slow each other down
-  Window window_in;  // in which most must come: what it reads first must be in memory when it begins, or come in
-  Window
-      window_out;  // in which most must leave: what is born in it and still needed at its end, over what memory holds
+  Duration both{};  // of those two on one link, as far as they slow each other down
+  // In which most must come: what it reads first must be in memory when it begins, or come in.
+  Window window_in;
+  // In which most must leave: what is born in it and still needed at its end, over what memory holds.
+  Window window_out;
   std::uint64_t fewest_bytes(Direction direction) const {
     return direction == Direction::kIn ? fewest_in_bytes : fewest_out_bytes;
   }
