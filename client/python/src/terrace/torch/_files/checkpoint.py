@@ -14,15 +14,17 @@ from torch import nn, optim
 from ... import _checks
 from ..._errors import InvalidArgument
 from .._optimizer import kinds
+from .._optimizer.kept import is_made_of_tensors
 from .._optimizer.optimizer import managed_optimizer, unwrapped
 from .._optimizer.saved_masters import MASTER, as_loaded, check_master
 from .._parameters.parameter import shown_parameter
+from .._pytorch.bits import same_bits
 from .._pytorch.split import is_split
 from .._tensors.offloaded import OffloadedTensor
 from . import file_format
 from .converted import ConvertedTensor
 from .file_format import Entry, Item
-from .nested import described, each, resolved
+from .nested import Composed, described, each, resolved
 
 _OPTIMIZER = "terrace.optimizer"  # the metadata's name for what of an optimizer is no tensor
 Path = str | os.PathLike[str]
@@ -40,7 +42,8 @@ def save(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
     One tensor is leased at a time. Any reader of safetensors reads the files. Works for models that are not offloaded,
     too. A tied weight is written under each of its names. The file appears when it is whole. InvalidArgument, before
     anything is written, for an optimizer's option, or part of a state, that JSON cannot hold, for a state that is a tensor of
-    another class, and for an element type or a name that safetensors lacks.
+    a class that torch.serialization.add_safe_globals() was not told of, for a weight that is a tensor of another class, and for an
+    element type or a name that safetensors lacks.
     """
     target = _check_arguments("terrace.torch.save", path, model, optimizer)
     of_optimizer = None if optimizer is None else _of_optimizer(optimizer)  # before a file is touched
@@ -69,7 +72,7 @@ def _of_optimizer(optimizer: optim.Optimizer) -> tuple[list[Item], str]:
             name = f"{index}.{key}"
             said = described(value, name, f"'{key}' of its state of parameter {index}",
                              lambda name, tensor: items.append(item_of(name, tensor)), _plain)
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor) or is_made_of_tensors(value):
                 plain[name] = said
     groups = [{key: _plain(value, f"'{key}' of its parameter group {number}") for key, value in group.items()}
               for number, group in enumerate(state["param_groups"])]
@@ -85,6 +88,9 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         if not isinstance(value, torch.Tensor):
             raise InvalidArgument(f"'{name}' of the model's state is {type(value).__name__}, which a safetensors file "
                                   "cannot hold")
+        if is_made_of_tensors(value):
+            raise InvalidArgument(f"'{name}' of the model's state is a tensor of the class {type(value).__name__}, which a "
+                                  "safetensors file cannot hold: torch.save(model.state_dict(), ...) writes it, a tensor at a time")
     return dict(state)
 
 
@@ -94,8 +100,7 @@ def item_of(name: str, tensor: torch.Tensor) -> Item:
     if name == file_format.METADATA:
         raise InvalidArgument(f"a tensor is named '{name}', and a safetensors file has its metadata under that name: give "
                               "the tensor another one")
-    if not file_format.can_name(tensor.dtype):
-        raise InvalidArgument(f"'{name}' is of {tensor.dtype}, which safetensors has no name for")
+    file_format.name_of(tensor.dtype, f"'{name}'")
     if isinstance(tensor, ConvertedTensor):
         return Item(name, tensor.dtype, tuple(tensor.shape), tensor.terrace_make, leave=tensor.terrace_sources.let_go)
     if not isinstance(tensor, OffloadedTensor):
@@ -130,6 +135,7 @@ def load(path: Path, model: nn.Module, optimizer: optim.Optimizer | None = None)
         entries = _entries(path, opened)
         tensors = _tensors(model)
         found = _check(path, entries, tensors)
+        _check_made_anew(path, entries, found, model)
         saved = None if optimizer is None else _saved_optimizer(optimizer_path(path), optimizer, opened)
         with torch.no_grad():
             for name, tensor in found.items():
@@ -174,6 +180,20 @@ def _check(path: Path, entries: dict[str, tuple[Any, Entry]],
             raise InvalidArgument(f"{os.fspath(path)}: '{name}' has the shape {shape}, and the model's has "
                                   f"{tuple(tensor.shape)}")
     return found
+
+
+def _check_made_anew(path: Path, entries: dict[str, tuple[Any, Entry]], found: dict[str, torch.Tensor], model: nn.Module) -> None:
+    """Raises InvalidArgument for a tensor that a module makes as its state is asked for, so that nothing can be read into it, if
+    the file has another one."""
+    again = model.state_dict()
+    for name, tensor in found.items():
+        if tensor.numel() == 0 or _memory(again[name]) == _memory(tensor):
+            continue
+        file, entry = entries[name]
+        file_format.read_into(file, entry, read := torch.empty_like(tensor))
+        if not same_bits(read, tensor):
+            raise InvalidArgument(f"{os.fspath(path)}: '{name}' has another value than the model's, whose module makes it as its "
+                                  "state is asked for, so that nothing can be loaded into it: build the model from that checkpoint")
 
 
 def _memory(tensor: torch.Tensor) -> Any:
@@ -250,7 +270,7 @@ def _check_states(path: pathlib.Path, states: dict[int, dict[str, Any]], optimiz
             check_master(managed.states, parameter, master.shape, f"{path}: the state of parameter {number}")
         for key in kinds.states(unwrapped(optimizer), group, parameter.dim()):
             value = state.get(key)
-            if isinstance(value, Entry) and value.shape != tuple(parameter.shape):
+            if isinstance(value, Entry | Composed) and value.shape != tuple(parameter.shape):
                 raise InvalidArgument(f"{path} is not of this optimizer: '{number}.{key}' has the shape {value.shape}, "
                                       f"and that parameter {tuple(parameter.shape)}")
 

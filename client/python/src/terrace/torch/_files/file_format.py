@@ -66,6 +66,18 @@ def can_name(dtype: torch.dtype) -> bool:
     return dtype in _DTYPES
 
 
+def name_of(dtype: torch.dtype, what: str) -> str:
+    """The format's name for an element type. InvalidArgument for one that it has none for. what: is of that type, in words."""
+    if not can_name(dtype):
+        raise InvalidArgument(f"{what} is of {dtype}, which safetensors has no name for")
+    return _DTYPES[dtype]
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The element type of a name. KeyError for another one."""
+    return _NAMES[name]
+
+
 def in_file_order(items: Iterable[Item]) -> list[Item]:
     """As the package `safetensors` orders them."""
     return sorted(items, key=lambda item: (_RANKS[item.dtype], item.name))
