@@ -378,6 +378,18 @@ def test_what_is_picked_finds_no_room(small, monkeypatch, capfd):
     assert_ended(small)
 
 
+def test_what_is_stepped_on_the_cpu_has_its_states_in_terrace(small, capfd):
+    """Where all would have room on the device, too: it is said what goes."""
+    recipe = dataclasses.replace(PLAIN, options=(("lr", 1e-2),))
+    model, optimizer = build(recipe)
+    theirs, there = build(recipe)
+    terrace.torch.offload(model, optimizer, client=small, what="auto", step="host", tensor_bytes_min=1)
+    assert "go to Terrace, where the CPU steps, and parameters and gradients stay" in capfd.readouterr().err
+    assert [type(one) for one in model.parameters()] == [torch.nn.Parameter] * len(list(model.parameters()))
+    trains_alike(model, optimizer, (theirs, OnCpu(there)), recipe, 0)
+    assert_ended(small)
+
+
 def no_room(_masters, wanted):
     if wanted:
         raise terrace.ResourceExhausted("no home, says the test")

@@ -78,12 +78,12 @@ class _Wanted(NamedTuple):
 
 
 def choose(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: Precision, devices: Sequence[torch.device],
-           free: Sequence[int], *, in_backward: bool, shares: bool) -> Chosen:
+           free: Sequence[int], *, in_backward: bool, shares: bool, on_host: bool) -> Chosen:
     """States and masters go first, and parameters with their gradients after them, where there is no room on any of the
     model's devices.
 
     free: of free_for(), on each of the devices. in_backward, shares: the caller asks for what parameters have to be in
-    Terrace for.
+    Terrace for. on_host: for the CPU's step of what is on GPUs, which has states in Terrace.
     """
     needs = needs_of(model, optimizers, precision)
     wanted = [_wanted(model, optimizers, precision, device, left) for device, left in zip(devices, free, strict=True)]
@@ -91,12 +91,12 @@ def choose(model: nn.Module, optimizers: Sequence[optim.Optimizer], precision: P
     names = list(model.parameters())
     if shares or built(names):
         chosen = Chosen(all_parts, "")  # what init() has built, and what ranks share, is there
-    elif not needs.masters and all(one.gradients + one.states <= one.room for one in wanted):
+    elif not needs.masters and not on_host and all(one.gradients + one.states <= one.room for one in wanted):
         chosen = Chosen(frozenset(), f"all stays where the model is: {_sums(needs, wanted, devices)} (what='all' moves it all the "
                         "same)")
     elif optimizers and all(one.gradients <= one.room for one in wanted) and not in_backward and not any(map(is_split, names)):
         what = f"states and masters ({_mib(needs.states + needs.masters)}) go to Terrace, where masters have to be" if (
-            needs.masters) else f"states ({_mib(needs.states)}) go to Terrace"
+            needs.masters) else f"states ({_mib(needs.states)}) go to Terrace{', where the CPU steps' if on_host else ''}"
         chosen = Chosen(frozenset({"states"}), f"{what}, and parameters and gradients stay where the model is: "
                         f"{_sums(needs, wanted, devices)}")
     else:

@@ -296,11 +296,11 @@ def _parts(model: nn.Module, optimizer: object, steps: list[optim.Optimizer], wh
     told = ranks.together(functools.partial(free_for, devices, client or opened(), model))
     least = [min(same) for same in zip(*told, strict=False)]
     free = [*least, *[min(least)] * (len(devices) - len(least))]  # ranks may be on more devices than others
-    chosen = choose(model, steps, precision, devices, free, in_backward=in_backward, shares=shares)
+    on_host = step == "host" and any(map(has_streams, devices))
+    chosen = choose(model, steps, precision, devices, free, in_backward=in_backward, shares=shares, on_host=on_host)
     if not isinstance(step, Where):  # else it was said before where the step runs was decided anew
         say(model, chosen)
-    of_host_step = frozenset({"states"} if step == "host" and any(map(has_streams, devices)) else ())  # are in the CPU's memory
-    return chosen.parts or of_host_step
+    return chosen.parts
 
 
 def _check_where(model: nn.Module, client: Client | None, place: str | None) -> None:
