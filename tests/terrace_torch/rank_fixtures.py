@@ -5,12 +5,11 @@ check of a test's file."""
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 import terrace
+from forked_ranks import run_forks
 from model_fixtures import Restless
-from python_fixtures import LIMIT_SECONDS
 from torch import distributed
 
 RANKS = 2
@@ -42,18 +41,8 @@ class Checks(dict):
 
 
 def run_ranks(file, name, disk, dies=None):
-    """Runs a file as both ranks, with arguments for be_a_rank(). dies: the rank that kills itself."""
+    """Runs a check of a file as both ranks. dies: the rank that kills itself."""
     with terrace.serve("32MiB", block=f"{disk}:256MiB", guarantees={"host": 0}) as served:
-        ranks = [subprocess.Popen([sys.executable, "-B", file, name, str(rank), str(disk), served.socket],
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-                                       "METRICS_URL": served.metrics_url, "TERRACE_ADMIN_SOCKET": served.admin_socket})
-                 for rank in range(RANKS)]
-        try:
-            said = [rank.communicate(timeout=2 * LIMIT_SECONDS)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    ends = [-signal.SIGKILL if number == dies else 0 for number in range(RANKS)]
-    assert [rank.returncode for rank in ranks] == ends, "\n".join(said)
+        ended, said = run_forks(file, [(name, rank, disk, served.socket) for rank in range(RANKS)],
+                                {"METRICS_URL": served.metrics_url, "TERRACE_ADMIN_SOCKET": served.admin_socket})
+    assert ended == [-signal.SIGKILL if number == dies else 0 for number in range(RANKS)], "\n".join(said)

@@ -3,17 +3,17 @@
 on one device or on several, that run the same check of a test's file."""
 
 import os
-import subprocess
 import sys
 
 import fakegpu
 import terrace
 import torch
 from device_fixtures import DEVICES, serve
-from python_fixtures import LIMIT_SECONDS
+from forked_ranks import run_forks
 from torch import distributed
 
 RANKS = 2
+IMPORTED = ["torch.distributed.fsdp", "torch.distributed.tensor", "terrace.torch", "pytest"]  # and not the driver: it has threads
 
 
 class Checks(dict):
@@ -48,16 +48,7 @@ def run_ranks(file: str, name: str, disk: object, devices: int = 1, hbm: str = "
     tiers, gpu = (1, "cuda:0") if devices == 1 else (DEVICES, "cuda:all")
     nothing = dict.fromkeys(["host", *(f"device:{number}" for number in range(tiers))], 0)  # the ranks have all of it
     with serve(hbm, "16MiB", f"{disk}:64MiB", gpu, nothing) as served:
-        ranks = [subprocess.Popen([sys.executable, "-B", file, name, str(rank), str(disk), served.socket, str(rank % devices)],
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-                                       "TIERS": str(tiers), "RANKS": str(count), "FOLDER": str(disk)})
-                 for rank in range(count)]
-        try:
-            said = [rank.communicate(timeout=2 * LIMIT_SECONDS)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    assert [rank.returncode for rank in ranks] == [0] * count, "\n".join(said)
+        ended, said = run_forks(file, [(name, rank, disk, served.socket, rank % devices) for rank in range(count)],
+                                {"TIERS": str(tiers), "RANKS": str(count), "FOLDER": str(disk)}, IMPORTED)
+    assert ended == [0] * count, "\n".join(said)
     print("".join(said))

@@ -2,7 +2,6 @@
 """Shows several processes on the test device: their collectives run on streams of their own and give gloo's numbers, and
 ranks of DistributedDataParallel, and of a pipeline, train with Terrace to the bits that they have without it."""
 
-import sys
 
 import fakegpu
 import pytest
@@ -136,7 +135,3 @@ def stages_of_a_pipeline(rank: int, socket: str) -> None:
     ("collectives", 1), ("data_parallel", 1), ("stages_of_a_pipeline", RANKS)])
 def test_ranks(name, devices, disk):  # noqa: F811
     run_ranks(__file__, name, disk, devices, "6MiB")
-
-
-if __name__ == "__main__":
-    CHECKS.be_a_rank(*sys.argv[1:])

@@ -6,7 +6,6 @@ CPU's; what they save is loaded by one rank, and by four; and a planted bug of s
 import gc
 import os
 import pathlib
-import sys
 
 import fakegpu
 import pytest
@@ -245,7 +244,3 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(disk):  # noqa: F811
 @pytest.mark.parametrize(("name", "devices"), [("on_one_device", 1), ("on_one_each", RANKS), ("finds_planted_bugs", 1)])
 def test_ranks(name, devices, disk):  # noqa: F811
     run_ranks(__file__, name, disk, devices, f"{RANKS * HBM_BYTES}")
-
-
-if __name__ == "__main__":
-    CHECKS.be_a_rank(*sys.argv[1:])

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that two ranks of one daemon train under DistributedDataParallel, inside of what is offloaded or around it, to
-the losses and weights that they have without Terrace, bit for bit; and that what would be silently wrong is refused.
-Run with arguments, this file is one rank of a test."""
+the losses and weights that they have without Terrace, bit for bit; and that what would be silently wrong is refused."""
 
 import contextlib
 import json
 import os
 import pathlib
 import subprocess
-import sys
 
 import pytest
 import terrace.torch
@@ -292,7 +290,3 @@ def both_are_served_fairly(client, _folder):
 @pytest.mark.parametrize("name", CHECKS)
 def test_two_ranks(disk, name):
     run_ranks(__file__, name, disk)
-
-
-if __name__ == "__main__":
-    CHECKS.be_a_rank(*sys.argv[1:])

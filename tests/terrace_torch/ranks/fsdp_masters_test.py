@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that two ranks that have split a model in bfloat16 by fully_shard() train with masters of their shards in float32,
-to the losses and weights of a plain loop that keeps copies, bit for bit. Run with arguments, this file is one rank of a
-test."""
+to the losses and weights of a plain loop that keeps copies, bit for bit."""
 
 import copy
-import sys
 
 import pytest
 import terrace.torch
@@ -276,7 +274,3 @@ def ranks_that_disagree(client, _folder):
 @pytest.mark.parametrize("name", CHECKS)
 def test_two_ranks(disk, name):  # noqa: F811
     run_ranks(__file__, name, disk)
-
-
-if __name__ == "__main__":
-    CHECKS.be_a_rank(*sys.argv[1:])

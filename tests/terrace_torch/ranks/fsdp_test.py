@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that two ranks of one daemon that have split a model by fully_shard() train, with their shards in Terrace, to
 the losses and weights that they have without it, bit for bit; that states and checkpoints are those without it; and
-what is refused by name. Run with arguments, this file is one rank of a test."""
+what is refused by name."""
 
 import contextlib
 import copy
-import sys
 
 import pytest
 import terrace.torch
@@ -273,7 +272,3 @@ def test_what_is_refused_by_name(roomy, four_ranks):
     with pytest.raises(terrace.InvalidArgument, match="'weight' was split by fully_shard.. after it was a DTensor"):
         terrace.torch.offload(other, client=roomy)
     assert roomy.leased_bytes == 0 and not roomy.tensors()
-
-
-if __name__ == "__main__":
-    CHECKS.be_a_rank(*sys.argv[1:])

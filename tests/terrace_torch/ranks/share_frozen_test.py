@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that two ranks of one daemon have frozen parameters once, with the losses and weights that they have without
 Terrace, bit for bit; that what one rank alone would see otherwise is refused by name on all of them; and that whoever
-is left when a rank dies goes on. Run with arguments, this file is one rank of a test."""
+is left when a rank dies goes on."""
 
 import gc
 import os
 import signal
-import sys
 
 import pytest
 import terrace.torch
@@ -348,7 +347,3 @@ def test_a_module_that_writes_is_told_so(roomy):  # noqa: F811
 @pytest.mark.parametrize("name", CHECKS)
 def test_two_ranks(disk, name):  # noqa: F811
     run_ranks(__file__, name, disk, dies={"who_made_the_share_dies": 0, "who_joined_the_share_dies": 1}.get(name))
-
-
-if __name__ == "__main__":
-    CHECKS.be_a_rank(*sys.argv[1:])

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows that two ranks over which parallelize_module() has split a model's weights train with their parts of them in Terrace,
-to the losses and weights that they have without it, bit for bit. Run with arguments, this file is one rank of a test."""
+to the losses and weights that they have without it, bit for bit."""
 
-import sys
 
 import pytest
 import terrace.torch
@@ -141,7 +140,3 @@ def ways_to_train(client, folder):
 @pytest.mark.parametrize("name", CHECKS)
 def test_two_ranks(disk, name):  # noqa: F811
     run_ranks(__file__, name, disk)
-
-
-if __name__ == "__main__":
-    CHECKS.be_a_rank(*sys.argv[1:])
