@@ -22,7 +22,6 @@ namespace {
 
 using terrace::engine::kPlantNames;
 
-constexpr std::uint64_t kMinimiseTries = 2'000;
 #ifdef TERRACE_PLANTS
 constexpr const char* kProgram = "terrace-sim-planted";
 #else
@@ -36,7 +35,7 @@ struct Arguments {
   std::string only;
   std::string plant = "none";
   bool trace = false;
-  bool minimise = true;
+  std::uint64_t minimise = 2'000;  // rounds, at most
 };
 
 // What a person types to have the same again.
@@ -52,8 +51,8 @@ void report(const Arguments& arguments, const terrace::sim::Finding& finding) {
   std::cout << fmt::format("violation: {}\n  in round {}, at event {} of it\n  replay: {} fuzz {} --round {} --trace\n",
                            finding.law, finding.round, finding.event, kProgram, switches(arguments), finding.round)
             << std::flush;
-  if (!arguments.minimise) return;
-  const auto fewest = terrace::sim::minimise(arguments.fuzz, finding, kMinimiseTries);
+  if (arguments.minimise == 0) return;
+  const auto fewest = terrace::sim::minimise(arguments.fuzz, finding, arguments.minimise);
   std::cout << fmt::format("  fewest events: {}\n  replay: {} fuzz {} --round {} --trace --only {}\n", fewest.size(),
                            kProgram, switches(arguments), finding.round, terrace::sim::list_of(fewest));
 }
@@ -136,7 +135,10 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   command.add_flag("!--no-restarts", arguments.fuzz.restarts, "the daemon does not die");
   command.add_flag("!--no-faults", arguments.fuzz.faults, "no device fails, no trainer stops or scribbles");
-  command.add_flag("!--no-minimise", arguments.minimise, "do not look for the fewest events that break a law");
+  command
+      .add_option("--minimise", arguments.minimise,
+                  "rounds to run at most in search of the fewest events that break a law; 0: none")
+      ->capture_default_str();
   command.add_option("--plant", arguments.plant, "switch on a known bug (test builds)")
       ->check(CLI::IsMember(std::vector<std::string>(kPlantNames.begin(), kPlantNames.end())));
   CLI::Option* round = command.add_option("--round", arguments.round, "only this round of the seed's");

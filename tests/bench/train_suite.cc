@@ -98,19 +98,18 @@ Trained a_step(const Trained& one, Trained many, int steps) {
 }
 
 // A run is one through Terrace and one in memory, so that runs one after another take turns: a round's reference
-// is that of the run before. `after` is called behind each run, with what a step of it took.
+// is that of the run before. one: a run of a single step. `after` is called behind each run, with what a step of it
+// took.
 Result<std::vector<Trained>> train_in_turns(
-    Bench& bench, const std::string& what, const Tiers& tiers, unsigned threads, int runs,
+    Bench& bench, const std::string& what, const Tiers& tiers, unsigned threads, int runs, const Trained& one,
     const std::function<Result<void>(const Trained&)>& after = [](const Trained&) { return Result<void>(); }) {
   const int steps = bench.either(9, 2);  // of which the example leaves a third out
-  const auto one = train(bench.settings(), tiers, threads, 1);
-  if (!one) return std::unexpected(one.error());
   std::vector<Trained> all;
   for (int run = 0; run < runs; ++run) {
     const auto trained = train(bench.settings(), tiers, threads, steps);
     if (!trained) return std::unexpected(trained.error());
     bench.say(fmt::format("{}: run {} of {}", what, run + 1, runs));
-    all.push_back(a_step(*one, *trained, steps));
+    all.push_back(a_step(one, *trained, steps));
     if (const auto done = after(all.back()); !done) return std::unexpected(done.error());
   }
   return all;
@@ -133,7 +132,7 @@ double median_of(const std::vector<Trained>& runs, Figure figure) {
 
 // The same where PyTorch, in memory too, leaves a processor to the daemon, as a node's ranks do. Clocks, and so no
 // limit.
-Result<std::vector<Count>> with_one_left(Bench& bench, const std::string& what, const Tiers& tiers,
+Result<std::vector<Count>> with_one_left(Bench& bench, const std::string& what, const Tiers& tiers, const Trained& one,
                                          const std::function<Result<double>(const Trained&)>& reference_of) {
   const unsigned all = processors();
   if (all < 2) return std::vector<Count>{};
@@ -147,7 +146,7 @@ Result<std::vector<Count>> with_one_left(Bench& bench, const std::string& what, 
     return {};
   };
   const auto runs = train_in_turns(bench, what + ", a processor left to the daemon", tiers, all - 1,
-                                   bench.either(kRuns / 2, 1), compare);
+                                   bench.either(kRuns / 2, 1), one, compare);
   if (!runs) return std::unexpected(runs.error());
   const std::string so = fmt::format("with PyTorch on {} of {} processors", all - 1, all);
   return std::vector<Count>{{.name = "times its reference, " + so, .value = median(std::move(ratios))},
@@ -170,9 +169,12 @@ std::vector<Count> cpu_counts(const std::vector<Trained>& runs, double limit) {
 
 Result<void> run_in_dram(Bench& bench) {
   constexpr double kBar = 1.03;
-  const auto runs = train_in_turns(bench, "train.in_dram", kInDram, processors(), bench.either(kRuns, kRunsQuick));
+  const auto one = train(bench.settings(), kInDram, processors(), 1);
+  if (!one) return std::unexpected(one.error());
+  const auto runs =
+      train_in_turns(bench, "train.in_dram", kInDram, processors(), bench.either(kRuns, kRunsQuick), *one);
   if (!runs) return std::unexpected(runs.error());
-  const auto one_left = with_one_left(bench, "train.in_dram", kInDram,
+  const auto one_left = with_one_left(bench, "train.in_dram", kInDram, *one,
                                       [](const Trained& step) -> Result<double> { return step.reference_seconds; });
   if (!one_left) return std::unexpected(one_left.error());
   std::vector<double> references;
@@ -235,10 +237,12 @@ Result<void> run_in_tiers(Bench& bench) {
     ++bound_by[floor->by];
     return {};
   };
+  const auto one = train(bench.settings(), kDemo, processors(), 1);
+  if (!one) return std::unexpected(one.error());
   const auto runs =
-      train_in_turns(bench, "train.in_tiers", kDemo, processors(), bench.either(kRuns, kRunsQuick), keep_floor);
+      train_in_turns(bench, "train.in_tiers", kDemo, processors(), bench.either(kRuns, kRunsQuick), *one, keep_floor);
   if (!runs) return std::unexpected(runs.error());
-  const auto one_left = with_one_left(bench, "train.in_tiers", kDemo, [&](const Trained& step) -> Result<double> {
+  const auto one_left = with_one_left(bench, "train.in_tiers", kDemo, *one, [&](const Trained& step) -> Result<double> {
     const auto floor = measure_links(step);
     if (!floor) return std::unexpected(floor.error());
     return floor->seconds;

@@ -107,18 +107,18 @@ SimRun planted_sim(const std::string& arguments) {
 class Planted : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Planted, IsFoundAndReplayed) {
-  const SimRun found = planted_sim("--seed 1 --events 1000000 --threads 1 --plant " + GetParam());
+  const SimRun found = planted_sim("--seed 1 --events 1000000 --threads 1 --minimise 200 --plant " + GetParam());
   std::cout << found.output;
   ASSERT_NE(found.status, 0) << "not found within a million events";
   const std::string law = found.after("violation: ");
   ASSERT_FALSE(law.empty());
-  const SimRun again = planted_sim("--seed 1 --events 1000000 --no-minimise --plant " + GetParam() + " --round " +
+  const SimRun again = planted_sim("--seed 1 --events 1000000 --minimise 0 --plant " + GetParam() + " --round " +
                                    found.after("in round ").substr(0, found.after("in round ").find(',')));
   EXPECT_EQ(again.after("violation: "), law) << again.output;
   const std::string only = found.after("--only ");
   ASSERT_FALSE(only.empty());
   const SimRun fewest =
-      planted_sim("--seed 1 --events 1000000 --no-minimise --plant " + GetParam() + " --round " +
+      planted_sim("--seed 1 --events 1000000 --minimise 0 --plant " + GetParam() + " --round " +
                   found.after("in round ").substr(0, found.after("in round ").find(',')) + " --only " + only);
   EXPECT_FALSE(fewest.after("violation: ").empty()) << fewest.output;
 }
