@@ -10,6 +10,6 @@ foreach(suite ${suites})
   terrace_pytest(e2e.${suite} ${suite}.py)
 endforeach()
 if(NOT TERRACE_SANITIZE)
-  set_tests_properties(e2e.python_demo PROPERTIES PROCESSORS 2 TIMEOUT 900)
-  set_tests_properties(e2e.python_docs PROPERTIES PROCESSORS 2) # ranks that wait for each other
+  set_tests_properties(e2e.python_demo PROPERTIES COST 500 PROCESSORS 2 TIMEOUT 900)
+  set_tests_properties(e2e.python_docs PROPERTIES COST 500 PROCESSORS 2) # ranks that wait for each other
 endif()
