@@ -8,6 +8,7 @@
 #include "holders.h"
 #include "session.h"
 #include "shm/layout.h"
+#include "stream_releases.h"
 
 namespace terrace {
 
@@ -274,6 +275,8 @@ std::uint64_t Client::pinned_bytes() const {
   const Use session = use();
   return !session ? 0 : session->pinned_bytes();
 }
+
+void Client::await_passed() const { client::await_passed(); }
 
 std::uint64_t Client::held() const {
   const Use session = use();

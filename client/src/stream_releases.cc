@@ -40,6 +40,8 @@ struct Queue {
   std::once_flag started;
   std::atomic<Pending*> newest{nullptr};
   std::atomic<std::uint32_t> pushes{0};
+  std::atomic<std::uint32_t> ended{0};  // of them
+  std::atomic<std::uint32_t> looks{0};  // after all that there were
 };
 
 Queue& queue() {
@@ -139,11 +141,14 @@ void run(const cuda::Api& api) {
       waiting.emplace_back(each);
       each = next;
     }
-    std::erase_if(waiting, [&](const std::unique_ptr<Pending>& each) {
+    const std::size_t ended = std::erase_if(waiting, [&](const std::unique_ptr<Pending>& each) {
       const bool past = is_past(api, *each);
       if (past) release_token(each->token);
       return past;
     });
+    queue().ended.fetch_add(static_cast<std::uint32_t>(ended), std::memory_order_release);
+    queue().looks.fetch_add(1, std::memory_order_release);
+    queue().looks.notify_all();
     if (waiting.empty()) {
       queue().pushes.wait(seen, std::memory_order_acquire);
     } else {
@@ -190,6 +195,17 @@ void start_stream_releases(const cuda::Api& api) {
     queue().api = &api;
     std::thread([&api] { run(api); }).detach();
   });
+}
+
+void await_passed() noexcept {
+  // One may have begun before this call, the next records what no thread has yet, and the last ends that.
+  constexpr int kLooks = 3;
+  const Queue& all = queue();
+  for (int look = 0; look < kLooks; ++look) {
+    const std::uint32_t seen = all.looks.load(std::memory_order_acquire);
+    if (all.ended.load(std::memory_order_acquire) == all.pushes.load(std::memory_order_acquire)) return;
+    all.looks.wait(seen, std::memory_order_acquire);
+  }
 }
 
 Result<void> release_past(cuda::Context context, Streams streams, LeaseToken token) {

@@ -47,6 +47,34 @@ TEST_F(CudaEnd, ADeletersReleaseWaitsForTheStreamToo) {
   ASSERT_TRUE(api().stream_destroy(stream));
 }
 
+TEST_F(CudaEnd, WhatTheGpuHasPassedHasEndedOnceItIsAwaited) {
+  const Terraced daemon(kOnGpu);
+  Client client = daemon.connect();
+  client.await_passed();  // of nothing
+  const Tensor tensor = make(client);
+  cuda::Stream stream = nullptr;
+  ASSERT_TRUE(api().stream_create(&stream, cuda::kStreamNonBlocking, 0));
+  for (int round = 0; round < 20; ++round) {
+    SCOPED_TRACE(round);
+    Result<Lease> written = lease(client, tensor, Mode::kOverwrite);
+    ASSERT_TRUE(written) << written.error().message;
+    control.hold = 1;
+    write(*written, 4, stream);
+    if (round % 2 == 0) {
+      ASSERT_TRUE(written->release(static_cast<void*>(stream)));
+    } else {
+      release_soon(*written, stream);
+    }
+    client.await_passed();
+    EXPECT_EQ(client.held(), 1U);
+    control.hold = 0;
+    ASSERT_TRUE(api().stream_synchronize(stream));
+    client.await_passed();
+    EXPECT_EQ(client.held(), 0U);
+  }
+  ASSERT_TRUE(api().stream_destroy(stream));
+}
+
 // As Python's objects share a lease: whoever has a part of it last ends it.
 TEST_F(CudaEnd, ALeaseThatIsSharedEndsWithItsLastPartAndBehindItsStream) {
   const Terraced daemon(kOnGpu);

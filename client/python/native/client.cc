@@ -420,6 +420,12 @@ void bind_client(nb::module_& module) {
           .def_prop_ro("socket", [](const Session& self) { return self.connection->client.socket(); })
           .def_prop_ro("reconnects", [](const Session& self) { return self.here().client.reconnects(); })
           .def_prop_ro("pinned_bytes", [](const Session& self) { return self.here().client.pinned_bytes(); })
+          .def("_await_passed",
+               [](const Session& self) {
+                 const Client& client = self.here().client;
+                 const nb::gil_scoped_release without;
+                 client.await_passed();
+               })
           .def_prop_ro("held", [](const Session& self) { return self.here().client.held(); })
           .def_prop_ro("leased_bytes", [](const Session& self) { return self.here().leased->now(); })
           .def_prop_ro("leased_bytes_max", [](const Session& self) { return self.here().leased->max(); })

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows several processes on the test device: their collectives run on streams of their own and give gloo's numbers, and
-ranks of DistributedDataParallel, and of a pipeline, train with Terrace to the bits that they have without it."""
+"""Shows several processes on the test device: their collectives run on streams of their own and give gloo's numbers, ranks
+of DistributedDataParallel train with Terrace to the bits that they have without it, and ranks on one device have frozen weights
+there once."""
 
+import contextlib
+import os
 
 import fakegpu
 import pytest
@@ -98,6 +101,58 @@ class Adapted(nn.Module):
         return hidden + nn.functional.gelu(self.base(hidden) + self.up(self.down(hidden)))
 
 
+def adapt(rank: int, client: terrace.Client | None) -> tuple[list[float], nn.Module]:
+    """Trains changes of frozen weights, each rank with batches of its own, under the orders of two seeds; the losses, and the
+    model."""
+    torch.manual_seed(3)
+    device = torch.device(fakegpu.KIND, torch.accelerator.current_device_index())
+    model = nn.Sequential(*(Adapted(WIDTH) for _ in range(20))).to(device)
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], 1e-2, foreach=True)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    if client is not None:
+        terrace.torch.offload(wrapped, optimizer, client=client, tensor_bytes_min=1, share_frozen=True)
+    losses = []
+    for seed in (1, 2):
+        with fakegpu.turns(seed + rank):
+            for step in range(3):
+                torch.manual_seed(100 * seed + 10 * step + rank)
+                hidden = torch.randn(4, WIDTH).to(device)
+                for _ in range((step + rank) % 2):  # one is ahead of the other by turns
+                    hidden = model(hidden).detach()
+                loss = wrapped(hidden).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+    return losses, model
+
+
+@CHECKS.check
+def shares_what_is_frozen(rank: int, socket: str) -> None:
+    """Of 5 MiB, of which HBM has no more than two thirds: once for both ranks on one device, and for each on one each."""
+    alone = int(os.environ["TIERS"]) > 1
+    wanted, plain = adapt(rank, None)
+    client = client_of_rank(socket)
+    losses, model = adapt(rank, client)
+    assert losses == wanted
+    assert_same(weights(model), weights(plain))
+    store = model[0].base.weight.terrace.store
+    assert store.place == f"device:{rank * alone}" and store.ranks == RANKS - alone
+    assert store.guarantee_bytes == 2 << 20 < store.bytes
+    assert_ended(store.client)
+    store.client.create(f"from {rank}", 1, "uint8")
+    distributed.barrier()
+    with pytest.raises(terrace.NotFound) if alone else contextlib.nullcontext():
+        store.client.find([f"from {1 - rank}"])
+    distributed.barrier()
+    with pytest.raises(terrace.InvalidArgument, match="no parameter is frozen"):
+        terrace.torch.offload(nn.Linear(64, 64).to(model[0].base.weight.device), client=client, share_frozen=True)
+    with pytest.raises(terrace.FailedPrecondition, match="is frozen, and shared .*unfreeze it before"):
+        model[0].base.weight.requires_grad_(True)
+    with torch.no_grad(), pytest.raises(terrace.PermissionDenied, match="was to be written to: write before"):
+        model[0].base.weight.mul_(2)
+
+
 def run_stage(rank: int, client: terrace.Client | None) -> tuple[list[float], nn.Module]:
     """Trains this rank's half of a model, a stage of a pipeline, by two parts of a batch at a time; the losses, where the last
     stage has them, and the half."""
@@ -132,6 +187,7 @@ def stages_of_a_pipeline(rank: int, socket: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "devices"), [
-    ("collectives", 1), ("data_parallel", 1), ("stages_of_a_pipeline", RANKS)])
+    ("collectives", 1), ("data_parallel", 1), ("shares_what_is_frozen", 1), ("shares_what_is_frozen", RANKS),
+    ("stages_of_a_pipeline", RANKS)])
 def test_ranks(name, devices, disk):  # noqa: F811
     run_ranks(__file__, name, disk, devices, "6MiB")

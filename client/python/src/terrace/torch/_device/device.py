@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device a place is the memory of, the end of leases behind its streams, and what its allocator keeps."""
 
-import time
-
 import torch
 
 from ..._client import Client
 from .accelerators import in_force
 from .heap import give_back_free_pages
-
-_LOOK_SECONDS = 0.005  # the thread that ends leases looks more often
-_LOOKS_MAX = 200
 
 
 def device_of(client: Client, place: str) -> torch.device:
@@ -20,15 +15,9 @@ def device_of(client: Client, place: str) -> torch.device:
 
 
 def wait_for_leases(client: Client, device: torch.device) -> None:
-    """Waits until a GPU is idle, and the leases have ended that were to end behind its streams: as long as there are fewer
-    from look to look, and no longer than a second."""
+    """Waits until a GPU is idle, and the leases have ended that were to end behind its streams."""
     in_force().synchronize(device)
-    held, looks = client.held, _LOOKS_MAX
-    while looks:
-        time.sleep(_LOOK_SECONDS)
-        looks, held, before = looks - 1, client.held, held
-        if held == before:
-            return
+    client._await_passed()
 
 
 def give_back_free(device: torch.device) -> None:

@@ -98,8 +98,9 @@ def offload(model: Module, optimizer: AnyOptimizer = None, *, client: Client | N
         gradients first (accumulation, clipping, a GradScaler, DistributedDataParallel) raises FailedPrecondition, or
         InvalidArgument where it is seen here.
     share_frozen: keeps parameters that require no gradient once for all ranks of torch.distributed that use this
-        daemon, instead of once for each; of models on the CPU. All ranks call offload() with it, with the same values, or it
-        raises on all of them. These parameters can be neither written to nor unfrozen from then on.
+        daemon and have their models in the same memory (the host's, or that of one GPU), instead of once for each. All ranks
+        call offload() with it, with the same values, or it raises on all of them. These parameters can be neither written to
+        nor unfrozen from then on.
     tensor_bytes_min: smaller tensors stay in the process's memory; and so does, with a warning, a parameter whose memory
         something else shows.
     timeout: seconds that a lease may take, and that ranks wait for each other where all of them are to call this.
@@ -344,9 +345,9 @@ def _choose(model: nn.Module, names: Names, parts: frozenset[str], client: Clien
     if "parameters" in parts:
         gathered = {one.sharded_param for group in groups_of(model) for one in group.fsdp_params}
         check_forwards(model, names.keys() - gathered)
-    if ranks is not None and any(has_streams(device_of(client, one)) for one in places):
-        raise InvalidArgument(f"{_CALL}: share_frozen=True shares parameters in host memory, and this model is in "
-                              f"{' and '.join(places)}: offload without it")
+    if ranks is not None and len(places) > 1:
+        raise InvalidArgument(f"{_CALL}: share_frozen=True shares what is in one place, and this model is in {' and '.join(places)}: "
+                              "offload without it")
     frozen = Frozen(names, ranks)
     if in_backward and sharded:
         raise InvalidArgument(f"{_CALL}: step_in_backward=True cannot be had with parameters that are split over "
