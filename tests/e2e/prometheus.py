@@ -2,17 +2,12 @@
 """Shows /metrics of a live daemon: clean to promtool, true to what was done, and scraped by Debian's own Prometheus under
 load, with the series there in its API."""
 
-import json
 import pathlib
-import shutil
-import socket
 import subprocess
-import urllib.parse
 import urllib.request
 
-import pytest
-from grpc_fixtures import (BLOCK, DEVICE, HOST, LIMIT_SECONDS, MIB, ROOT, Session, daemon, session,  # noqa: F401
-                           v1, wait_until)
+from grpc_fixtures import LIMIT_SECONDS, MIB, daemon, session, wait_until  # noqa: F401
+from live_prometheus import Prometheus, needs, work
 
 SERIES = {
     'terrace_tier_capacity_bytes{tier="block"}': 64 * MIB,
@@ -30,23 +25,6 @@ GROWING = (
     'terrace_acquires_total{place="host",result="hit"}', 'terrace_acquires_total{place="host",result="wait"}',
     'terrace_acquire_wait_seconds_count{place="host"}', 'terrace_steps_total',
 )
-
-
-def needs(program: str):
-    return pytest.mark.skipif(shutil.which(program) is None,
-                              reason=f"{program} is not installed (Debian package prometheus)")
-
-
-def work(session, tensors: list[int]) -> None:  # noqa: F811
-    """One step of load through every tier."""
-    for tensor in tensors:
-        session.write(tensor, bytes([tensor & 255]) * MIB)
-        session.call("SwapOut", place=BLOCK, tensors=[tensor])
-        session.read(tensor)
-        session.read(tensor)
-        session.call("SwapIn", place=DEVICE, tensors=[tensor])
-        session.call("SwapOut", place=HOST, tensors=[tensor])
-    session.call("MarkStep")
 
 
 @needs("promtool")
@@ -77,46 +55,17 @@ def test_the_numbers_are_those_of_what_was_done(daemon, session):  # noqa: F811
         assert after[series] == value, series
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @needs("prometheus")
 def test_prometheus_scrapes_it_under_load(daemon, session, tmp_path: pathlib.Path):  # noqa: F811
-    config = (ROOT / "deploy/prometheus/scrape.yml").read_text()
-    assert "127.0.0.1:9464" in config and "5s" in config
-    shutil.copy(ROOT / "deploy/prometheus/alerts.yml", tmp_path)
-    config = config.replace("127.0.0.1:9464", daemon.metrics_address()).replace("5s", "1s")
-    (tmp_path / "scrape.yml").write_text(config)
-    port = free_port()
-    with (tmp_path / "log").open("wb") as log:
-        prometheus = subprocess.Popen(
-            ["prometheus", f"--config.file={tmp_path}/scrape.yml", f"--storage.tsdb.path={tmp_path}/data",
-             f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
-
-    def query(expression: str) -> list:
-        url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
-        try:
-            with urllib.request.urlopen(url, timeout=LIMIT_SECONDS) as answer:
-                return json.load(answer)["data"]["result"]
-        except OSError:  # not there yet
-            assert prometheus.poll() is None, (tmp_path / "log").read_text()
-            return []
-    try:
-        tensors = [session.create(f"t{index}", MIB) for index in range(4)]
-
+    tensors = [session.create(f"t{index}", MIB) for index in range(4)]
+    with Prometheus(tmp_path, daemon.metrics_address()) as prometheus:
         def all_there() -> bool:
             work(session, tensors)
-            rate = query('rate(terrace_transfer_bytes_total{link="block_read"}[1m]) > 0')
-            return rate and all(query(f"{series} > 0") for series in GROWING)
+            rate = prometheus.query('rate(terrace_transfer_bytes_total{link="block_read"}[1m]) > 0')
+            return rate and all(prometheus.query(f"{series} > 0") for series in GROWING)
         wait_until(all_there, "every series of the load in Prometheus")
-        assert query('up{job="terrace"}')[0]["value"][1] == "1"
+        assert prometheus.query('up{job="terrace"}')[0]["value"][1] == "1"
         for series, value in SERIES.items():
-            assert float(query(series)[0]["value"][1]) == value, series
-        forbidden = query('{__name__=~"terrace_.*", pid!=""} or {__name__=~"terrace_.*", tensor!=""}')
+            assert float(prometheus.query(series)[0]["value"][1]) == value, series
+        forbidden = prometheus.query('{__name__=~"terrace_.*", pid!=""} or {__name__=~"terrace_.*", tensor!=""}')
         assert not forbidden
-    finally:
-        prometheus.terminate()
-        prometheus.wait(LIMIT_SECONDS)
