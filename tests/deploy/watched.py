@@ -2,6 +2,7 @@
 """What the rules of deploy/prometheus and the dashboards of deploy/grafana ask for: the names in an expression, and which
 of them neither docs/reference/metrics.md nor a recording rule has."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -9,6 +10,7 @@ import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus"
+DASHBOARDS = ROOT / "deploy/grafana"
 PAGE = ROOT / "docs/reference/metrics.md"
 
 # What Prometheus itself gives.
@@ -57,3 +59,22 @@ def unknown(expression: str) -> set[str]:
     series, known_labels = documented()
     metrics, labels = named(expression)
     return (metrics - series - recorded() - PROMETHEUS_METRICS) | (labels - known_labels - PROMETHEUS_LABELS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A query of a panel."""
+    panel: str
+    expression: str
+    now: bool  # and not over the dashboard's time
+
+
+def asked(page: dict) -> list[Asked]:
+    """What the panels of a dashboard ask Prometheus, in order."""
+    return [Asked(panel["title"], target["expr"], target["instant"]) for panel in page["panels"]
+            for target in panel.get("targets", [])]
+
+
+def variables(page: dict) -> list[dict]:
+    """The variables of a dashboard that stand for a label's values, in order."""
+    return [one for one in page["templating"]["list"] if one["type"] == "query"]

@@ -54,9 +54,9 @@ def wait_until(condition, what: str):
 
 class Daemon:
     """A terraced with 8 MiB of device, 16 MiB of memory and 64 MiB of block, and two tenants; `supervised`: by
-    `terraced supervise`, which starts it again whenever it ends."""
+    `terraced supervise`, which starts it again whenever it ends; `block`: further keys of the block tier."""
 
-    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "next-use"):
+    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "next-use", block: str = ""):
         self.supervised = supervised
         self.sockets = pathlib.Path(tempfile.mkdtemp(prefix="terrace-"))  # socket paths are short
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="e2e-", dir=BUILD))  # on a file system with O_DIRECT
@@ -82,6 +82,7 @@ class Daemon:
             kind = "block"
             capacity = "64MiB"
             paths = ["{self.disk}/block"]
+            {block}
             [[tenant]]
             name = "default"
             [[tenant]]
