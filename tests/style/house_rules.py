@@ -67,6 +67,8 @@ BELOW = {
             "topology", "workload"},
 }
 PROTO_FIELD = re.compile(r"[\w.>]\s+(\w+)\s*=\s*\d+\s*;")
+# Where the generators of other languages put what they make of a .proto; without them they want a flag for each file.
+PROTO_PACKAGES = ("go_package", "java_package", "csharp_namespace")
 USING = re.compile(r"\s*using\s+[\w:]*::(\w+);")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([a-z0-9_/]+)/')
 
@@ -163,6 +165,14 @@ def fields(path, lines):
             yield number, f"nothing says what '{undocumented[0]}' holds, and its unit: FIELD;  // ..."
 
 
+def packages(path, lines):
+    """Every .proto of the API names its packages in Go, Java and C#."""
+    if path.suffix == ".proto" and path.parts[0] == "proto":
+        for name in PROTO_PACKAGES:
+            if not any(re.match(rf'option {name} = ".+";', line) for line in lines):
+                yield 1, f"no package for a generator: option {name} = ..."
+
+
 def usings(path, lines):
     """Every name that a source takes over from a namespace is used there (clang-tidy does not look, in unity builds)."""
     if path.suffix != ".cc":
@@ -182,7 +192,8 @@ def machine(path, lines):
             yield number, "a path of one machine"
 
 
-RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, usings, machine)}
+RULES = {rule.__name__: rule for rule in (spdx, lines, unfinished, names, once, comments, layers, fields, packages, usings,
+                                         machine)}
 RULES |= pages.RULES | {"complete": complete.complete, "private": arrows.private}
 SCRIPTS = set()
 

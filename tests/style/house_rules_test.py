@@ -16,6 +16,7 @@ FAULTS = {
     "once": ("daemon/base/a.h", "// SPDX-License-Identifier: Apache-2.0\n// A thing.\n"),
     "comments": ("tests/unit/a_test.cc", "// SPDX-License-Identifier: Apache-2.0\n#include <x>\n"),
     "fields": ("proto/a.proto", GOOD_HEADER + "message A {\n  uint64 bytes = 1;\n}\n"),
+    "packages": ("proto/a.proto", 'option go_package = "a";\noption csharp_namespace = "A";\n'),
     "usings": ("daemon/base/a.cc", "// SPDX-License-Identifier: Apache-2.0\nusing ::testing::HasSubstr;\nint a;\n"),
     "layers": ("daemon/tier/a.h", GOOD_HEADER + '#include "engine/engine.h"\n'),
     "links": ("docs/a.md", "# A page\nSee [itself](a.md#a-page), [below](#a-page) and [b](b.md).\n"),
@@ -105,7 +106,9 @@ class HouseRules(unittest.TestCase):
                 "daemon/engine/a.h": GOOD_HEADER + '#include "tier/tier.h"\n#include "base/fd.h"\n',
                 "docs/lab/a.md": "# A run\nOf what was run, some paged in from the disk tier.\n" + "word " * 2201,
                 "docs/a.md": "# A page\nThe block tier. Who reads this? See [the run](lab/a.md#a-run).\n",
-                "proto/a.proto": "// SPDX-License-Identifier: Apache-2.0\nmessage A { bytes token = 1; }\nmessage B {\n"
+                "proto/a.proto": "// SPDX-License-Identifier: Apache-2.0\noption go_package = \"a/v1;av1\";\n"
+                                 "option java_package = \"a.v1\";\noption csharp_namespace = \"A.V1\";\n"
+                                 "message A { bytes token = 1; }\nmessage B {\n"
                                  "  uint64 bytes = 1;  // of all\n  // By number.\n  map<uint32, A> named = 2;\n}\n"}
         for rule in set(house_rules.RULES) - {"machine"}:
             with self.subTest(rule):
