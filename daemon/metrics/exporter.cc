@@ -28,8 +28,8 @@ constexpr std::chrono::seconds kAnswerTimeout{2};
 // Asks the engine at each scrape. Thread-safe.
 class StatusCollector final : public prometheus::Collectable {
  public:
-  StatusCollector(front::Gateway& gateway, std::vector<std::string> tenant_names)
-      : gateway_(gateway), tenant_names_(std::move(tenant_names)) {}
+  StatusCollector(front::Gateway& gateway, const std::vector<config::TenantConfig>& tenants)
+      : gateway_(gateway), tenant_names_(names(tenants)), quotas_(quota_families(tenants)) {}
 
   std::vector<prometheus::MetricFamily> Collect() const override {
     auto answer = std::make_shared<std::promise<engine::Reply>>();  // may outlive this call
@@ -42,12 +42,20 @@ class StatusCollector final : public prometheus::Collectable {
     if (!got.result) return vital_families(false, version);
     auto all = vital_families(true, version);
     for (auto& one : families(std::get<engine::Status>(*got.result), tenant_names_)) all.push_back(std::move(one));
+    all.insert(all.end(), quotas_.begin(), quotas_.end());
     return all;
   }
 
  private:
+  static std::vector<std::string> names(const std::vector<config::TenantConfig>& tenants) {
+    std::vector<std::string> all;
+    for (const config::TenantConfig& tenant : tenants) all.push_back(tenant.name);
+    return all;
+  }
+
   front::Gateway& gateway_;
   const std::vector<std::string> tenant_names_;
+  const std::vector<prometheus::MetricFamily> quotas_;
 };
 
 Result<config::Resolved> resolve(const std::string& address) {
@@ -81,8 +89,8 @@ Result<std::string> probe(const std::string& address) {
 
 class HttpExporter final : public Exporter {
  public:
-  HttpExporter(front::Gateway& gateway, std::vector<std::string> tenant_names)
-      : collector_(std::make_shared<StatusCollector>(gateway, std::move(tenant_names))) {}
+  HttpExporter(front::Gateway& gateway, const std::vector<config::TenantConfig>& tenants)
+      : collector_(std::make_shared<StatusCollector>(gateway, tenants)) {}
 
   HttpExporter(const HttpExporter&) = delete;
   HttpExporter& operator=(const HttpExporter&) = delete;
@@ -125,9 +133,7 @@ class HttpExporter final : public Exporter {
 }  // namespace
 
 Result<std::unique_ptr<Exporter>> Exporter::create(front::Gateway& gateway, const config::Config& config) {
-  std::vector<std::string> tenant_names;
-  for (const config::TenantConfig& tenant : config.tenants) tenant_names.push_back(tenant.name);
-  auto exporter = std::make_unique<HttpExporter>(gateway, std::move(tenant_names));
+  auto exporter = std::make_unique<HttpExporter>(gateway, config.tenants);
   if (auto started = exporter->start(config.metrics_address); !started) return std::unexpected(started.error());
   return exporter;
 }

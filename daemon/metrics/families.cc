@@ -225,6 +225,14 @@ std::vector<MetricFamily> families(const engine::Status& status, std::span<const
   return out;
 }
 
+std::vector<MetricFamily> quota_families(std::span<const config::TenantConfig> tenants) {
+  MetricFamily quotas = family("terrace_tenant_quota_bytes", "Bytes of homes that the tenant may have, as configured.",
+                               MetricType::Gauge);
+  for (const config::TenantConfig& tenant : tenants)
+    if (tenant.quota_bytes != 0) add(quotas, {{"tenant", tenant.name}}, tenant.quota_bytes);
+  return quotas.metric.empty() ? Families{} : Families{std::move(quotas)};
+}
+
 std::vector<MetricFamily> vital_families(bool up, std::string_view version) {
   Families out;
   add(out.emplace_back(family("terrace_up", "1 when the engine answers.", MetricType::Gauge)), {}, std::uint64_t{up});

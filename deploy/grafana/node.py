@@ -58,6 +58,8 @@ MEMORY = Row("Memory by tier and tenant", 3, (
           (Query(f"terrace_sessions{{{TENANT}}}", "{{tenant}} sessions"),
            Query(f"terrace_tensors{{{TENANT}}}", "{{tenant}} tensors"),
            Query(f"terrace_leases{{{TENANT}}}", "{{tenant}} leases"))),
+    Graph("Quotas by tenant", "The share that tensors fill; tenants without a quota are not shown.", "percentunit",
+          (Query(f"instance_tenant:terrace_quota_used:ratio{{{TENANT}}}", "{{tenant}}"),)),
     Graph("Taken from the system by tier", "Segments; none for block files.", "bytes",
           (Query(f"terrace_tier_segment_bytes{{{TIER}}}", "{{tier}}"),)),
     Graph("Fragmentation by tier", "0: free space in one piece; towards 1: in many.", "percentunit",

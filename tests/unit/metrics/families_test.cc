@@ -105,6 +105,18 @@ TEST(Families, SayWhatIsLeftOfAWriteBudget) {
   EXPECT_THAT(text(status), HasSubstr("terrace_write_budget_left_bytes{tier=\"block\"} -7\n"));
 }
 
+TEST(Families, SayWhatATenantMayHave) {
+  std::vector<config::TenantConfig> tenants(2);
+  tenants[0].name = "free";
+  EXPECT_TRUE(quota_families(tenants).empty());
+  tenants[1].name = "bounded";
+  tenants[1].quota_bytes = 7;
+  EXPECT_EQ(prometheus::TextSerializer().Serializer::Serialize(quota_families(tenants)),
+            "# HELP terrace_tenant_quota_bytes Bytes of homes that the tenant may have, as configured.\n"
+            "# TYPE terrace_tenant_quota_bytes gauge\n"
+            "terrace_tenant_quota_bytes{tenant=\"bounded\"} 7\n");
+}
+
 TEST(Families, HistogramsAreCumulative) {
   const std::string out = text(sample());
   EXPECT_THAT(out, HasSubstr("terrace_transfer_duration_seconds_count{link=\"host_to_device:1\"} 6\n"));
