@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows that Prometheus accepts deploy/prometheus, that each alert fires on its fault and not on a healthy node, and that
-each has a severity and a section of the runbook; and that rules name what there is."""
+"""Shows that Prometheus accepts deploy/prometheus, that each record comes to what it says, that each alert fires on its
+fault and not on a healthy node, that each has a severity and a section of the runbook; and that rules name what is
+there."""
 
 import pathlib
 import shutil
@@ -52,6 +53,13 @@ class Prometheus(unittest.TestCase):
     def test_each_alert_fires_on_its_fault_alone(self):
         result = promtool("test", "rules", "alerts_test.yml")
         self.assertEqual(0, result.returncode, result.stdout + result.stderr)
+
+    def test_each_record_comes_to_what_it_says(self):
+        result = promtool("test", "rules", "records_test.yml")
+        self.assertEqual(0, result.returncode, result.stdout + result.stderr)
+        tests = yaml.safe_load((FOLDER / "records_test.yml").read_text())["tests"]
+        tested = set.union(*(watched.named(case["expr"])[0] for test in tests for case in test["promql_expr_test"]))
+        self.assertEqual(set(), watched.recorded() - tested)
 
     def test_every_alert_is_tested(self):
         self.assertTrue(watched.rules("alerts.yml"))
