@@ -8,7 +8,7 @@ import re
 import sys
 
 import pytest
-from grpc_fixtures import BLOCK, HOST, MIB, ROOT, Session, run_daemon, wait_until
+from grpc_fixtures import BLOCK, HOST, MIB, ROOT, Daemon, Session, run_daemon, wait_until
 from live_prometheus import Prometheus, needs, work
 
 sys.path.insert(0, str(ROOT / "tests/deploy"))
@@ -29,8 +29,9 @@ SECONDS_SHOWN = 60
 
 
 @pytest.fixture
-def daemon():
-    yield from run_daemon(block='write_budget = "1TB/day"')
+def daemon(monkeypatch):
+    monkeypatch.setattr(Daemon, "block_keys", 'write_budget = "1TB/day"')
+    yield from run_daemon()
 
 
 def escaped(value: str) -> str:

@@ -54,9 +54,9 @@ def wait_until(condition, what: str):
 
 class Daemon:
     """A terraced with 8 MiB of device, 16 MiB of memory and 64 MiB of block, and two tenants; `supervised`: by
-    `terraced supervise`, which starts it again whenever it ends; `block`: further keys of the block tier."""
+    `terraced supervise`, which starts it again whenever it ends."""
 
-    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "next-use", block: str = ""):
+    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "next-use"):
         self.supervised = supervised
         self.sockets = pathlib.Path(tempfile.mkdtemp(prefix="terrace-"))  # socket paths are short
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="e2e-", dir=BUILD))  # on a file system with O_DIRECT
@@ -79,10 +79,10 @@ class Daemon:
             kind = "memory"
             capacity = "16MiB"
             [[tier]]
+            {self.block_keys}
             kind = "block"
             capacity = "64MiB"
             paths = ["{self.disk}/block"]
-            {block}
             [[tenant]]
             name = "default"
             [[tenant]]
@@ -97,6 +97,8 @@ class Daemon:
                                             stdout=log, stderr=log)
         wait_until(lambda: self.admin.exists() or self.process.poll() is not None, "the daemon's sockets")
         assert self.process.poll() is None, self.log.read_text()
+
+    block_keys = ""  # further keys of the block tier
 
     def pid(self) -> int | None:
         """Of the daemon itself; None while the supervisor has none."""
