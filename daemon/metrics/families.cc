@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include "mover/link_name.h"
@@ -156,8 +157,10 @@ void add_tenants(const engine::Status& status, std::span<const std::string> name
     std::uint64_t tensors = 0;
     std::uint64_t tensor_bytes = 0;
     std::uint64_t leases = 0;
+    std::uint64_t user_bytes_max = 0;
   };
   std::vector<Sum> sums(names.size());
+  std::map<Tenant, std::uint64_t> of_user;
   for (const auto& session : status.sessions) {
     if (session.tenant.socket >= sums.size()) continue;
     Sum& sum = sums[session.tenant.socket];
@@ -165,6 +168,7 @@ void add_tenants(const engine::Status& status, std::span<const std::string> name
     sum.tensors += session.tensors;
     sum.tensor_bytes += session.tensor_bytes;
     sum.leases += session.leases;
+    sum.user_bytes_max = std::max(sum.user_bytes_max, of_user[session.tenant] += session.tensor_bytes);
   }
   const auto gauge = [&](std::string name, std::string help, std::uint64_t Sum::* member) {
     MetricFamily& one = out.emplace_back(family(std::move(name), std::move(help), MetricType::Gauge));
@@ -173,6 +177,8 @@ void add_tenants(const engine::Status& status, std::span<const std::string> name
   gauge("terrace_sessions", "Open sessions.", &Sum::sessions);
   gauge("terrace_tensors", "Tensors of open sessions.", &Sum::tensors);
   gauge("terrace_tensor_bytes", "Bytes of the tensors of open sessions.", &Sum::tensor_bytes);
+  gauge("terrace_user_tensor_bytes_max", "Bytes of the tensors of that user of the tenant's who has most.",
+        &Sum::user_bytes_max);
   gauge("terrace_leases", "Leases held.", &Sum::leases);
 }
 
@@ -226,7 +232,7 @@ std::vector<MetricFamily> families(const engine::Status& status, std::span<const
 }
 
 std::vector<MetricFamily> quota_families(std::span<const config::TenantConfig> tenants) {
-  MetricFamily quotas = family("terrace_tenant_quota_bytes", "Bytes of homes that the tenant may have, as configured.",
+  MetricFamily quotas = family("terrace_tenant_quota_bytes", "Bytes of homes that each user of the tenant's may have, as configured.",
                                MetricType::Gauge);
   for (const config::TenantConfig& tenant : tenants)
     if (tenant.quota_bytes != 0) add(quotas, {{"tenant", tenant.name}}, tenant.quota_bytes);

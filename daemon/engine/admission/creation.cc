@@ -89,10 +89,10 @@ Result<void> Creation::check_home(const Session& session, const std::vector<Tens
     if (quota.tenant_socket != session.tenant.socket || quota.home_bytes_max == 0) continue;
     std::uint64_t used = 0;
     for (const auto& [id, other] : registry_.all)
-      if (other->tenant.socket == quota.tenant_socket) used += other->tensor_bytes;
+      if (other->tenant == session.tenant) used += other->tensor_bytes;
     if (used + bytes > quota.home_bytes_max)
       return fail(ErrorCode::kResourceExhausted,
-                  fmt::format("{} bytes more would pass the tenant's quota: {} of {} bytes are used", bytes, used,
+                  fmt::format("{} bytes more would pass the quota of the tenant's user: {} of {} bytes are used", bytes, used,
                               quota.home_bytes_max));
   }
   return {};

@@ -174,6 +174,24 @@ TEST_F(Refusals, OfAQuotaAreOfItsTenantAlone) {
   EXPECT_THAT(refused.error().message, HasSubstr("1048576 of 1048576 bytes are used"));
 }
 
+TEST_F(Refusals, OfAQuotaAreOfItsUserAlone) {
+  Options options = three_tiers();
+  options.quotas = {{.tenant_socket = 7, .home_bytes_max = kMiB}};
+  Harness harness(options);
+  const auto open_as = [&](std::uint32_t uid) {
+    OpenSession open;
+    open.tenant = {.socket = 7, .uid = uid};
+    open.guarantees = {{kDevice, 0}, {kHost, 0}};
+    return harness.open(open);
+  };
+  const auto& one = *open_as(1);
+  harness.create(one, "a", kMiB);
+  harness.create(*open_as(2), "a", kMiB);
+  const auto refused = harness.ask(open_as(1)->id, CreateTensors{{spec_of("b", 1)}});
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().message, HasSubstr("quota of the tenant's user: 1048576 of 1048576 bytes are used"));
+}
+
 TEST_F(Refusals, OfASessionWithoutATableOrWithOneThatIsTooLarge) {
   EXPECT_EQ(harness_.open({}, 0), nullptr);
   EXPECT_EQ(harness_.refusal.code, ErrorCode::kInvalidArgument);

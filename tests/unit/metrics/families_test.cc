@@ -37,6 +37,7 @@ engine::Status sample() {
     session.tenant = {1, 1000 + number};
     session.pid = 4242;
     session.tensors = 2 + number;
+    session.tensor_bytes = 100 * number;
     session.leases = number;
   }
   status.prefetches.late = 8;
@@ -70,6 +71,8 @@ TEST(Families, ExportEachNumber) {
                            "terrace_sessions{tenant=\"default\"} 0\n",
                            "terrace_sessions{tenant=\"team\"} 2\n",
                            "terrace_tensors{tenant=\"team\"} 7\n",
+                           "terrace_tensor_bytes{tenant=\"team\"} 300\n",
+                           "terrace_user_tensor_bytes_max{tenant=\"team\"} 200\n",
                            "terrace_leases{tenant=\"team\"} 3\n",
                            "terrace_restored_sessions 12\n",
                            "terrace_restored_tensors 13\n",
@@ -112,7 +115,7 @@ TEST(Families, SayWhatATenantMayHave) {
   tenants[1].name = "bounded";
   tenants[1].quota_bytes = 7;
   EXPECT_EQ(prometheus::TextSerializer().Serializer::Serialize(quota_families(tenants)),
-            "# HELP terrace_tenant_quota_bytes Bytes of homes that the tenant may have, as configured.\n"
+            "# HELP terrace_tenant_quota_bytes Bytes of homes that each user of the tenant's may have, as configured.\n"
             "# TYPE terrace_tenant_quota_bytes gauge\n"
             "terrace_tenant_quota_bytes{tenant=\"bounded\"} 7\n");
 }
