@@ -232,8 +232,9 @@ std::vector<MetricFamily> families(const engine::Status& status, std::span<const
 }
 
 std::vector<MetricFamily> quota_families(std::span<const config::TenantConfig> tenants) {
-  MetricFamily quotas = family("terrace_tenant_quota_bytes", "Bytes of homes that each user of the tenant's may have, as configured.",
-                               MetricType::Gauge);
+  MetricFamily quotas =
+      family("terrace_tenant_quota_bytes", "Bytes of homes that each user of the tenant's may have, as configured.",
+             MetricType::Gauge);
   for (const config::TenantConfig& tenant : tenants)
     if (tenant.quota_bytes != 0) add(quotas, {{"tenant", tenant.name}}, tenant.quota_bytes);
   return quotas.metric.empty() ? Families{} : Families{std::move(quotas)};

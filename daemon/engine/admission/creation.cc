@@ -92,8 +92,8 @@ Result<void> Creation::check_home(const Session& session, const std::vector<Tens
       if (other->tenant == session.tenant) used += other->tensor_bytes;
     if (used + bytes > quota.home_bytes_max)
       return fail(ErrorCode::kResourceExhausted,
-                  fmt::format("{} bytes more would pass the quota of the tenant's user: {} of {} bytes are used", bytes, used,
-                              quota.home_bytes_max));
+                  fmt::format("{} bytes more would pass the quota of the tenant's user: {} of {} bytes are used", bytes,
+                              used, quota.home_bytes_max));
   }
   return {};
 }
