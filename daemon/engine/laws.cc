@@ -122,7 +122,7 @@ void Laws::check_session(const Session& session, bool scribbled) const {
                     std::ranges::all_of(place->seams, [](const auto& seam) { return seam.second.ready; }));
           }) &&
       registry_.all.size() == 1 && budget_.opens.empty();
-  if (scribbled || !still || session.is_share() || links_.former_at_work || session.life != Session::Life::kOpen)
+  if (scribbled || !still || session.is_share() || !links_.may_write_home() || session.life != Session::Life::kOpen)
     return;
   for (const Admission& admission : session.admissions)
     TERRACE_CHECK(admission.planned || admission.phase != Admission::Phase::kWaiting ||
@@ -271,6 +271,13 @@ void Laws::check_block() const {
       used += tensor.extent_bytes();
     }
   }
+  // What is out of use is nobody's, and all of it is known, by a successor too.
+  std::uint64_t retired = 0;
+  for (const tier::Extent& region : ledger_.retired) retired += region.bytes;
+  extents.insert(extents.end(), ledger_.retired.begin(), ledger_.retired.end());
+  TERRACE_CHECK(retired == block_.space.retired_bytes());
+  TERRACE_CHECK(std::ranges::equal(catalog_.retired().first(catalog_.node().retired_count),
+                                   std::span(ledger_.retired).first(std::min(ledger_.retired.size(), kRetiredMax))));
   check_disjoint(extents);
   check_disjoint(checksums);
   TERRACE_CHECK(used == block_.space.used_bytes() && used == tiers_[tiers_.block].used_bytes);

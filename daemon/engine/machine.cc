@@ -130,7 +130,7 @@ void StateMachine::tick(Time now) {
 
 Time StateMachine::next_deadline() const {
   const auto first = requests_.first_deadline();
-  const Time deadline = first ? first->first : kNever;
+  const Time deadline = std::min(first ? first->first : kNever, trials_.next());
   return cleaning_.awaits_write_backs() ? std::min(deadline, cleaning_.next_look()) : deadline;
 }
 
@@ -146,6 +146,7 @@ void StateMachine::take_output(Output& output) {
   take(output.pressure, turn_.output.pressure);
   take(output.observations, turn_.output.observations);
   take(output.losses, turn_.output.losses);
+  take(output.outages, turn_.output.outages);
 }
 
 void StateMachine::run() {
@@ -159,6 +160,7 @@ void StateMachine::run() {
     }
     if (wakes_.stirred.empty() && !wakes_.opens) expire();
   } while (!wakes_.stirred.empty() || wakes_.opens);
+  trials_.look();
   records_.commit();
   const std::size_t before = turn_.output.transfers.size();
   links_.scheduler.dispatch(turn_.output.transfers);
@@ -214,7 +216,8 @@ void StateMachine::expire_one(RequestId request, const Waiting& waiting) {
     const auto open = std::find_if(budget_.opens.begin(), budget_.opens.end(),
                                    [&](const PendingOpen& o) { return o.request == request; });
     TERRACE_CHECK(open != budget_.opens.end());
-    const Error refusal = budget_.open_refusal(*open);
+    Error refusal = budget_.open_refusal(*open);
+    if (links_.outage.lasts()) refusal.message += "; " + links_.outage.note();
     budget_.opens.erase(open);
     wakes_.opens = true;
     return requests_.answer(request, std::unexpected(refusal));
@@ -247,12 +250,16 @@ void StateMachine::transfer_done(Time now, const mover::TransferDone& done) {
     ++link.failures;
     transfers_.count_failure(done.result.error(), done.failed);
   }
+  if (Trials::is_one(flight)) {
+    outages_.tried(done.result);
+    return run();
+  }
   Session* session = sessions_.find_session(flight.session);
   TERRACE_CHECK(session != nullptr && session->transfers > 0);
   --session->transfers;
   wakes_.changed(*session);
   wakes_.opens = true;
-  outcomes_.completed(*session, flight, done.result, done.failed);
+  outages_.completed(*session, flight, done);
   run();
 }
 

@@ -20,6 +20,7 @@
 #include "engine/laws.h"
 #include "engine/links/links.h"
 #include "engine/opening.h"
+#include "engine/outages.h"
 #include "engine/outcomes.h"
 #include "engine/reports.h"
 #include "engine/requests/requests.h"
@@ -35,6 +36,7 @@
 #include "engine/residency/registry.h"
 #include "engine/residency/tiers.h"
 #include "engine/residency/transfers.h"
+#include "engine/residency/trials.h"
 #include "engine/residency/wakes.h"
 #include "engine/residency/words.h"
 #include "engine/restorer.h"
@@ -98,7 +100,8 @@ class StateMachine final : public Engine {
 
   Tiers tiers_{options_};
   Links links_{.scheduler = {tiers_.links(), options_.transfers_in_flight_max, options_.weights},
-               .write_budget = WriteBudget(options_.tiers.back().write_budget_bytes_per_day)};
+               .write_budget = WriteBudget(options_.tiers.back().write_budget_bytes_per_day),
+               .outage = Outage(options_.outage_pauses)};
   Wakes wakes_{registry_};
   Records records_{options_, catalog_, ledger_, registry_, tiers_};
   Lookup lookup_{marks_, records_};
@@ -106,6 +109,7 @@ class StateMachine final : public Engine {
   Words words_{tiers_, records_, copies_};
   Holders holders_{records_};
   Transfers transfers_{turn_, links_, tiers_, wakes_, records_, copies_, words_};
+  Trials trials_{options_, turn_, links_, ledger_, block_, tiers_, copies_};
   Lives lives_{catalog_, counts_, ledger_, records_, copies_, words_, transfers_};
 
   Budget budget_{turn_, registry_, tiers_, wakes_, records_, copies_, words_};
@@ -122,7 +126,7 @@ class StateMachine final : public Engine {
 
   Sessions sessions_{registry_};
   Queues queues_{turn_, counts_, links_, wakes_};
-  Checks checks_{tiers_, wakes_, records_, lookup_, words_, holders_};
+  Checks checks_{links_, tiers_, wakes_, records_, lookup_, words_, holders_};
   Grants grants_{turn_,    counts_,    links_, requests_, tiers_,      wakes_, records_, copies_, words_,
                  holders_, transfers_, lives_, steps_,    departures_, rooms_, queues_,  checks_};
   Creation creation_{options_, block_, registry_, requests_, tiers_, records_, copies_, lives_, rooms_, grants_};
@@ -134,7 +138,9 @@ class StateMachine final : public Engine {
   Tensors tensors_{tiers_, records_, lives_, steps_, queues_, checks_, grants_};
   Opening opening_{options_, turn_,   links_, ledger_,    registry_, requests_, tiers_, wakes_,
                    records_, copies_, words_, transfers_, lives_,    budget_,   grants_};
-  Outcomes outcomes_{counts_, tiers_, records_, copies_, words_, transfers_, steps_, cleaning_, queues_, grants_};
+  Outcomes outcomes_{counts_,    links_, tiers_,    records_, copies_, words_,
+                     transfers_, steps_, cleaning_, queues_,  grants_};
+  Outages outages_{turn_, links_, registry_, tiers_, wakes_, trials_, outcomes_};
   Reports reports_{turn_, counts_, links_, ledger_, block_, registry_, requests_, tiers_, holders_, budget_};
   Service service_{options_, catalog_,  counts_,     ledger_, registry_, requests_, tiers_,      wakes_,
                    records_, lookup_,   words_,      lives_,  budget_,   steps_,    departures_, sessions_,

@@ -51,6 +51,9 @@ Result<void> check_options(const Options& options) {
   if (!options.make_policy) return bad("no policy");
   if (options.write_back_period <= Duration::zero())
     return bad("the time between looks for write-backs is not positive");
+  for (const Pauses& pauses : {options.outage_pauses, options.retired_pauses})
+    if (pauses.first <= Duration::zero() || pauses.longest < pauses.first)
+      return bad("pauses between tries: the first is positive, and the longest no shorter");
   return {};
 }
 

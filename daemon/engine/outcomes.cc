@@ -4,6 +4,11 @@
 #include <fmt/format.h>
 
 namespace terrace::engine {
+// It was not written because nothing is for now: nobody waits for it in vain, and it goes on later.
+bool Outcomes::is_withheld(const Flight& flight, const Result<void>& result, TierId failed) const {
+  return !result && failed == tiers_.block && flight.to == Level::kBlock && links_.outage.lasts();
+}
+
 void Outcomes::completed(Session& session, const Flight& flight, const Result<void>& result, TierId failed) {
   Tensor& tensor = session.at(flight.slot);
   transfers_.ended(session, flight);
@@ -13,7 +18,7 @@ void Outcomes::completed(Session& session, const Flight& flight, const Result<vo
     case Activity::kFetching:
       return fetched(session, flight, result);
     case Activity::kEvicting:
-      return evicted(session, flight, result);
+      return evicted(session, flight, result, is_withheld(flight, result, failed));
     case Activity::kSliding:
       tensor.slide().bytes += result ? flight.step_bytes : 0;
       if (result && tensor.slide().bytes < tensor.extent_bytes()) return transfers_.slide_on(session, flight.slot);
@@ -22,7 +27,8 @@ void Outcomes::completed(Session& session, const Flight& flight, const Result<vo
       if (result && tensor.published == flight.from && words_.finish_clean(session, flight.slot))
         copies_.make_valid(session, flight.slot, flight.to);
       if (result && flight.from == Level::kDevice) steps_.pass_below(session, flight.slot);
-      if (flight.to == tiers_.home_level) copies_.mark_home(tensor, result.has_value());
+      if (flight.to == tiers_.home_level && !is_withheld(flight, result, failed))
+        copies_.mark_home(tensor, result.has_value());
       if (tensor.admission == 0) transfers_.rest(session, flight.slot);
       if (flight.from == Level::kDevice) cleaning_.written_back(session, result.has_value());
       return;
@@ -62,7 +68,7 @@ void Outcomes::fetched(Session& session, const Flight& flight, const Result<void
   if (mismatched && flight.from == Level::kBlock) transfers_.prove_home(session, flight.slot);
 }
 
-void Outcomes::evicted(Session& session, const Flight& flight, const Result<void>& result) {
+void Outcomes::evicted(Session& session, const Flight& flight, const Result<void>& result, bool withheld) {
   Tensor& tensor = session.at(flight.slot);
   if (result) {
     copies_.make_valid(session, flight.slot, flight.to);
@@ -70,7 +76,7 @@ void Outcomes::evicted(Session& session, const Flight& flight, const Result<void
     copies_.count_eviction(tensor, flight.from, flight.reason);
     if (flight.from == Level::kDevice) steps_.pass_below(session, flight.slot);
     copies_.drop_copy(session, flight.slot, flight.from);
-  } else {
+  } else if (!withheld) {
     Error error = result.error();
     error.message = fmt::format("writing back tensor '{}' failed, its bytes stay where they are: {}",
                                 records_.name(session, flight.slot), error.message);

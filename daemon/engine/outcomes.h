@@ -18,9 +18,10 @@ namespace terrace::engine {
 
 class Outcomes {
  public:
-  Outcomes(Counts& counts, Tiers& tiers, Records& records, Copies& copies, Words& words, Transfers& transfers,
-           Steps& steps, Cleaning& cleaning, Queues& queues, Grants& grants)
+  Outcomes(Counts& counts, Links& links, Tiers& tiers, Records& records, Copies& copies, Words& words,
+           Transfers& transfers, Steps& steps, Cleaning& cleaning, Queues& queues, Grants& grants)
       : counts_(counts),
+        links_(links),
         tiers_(tiers),
         records_(records),
         copies_(copies),
@@ -35,9 +36,11 @@ class Outcomes {
 
  private:
   void fetched(Session& session, const Flight& flight, const Result<void>& result);
-  void evicted(Session& session, const Flight& flight, const Result<void>& result);
+  void evicted(Session& session, const Flight& flight, const Result<void>& result, bool withheld);
+  bool is_withheld(const Flight& flight, const Result<void>& result, TierId failed) const;
 
   Counts& counts_;
+  Links& links_;
   Tiers& tiers_;
   Records& records_;
   Copies& copies_;

@@ -22,6 +22,8 @@ TierStatus Reports::tier_status(TierId at) const {
     out.largest_free_bytes = block_.space.largest_free_bytes();
     out.fragmentation = block_.space.fragmentation();
     out.retired_bytes = block_.space.retired_bytes();
+    if (links_.outage.lasts()) out.write_failure = links_.outage.why().message;
+    out.write_outages = links_.outage.count();
     out.write_budget_bytes_per_day = tier.options.write_budget_bytes_per_day;
     out.write_budget_left_bytes = links_.write_budget.left_bytes(turn_.now);
     return out;

@@ -80,6 +80,7 @@ Result<void> Restorer::restore_from(std::span<const Survivor> survivors, std::sp
     block_.space.retire(extent);
     ledger_.retired.push_back(extent);
   }
+  ledger_.retired_recorded = ledger_.retired.size();
   if (auto members = restore_members(catalog, survivors); !members) return members;
   for (auto& [id, session] : registry_.all)
     if (auto restored = restore_session(catalog, session_of(*session)); !restored) return restored;

@@ -58,6 +58,7 @@ void World::complete_transfer() {
   const auto hangs = hanging_.find(transfer.id);
   if (hangs != hanging_.end() && node_.now < hangs->second) return;
   if (hangs != hanging_.end()) hanging_.erase(hangs);
+  if (fails_by_disk(at)) return;
   const auto name = [&] {
     return fmt::format("transfer {} of tensor number {}", static_cast<std::uint64_t>(transfer.id), transfer.tensor);
   };

@@ -412,7 +412,8 @@ void Node::break_off(const mover::Transfer& transfer, const std::function<bool()
   for (const std::uint64_t* page : from) bytes.push_back(from_nowhere ? 0 : *page);
   for (std::size_t i = 0; i < to.size(); ++i)
     if (coin()) *to[i] = bytes[i];
-  if (transfer.link.kind == mover::LinkKind::kBlockWrite && coin()) sums_[transfer.to.first_checksum] = {};
+  if (transfer.link.kind == mover::LinkKind::kBlockWrite && coin() && !transfer.prove)
+    sums_[transfer.to.first_checksum] = {};
 }
 
 bool Node::is_of_block(const mover::Transfer& transfer) {

@@ -167,6 +167,7 @@ void World::calm() {
   for (int pass = 0; pass < kPasses; ++pass) {
     node_.settle();
     take_replies();
+    mend_disk();
     bool more = false;
     for (std::size_t index = 0; index < trainers_.size(); ++index) {
       while (!trainers_[index].leases.empty() && trainers_[index].open()) {

@@ -41,6 +41,8 @@ engine::Options tiers_by_seed(std::uint64_t seed) {
   options.spare_share = seed % 2 == 0 ? 0.1 : 0.0;
   options.observe = seed % 2 == 0;
   options.write_back_period = Duration(5 + seed % 50);
+  options.outage_pauses = {Duration(5 + seed % 20), Duration(80)};
+  options.retired_pauses = {Duration(20 + seed % 50), Duration(300)};
   if (seed % 7 < 3) options.make_policy = make_next_use_policy;
   if (seed % 7 == 3) options.make_policy = make_s3_fifo_policy;
   return options;
@@ -67,6 +69,7 @@ void World::event(std::uint64_t number) {
   random_ = Random(options_.seed, number);
   if (options_.trace != nullptr) *options_.trace << number << ": ";
   arm();
+  break_disk(number);
   try {
     act();
     node_.catalog.between_stores = nullptr;

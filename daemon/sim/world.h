@@ -161,6 +161,11 @@ class World {
   void check_counts(const Trainer& trainer) const;
   void ask_again(std::size_t index, engine::Body body);
 
+  // disk_faults.cc: a disk that fails as a whole for a time
+  void break_disk(std::uint64_t number);
+  bool fails_by_disk(std::size_t at);
+  void mend_disk();
+
   WorldOptions options_;
   Random random_{0};
   Node node_;
@@ -172,6 +177,8 @@ class World {
   bool gpu_failed_ = false;      // device:0's
   std::set<SessionId> lacking_;  // spaces that lost a segment there
   std::map<RequestId, Asked> asked_;
+  Time disk_fails_until_{};
+  std::size_t disk_fault_ = 0;          // which one it has until then
   std::map<TransferId, Time> hanging_;  // not done before that
   std::vector<std::size_t> dying_;      // trainers whose sessions are not gone yet
   std::vector<std::size_t> doorbells_;  // rung while the engine was at work

@@ -123,6 +123,12 @@ void ExtentAllocator::retire(Extent extent) {
   retired_ += extent.bytes;
 }
 
+void ExtentAllocator::take_back(Extent extent) {
+  TERRACE_CHECK(extent.bytes <= retired_);
+  retired_ -= extent.bytes;
+  free(extent);
+}
+
 std::vector<Extent> ExtentAllocator::free_within(Extent range) const {
   std::vector<Extent> found;
   auto at = by_offset_.upper_bound(range.offset);

@@ -36,8 +36,10 @@ class ExtentAllocator {
   void take(Extent extent);
   // The free parts of `range`, in order.
   std::vector<Extent> free_within(Extent range) const;
-  // Takes a free extent out for good (a bad region of a disk). Aborts if any of it is not free.
+  // Takes a free extent out of use (a bad region of a disk). Aborts if any of it is not free.
   void retire(Extent extent);
+  // What was taken out, or a part of it, is free again. Aborts if any of it is free already.
+  void take_back(Extent extent);
 
   std::uint64_t capacity_bytes() const { return capacity_; }  // extended less shrunk
   std::uint64_t free_bytes() const { return free_; }

@@ -151,6 +151,7 @@ Result<bool> Admissions::ready_to_start(Session& session, Admission& admission, 
           ErrorCode::kUnavailable,
           fmt::format("tensor '{}' keeps a place in memory of {} that is gone ({}): unpin it, or delete it",
                       records_.name(session, slot), tiers_[admission.tier].options.name, tiers_[admission.tier].loss));
+    if (const auto good = checks_.check_writable(session, admission, slot); !good) return std::unexpected(good.error());
     if (links_.former_at_work && checks_.needs_block(admission, tensor, mode)) {
       ready = false;
       continue;

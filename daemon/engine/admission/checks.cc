@@ -92,6 +92,18 @@ bool Checks::needs_block(const Admission& admission, const Tensor& tensor, shm::
   return !overwrites && tensor.written && !tensor.lost && fastest_valid(tensor) == Level::kBlock;
 }
 
+// Nobody waits for more than is needed: who asks for a write alone hears at once that nothing is written.
+Result<void> Checks::check_writable(const Session& session, const Admission& admission, Slot slot) const {
+  const Tensor& tensor = session.at(slot);
+  if (tiers_[admission.tier].level != Level::kBlock || !links_.outage.withholds()) return {};
+  const Level shown = tensor.published;
+  const bool is_there =
+      tensor.is_valid(Level::kBlock) && (shown == Level::kNone || !Words::is_only_one(session, slot, tensor, shown));
+  if (is_there) return {};
+  return std::unexpected(
+      links_.outage.refusal(fmt::format("tensor '{}' stays where it is: ", records_.name(session, slot))));
+}
+
 // Its tensors' slots, which stand for as long as no tensor of the session is deleted.
 Result<void> Checks::find_set(Session& session, Admission& admission) {
   if (admission.found_lives == session.lives) return {};

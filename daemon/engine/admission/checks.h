@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/admission/session.h"
+#include "engine/links/links.h"
 #include "engine/residency/holders.h"
 #include "engine/residency/lookup.h"
 #include "engine/residency/records.h"
@@ -17,8 +18,14 @@ namespace terrace::engine {
 
 class Checks {
  public:
-  Checks(Tiers& tiers, Wakes& wakes, Records& records, Lookup& lookup, Words& words, Holders& holders)
-      : tiers_(tiers), wakes_(wakes), records_(records), lookup_(lookup), words_(words), holders_(holders) {}
+  Checks(Links& links, Tiers& tiers, Wakes& wakes, Records& records, Lookup& lookup, Words& words, Holders& holders)
+      : links_(links),
+        tiers_(tiers),
+        wakes_(wakes),
+        records_(records),
+        lookup_(lookup),
+        words_(words),
+        holders_(holders) {}
 
   bool is_there(const Session& session, const Admission& admission, const Tensor& tensor, shm::Mode mode) const;
   bool reads_of_another(const Admission& admission, const Tensor& tensor, shm::Mode mode) const;
@@ -29,6 +36,7 @@ class Checks {
   Result<void> check_content(const Session& session, const Admission& admission, Slot slot, shm::Mode mode) const;
   Error out_of_use(const Session& session, const Admission& admission) const;
   bool needs_block(const Admission& admission, const Tensor& tensor, shm::Mode mode) const;
+  Result<void> check_writable(const Session& session, const Admission& admission, Slot slot) const;
   Result<void> find_set(Session& session, Admission& admission);
   Result<void> await_others(Session& session, Admission& admission, Slot slot);
 
@@ -37,6 +45,7 @@ class Checks {
  private:
   std::string how_lost(const Tensor& tensor) const;
 
+  Links& links_;
   Tiers& tiers_;
   Wakes& wakes_;
   Records& records_;

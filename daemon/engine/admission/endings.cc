@@ -54,10 +54,11 @@ void Grants::clear_wants(Session& session, Admission& admission) {
 }
 
 Error Grants::expired(Session& session, const Admission& admission) const {
-  const char* former = links_.former_at_work
-                           ? "; the block tier is not served before the last read and write of a former "
-                             "daemon have ended"
-                           : "";
+  const std::string former =
+      links_.former_at_work   ? "; the block tier is not served before the last read and write of a former daemon have "
+                                "ended"
+      : links_.outage.lasts() ? "; " + links_.outage.note()
+                              : "";
   if (admission.phase == Admission::Phase::kAssembling)
     return {ErrorCode::kDeadlineExceeded,
             fmt::format("{} of {} tensors were still on their way", admission.pending, admission.tensors.size()), 0};

@@ -82,7 +82,7 @@ Planned Ahead::start_planned_clean(Session& session, const foresight::PlannedCle
   if (session.word(clean.slot).writers != 0) return Planned::kLater;
   Level target = tiers_.home_level;
   if (level == Level::kDevice && tiers_.memory != kNoTier) target = Level::kMemory;
-  if (target == Level::kBlock && !links_.write_budget.allows_early(turn_.now))
+  if (target == Level::kBlock && (links_.outage.withholds() || !links_.write_budget.allows_early(turn_.now)))
     return Planned::kDone;  // or it never comes to be
   const mover::Link link = tiers_.link_between(tensor, level, target);
   if (links_.scheduler.queued(link) + links_.scheduler.in_flight(link) >= (clean.overdue ? 1 : kAheadMax))

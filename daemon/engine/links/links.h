@@ -8,6 +8,7 @@
 #include "base/id_map.h"
 #include "base/ids.h"
 #include "base/time.h"
+#include "engine/links/outage.h"
 #include "engine/links/scheduler.h"
 #include "engine/links/write_budget.h"
 #include "engine/values/activity.h"
@@ -40,10 +41,14 @@ struct Urgency {
 struct Links {
   Scheduler scheduler;
   WriteBudget write_budget;  // of the block tier
+  Outage outage;             // likewise
   IdMap<TransferId, Flight> flights{};
   std::map<mover::Link, LinkStatus> status{};
   std::uint64_t next_transfer = 1;
   bool former_at_work = false;  // a former daemon may be at the block tier; only where there is one
+
+  // Whether what is written down may go to the block tier now.
+  bool may_write_home() const { return !former_at_work && !outage.withholds(); }
 };
 
 }  // namespace terrace::engine

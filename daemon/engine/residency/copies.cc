@@ -73,12 +73,13 @@ void Copies::free_home(Tensor& tensor) {
 
 // Writing to its home failed: the region is given up for another, from the spare too.
 void Copies::retire_home(Tensor& tensor) {
+  if (!set_home_aside(tensor)) tensor.home_bad = true;
+}
+
+bool Copies::set_home_aside(Tensor& tensor) {
   TERRACE_CHECK(!tensor.is_valid(Level::kBlock));
   const auto fresh = block_.space.allocate_pieces(tensor.bytes);
-  if (!fresh) {
-    tensor.home_bad = true;
-    return;
-  }
+  if (!fresh) return false;
   const tier::Pieces bad = tensor.home();
   for (const tier::Extent& piece : bad.span()) {
     block_.space.free(piece);
@@ -87,6 +88,7 @@ void Copies::retire_home(Tensor& tensor) {
   }
   tensor.offset[index(Level::kBlock)] = (*fresh)[0].offset;
   tensor.set_pieces(*fresh);
+  return true;
 }
 
 void Copies::lose_copy(Tensor& tensor, Level level) {

@@ -37,6 +37,8 @@ class Copies {
   void free_extent(Holdings& session, TierId tier, tier::Extent extent);
   void free_home(Tensor& tensor);
   void retire_home(Tensor& tensor);
+  // Its home is out of use, and another one in its place. False, and nothing done: there is no room for another.
+  bool set_home_aside(Tensor& tensor);
   void lose_copy(Tensor& tensor, Level level);
   void lose_if_gone(Holdings& session, Slot slot);
   void count_eviction(Tensor& tensor, Level level, EvictionReason reason);

@@ -154,7 +154,7 @@ void Records::commit() {
     ledger_.free_records.insert(record);
   }
   ledger_.freed_records.clear();
-  for (std::size_t i = catalog_.node().retired_count; i < std::min(ledger_.retired.size(), kRetiredMax); ++i)
+  for (std::size_t& i = ledger_.retired_recorded; i < std::min(ledger_.retired.size(), kRetiredMax); ++i)
     catalog_.put_retired(i, ledger_.retired[i]);
   catalog_.put(node_record());
   catalog_.commit();

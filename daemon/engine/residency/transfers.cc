@@ -132,7 +132,8 @@ void Transfers::count_failure(const Error& error, TierId failed) {
 // Where the device itself failed, or a proof, the region is not to be trusted again.
 void Transfers::block_failed(Tensor& tensor, const Flight& flight, const Error& error) {
   if (flight.from == Level::kBlock && error.code == ErrorCode::kDataLoss) copies_.lose_copy(tensor, Level::kBlock);
-  if (is_of_the_device(error) && !tensor.is_valid(Level::kBlock)) copies_.retire_home(tensor);
+  const bool of_the_region = is_of_the_device(error) && !links_.outage.lasts();
+  if (of_the_region && !tensor.is_valid(Level::kBlock)) copies_.retire_home(tensor);
 }
 
 // Bytes there were not those that were written. That says nothing of the device yet: whoever shares the memory may have
@@ -140,6 +141,7 @@ void Transfers::block_failed(Tensor& tensor, const Flight& flight, const Error& 
 void Transfers::prove_home(Holdings& session, Slot slot) {
   const Tensor& tensor = session.at(slot);
   if (!tensor.live() || tensor.deleted || !tensor.lost || !tensor.idle() || tensor.admission != 0) return;
+  if (links_.outage.withholds()) return;  // who writes the tensor again would wait for its end
   start(
       session, slot,
       {.session = session.id, .slot = slot, .activity = Activity::kProving, .from = Level::kNone, .to = Level::kBlock},

@@ -33,7 +33,7 @@ Cleaning::Cleaning(const Options& options, Turn& turn, Links& links, Registry& r
 // itself, those in memory alone that it has go, and while nothing else is written; none where it has them lie evenly
 // over the step. (What is in memory that may be lost does not wait for that: write_back.cc.)
 void Cleaning::clean(Course& session) {
-  if (links_.former_at_work || !links_.write_budget.allows_early(turn_.now)) return;
+  if (!links_.may_write_home() || !links_.write_budget.allows_early(turn_.now)) return;
   const foresight::Plan* const plan = session.foreseen.plan.get();
   for (const TierId tier : kept_clean_)
     if (plan == nullptr || (tiers_[tier].level == Level::kMemory && !plan->evenly)) clean_place(session, tier);

@@ -17,7 +17,7 @@ Eviction Departures::evict_home(Course& session, Slot slot, Level level, Evictio
 Eviction Departures::go(Course& session, Slot slot, Level level, Level target, EvictionReason reason, Urgency urgency) {
   Tensor& tensor = session.at(slot);
   const auto has_to_wait = [&] {
-    return links_.former_at_work && target == Level::kBlock && !words_.droppable(session, slot, level);
+    return !links_.may_write_home() && target == Level::kBlock && !words_.droppable(session, slot, level);
   };
   if (has_to_wait()) return Eviction::kDeferred;
   if (tensor.published == level && !words_.claim(session, slot)) return Eviction::kRefused;

@@ -31,7 +31,7 @@ Survey Windows::survey(Course& session, TierId tier, const Choice& choice) {
       return true;  // counted as leaving
     } else if (!transfers_.may_move(tensor)) {
       found.busy_bytes += bytes;
-    } else if (links_.former_at_work && level == Level::kMemory && !words_.droppable(session, slot, level)) {
+    } else if (!links_.may_write_home() && level == Level::kMemory && !words_.droppable(session, slot, level)) {
       found.busy_bytes += bytes;  // it cannot be written down yet
     } else if (level != tiers_.home_level && !(choice.spare_hinted && here && tensor.hinted)) {
       if (choice.at_once && !words_.droppable(session, slot, level)) return true;

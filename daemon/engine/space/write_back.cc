@@ -62,7 +62,7 @@ bool Cleaning::reserve_below(Holdings& session, Slot slot, Level& target) {
     if (fits) to = Level::kMemory;
   }
   const bool affordable = links_.write_budget.is_set() && links_.write_budget.allows_early(turn_.now);
-  if (to == Level::kBlock && (links_.former_at_work || !affordable)) return true;
+  if (to == Level::kBlock && (!links_.may_write_home() || !affordable)) return true;
   if (links_.scheduler.has_before(tiers_.link_between(tensor, Level::kDevice, to), mover::Class::kCleaning))
     return true;
   if (!tensor.has(to))

@@ -33,6 +33,12 @@ struct QuotaOptions {
   std::uint64_t home_bytes_max = 0;  // bytes of tensors; 0: no limit
 };
 
+// Between tries of what failed: each pause is twice as long as the one before, and none longer than the longest.
+struct Pauses {
+  Duration first{};
+  Duration longest{};
+};
+
 struct Options {
   std::vector<TierOptions> tiers;  // fastest first: devices, then at most one memory, then at most one block
   std::vector<QuotaOptions> quotas;
@@ -45,6 +51,8 @@ struct Options {
   bool former_at_work = false;                 // a daemon that was killed may be at the block tier: see former_ended()
   bool observe = false;                        // say what sessions do: Output::observations
   Duration write_back_period = std::chrono::milliseconds(100);  // between looks for what TierOptions has written early
+  Pauses outage_pauses{std::chrono::seconds(1), std::chrono::minutes(1)};  // between tries of a tier without writes
+  Pauses retired_pauses{std::chrono::minutes(1), std::chrono::hours(1)};   // between tests of retired regions
   std::function<std::unique_ptr<Policy>()> make_policy = make_lru_policy;  // of a tier that is nobody's home
 };
 

@@ -28,6 +28,14 @@ struct Loss {
   std::string name;
 };
 
+// The block tier takes no writes from now on, or takes them again.
+struct OutageNews {
+  TierId tier{};
+  bool begins = false;
+  Error why{};        // the write that it began with
+  Duration lasted{};  // if it ended
+};
+
 // What is to be done outside, in order. `gone`: sessions of which nothing is left; their tables and segments may go.
 struct Output {
   std::vector<Reply> replies;
@@ -37,6 +45,7 @@ struct Output {
   std::vector<Pressure> pressure;
   std::vector<foresight::Observation> observations;  // of ordinary sessions, where Options::observe asks for them
   std::vector<Loss> losses;                          // for people to know
+  std::vector<OutageNews> outages;                   // likewise
 
   void clear() {
     replies.clear();
@@ -46,6 +55,7 @@ struct Output {
     pressure.clear();
     observations.clear();
     losses.clear();
+    outages.clear();
   }
 };
 

@@ -32,6 +32,8 @@ enum class Plant : std::uint8_t {
   kOneWordClaimed,       // of a share's words the first alone is claimed
   kBereavedWhole,        // what a dead member of a share was writing counts as content
   kFormerTargetReused,   // what a former daemon's reads may still land in is given to others
+  kOutageUnended,        // a block tier that takes no writes is not tried again
+  kGivenBackUntried,     // a retired region is given back before its test has ended
   kNeverStitched,        // free room that leases have cut up is of no use, though it is guaranteed
 };
 
@@ -56,6 +58,8 @@ inline constexpr std::array kPlantNames = std::to_array<std::string_view>({"none
                                                                            "one-word-claimed",
                                                                            "bereaved-whole",
                                                                            "former-target-reused",
+                                                                           "outage-unended",
+                                                                           "given-back-untried",
                                                                            "never-stitched"});
 static_assert(kPlantNames.size() == static_cast<std::size_t>(Plant::kNeverStitched) + 1);
 

@@ -46,6 +46,8 @@ struct TierStatus {
   std::uint64_t write_budget_bytes_per_day = 0;  // 0: there is none
   std::int64_t write_budget_left_bytes = 0;      // until nothing is written ahead of need; negative: owed
   std::array<std::uint64_t, kEvictionReasons> evictions{};
+  std::string write_failure{};      // block: why nothing is written to it for now; empty: it takes writes
+  std::uint64_t write_outages = 0;  // times that it took none
   std::uint64_t context_bytes = 0;  // of a GPU, what the daemon takes of it itself; likewise
   std::string failure{};            // why it does not serve, from whoever has its device; the engine leaves it empty
 };

@@ -56,7 +56,7 @@ TEST(Failures, AnAdmissionLearnsThatTheWriteBackItWaitedForFailed) {
   EXPECT_TRUE(harness.acquire(client, kDevice, shm::Mode::kOverwrite, {b})) << "the region was replaced";
 }
 
-TEST(Failures, ADiskThatRefusesEveryWriteEndsTheWait) {
+TEST(Failures, OfADiskThatRefusesEveryWriteWhoeverWaitsHearsByItsDeadline) {
   Harness harness(three_tiers(2 * kMiB, 2 * kMiB));
   const auto& client = *harness.open();
   const Handle a = harness.create(client, "a", 2 * kMiB);
@@ -81,8 +81,11 @@ TEST(Failures, ADiskThatRefusesEveryWriteEndsTheWait) {
   settle_failing();
   harness.fill(client, b, 2);
   harness.release(client, b, shm::Mode::kOverwrite);
-  const RequestId waits = harness.send(client.id, Acquire{kDevice, shm::Mode::kOverwrite, {c}});
+  const Time deadline = harness.now + Duration(10);
+  const RequestId waits = harness.send(client.id, Acquire{kDevice, shm::Mode::kOverwrite, {c}}, deadline);
   settle_failing();
+  EXPECT_FALSE(harness.answered(waits)) << "it may work again until then";
+  harness.advance(deadline);
   const auto failed = harness.reply(waits);
   ASSERT_FALSE(failed);
   EXPECT_THAT(failed.error().message, HasSubstr("write failed"));

@@ -178,8 +178,11 @@ TEST_F(Settle, ALargerSpareThanThereIsRoomForRefusesNewTensorsAlone) {
 
 TEST_F(Settle, OfMoreRetiredRegionsThanTheCatalogHoldsTheFirstAreKept) {
   const Handle a = harness_.create(*client_, "a", kPageBytes);
+  const Handle b = harness_.create(*client_, "b", kPageBytes);
   harness_.write(*client_, a, 5);
   for (std::size_t i = 0; i < kRetiredMax + 3; ++i) {
+    harness_.write(*client_, b, i);
+    ASSERT_TRUE(harness_.ask(client_->id, Move{shm::kPlaceBlock, {b}})) << "other places work";
     harness_.send(client_->id, Move{shm::kPlaceBlock, {a}});
     harness_.complete_orders();
     ASSERT_EQ(harness_.transfers.size(), 1u);
