@@ -49,6 +49,8 @@ std::string tiers_text(const v1::NodeStatus& status) {
                           format_bytes(tier.context_bytes()));
   for (const auto& tier : status.tiers())
     if (!tier.failure().empty()) text += fmt::format("{} NOT SERVING: {}\n", tier.name(), tier.failure());
+  for (const auto& tier : status.tiers())
+    if (!tier.write_failure().empty()) text += fmt::format("{} NOT WRITTEN: {}\n", tier.name(), tier.write_failure());
   return text;
 }
 

@@ -98,6 +98,7 @@ class Host final : private Receiver {
   void observed(const std::vector<foresight::Observation>& seen) override { training_.observed(seen); }
   void lost(const std::vector<engine::Loss>& losses) override { failures_.tell_of(losses); }
   void closed(SessionId id) override { sessions_.forget_token(id); }
+  void changed(const std::vector<engine::OutageNews>& outages) override { failures_.tell_of(outages); }
   void gone(SessionId id) override;
   void complete(engine::Status& status) override;
   void pressed(const std::vector<engine::Pressure>& pressure) override { watchers_.tell(pressure); }

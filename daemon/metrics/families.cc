@@ -76,6 +76,13 @@ void add_tiers(const engine::Status& status, Families& out) {
   for (const Tier& tier : status.tiers) add(serving, {{"tier", tier.name}}, tier.failure.empty() ? 1.0 : 0.0);
 
   MetricFamily& fragmentation =
+  MetricFamily& writable = out.emplace_back(
+      family("terrace_tier_writable",
+             "1; 0: nothing is written to it for now, for a reason that is not a region's, which the status names.",
+             MetricType::Gauge));
+  for (const Tier& tier : status.tiers)
+    if (tier.kind == tier::Kind::kBlock) add(writable, {{"tier", tier.name}}, tier.write_failure.empty() ? 1.0 : 0.0);
+
       out.emplace_back(family("terrace_tier_fragmentation_ratio",
                               "0: all free space is in one piece; towards 1: in many small ones.", MetricType::Gauge));
   for (const Tier& tier : status.tiers) add(fragmentation, {{"tier", tier.name}}, tier.fragmentation);
@@ -104,6 +111,8 @@ void add_tiers(const engine::Status& status, Families& out) {
   count("terrace_lost_tensors_total", "Tensors whose only bytes went with memory of the tier (a GPU that failed).",
         &Tier::lost_tensors);
   count("terrace_io_errors_total", "Transfers that the tier's device failed.", &Tier::io_errors);
+  count("terrace_write_outages_total",
+        "Times that nothing was written to the tier, for a reason that is not a region's.", &Tier::write_outages);
 
   constexpr std::pair<engine::EvictionReason, const char*> kReasons[] = {
       {engine::EvictionReason::kDemand, "demand"},

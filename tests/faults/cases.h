@@ -116,6 +116,14 @@ inline nlohmann::json block_tier(const e2e::Terraced& terraced) {
 
 inline std::uint64_t count_of(const nlohmann::json& tier, const char* name) { return tier[name].get<std::uint64_t>(); }
 
+// Whether the block tier is written as if nothing had been, with all of its capacity, in the end.
+inline bool is_whole_again(const e2e::Terraced& terraced) {
+  return e2e::eventually([&] {
+    const nlohmann::json tier = block_tier(terraced);
+    return tier["write_failure"] == "" && count_of(tier, "retired_bytes") == 0;
+  });
+}
+
 // Bytes in extents of all tiers.
 inline std::uint64_t used_bytes(const nlohmann::json& status) {
   std::uint64_t used = 0;

@@ -214,6 +214,10 @@ void FaultyDisk::read(const fuse_in_header& to, const fuse_read_in& asked) {
     if (fault_ == Fault::kReadFailsOnce) fault_ = Fault::kNone;
     return answer(to, EIO);
   }
+  if (fault_ == Fault::kGone) {
+    ++injected_;
+    return answer(to, ENODEV);
+  }
   const std::uint64_t begin = std::min(asked.offset, size_);
   answer(to, 0, std::span(content_).subspan(begin, std::min<std::uint64_t>(asked.size, size_ - begin)));
 }
@@ -222,6 +226,8 @@ void FaultyDisk::write(const fuse_in_header& to, const fuse_write_in& asked, std
   const Fault fault = fault_;
   if (fault != Fault::kNone && fault != Fault::kReadFails) ++injected_;
   if (fault == Fault::kWriteFails) return answer(to, EIO);
+  if (fault == Fault::kReadOnly) return answer(to, EROFS);
+  if (fault == Fault::kGone) return answer(to, ENODEV);
   if (asked.offset + data.size() > size_) return answer(to, ENOSPC);
   if (fault == Fault::kWriteTorn) {
     store(asked.offset, data.first(data.size() / 2));

@@ -25,6 +25,8 @@ enum class Fault : std::uint8_t {
   kReadFails,         // EIO
   kReadFailsOnce,     // EIO, and then kNone
   kWriteFails,        // EIO
+  kReadOnly,          // writes: EROFS
+  kGone,              // ENODEV, reads and writes
   kHangs,             // nothing is answered until the next set()
   kWriteLost,         // said to be done, and not done
   kWriteTorn,         // the first half of it is

@@ -32,6 +32,8 @@ void from_tier(const engine::TierStatus& tier, v1::TierStatus& out) {
   out.set_io_errors(tier.io_errors);
   out.set_lost_tensors(tier.lost_tensors);
   out.set_failure(tier.failure);
+  out.set_write_failure(tier.write_failure);
+  out.set_write_outages(tier.write_outages);
   out.set_context_bytes(tier.context_bytes);
   out.set_stitched_bytes(tier.stitched_bytes);
   out.set_guarantees_any_order(tier.stitches);

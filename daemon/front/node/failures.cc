@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
@@ -47,6 +48,19 @@ void Failures::tell_of(const std::vector<engine::Loss>& losses) const {
     spdlog::error("{} tensor{} lost with {}: {}{}", lost.count, lost.count == 1 ? " is" : "s are",
                   node_.options.tiers[index(tier)].name, fmt::join(lost.named, ", "),
                   more == 0 ? "" : fmt::format(" and {} more", more));
+  }
+}
+
+void Failures::tell_of(const std::vector<engine::OutageNews>& outages) const {
+  for (const engine::OutageNews& news : outages) {
+    const std::string& tier = node_.options.tiers[index(news.tier)].name;
+    if (news.begins)
+      spdlog::error(
+          "nothing is written to {} for now: {}; every copy stays where it is, and {} is tried again by itself", tier,
+          news.why.message, tier);
+    else
+      spdlog::warn("{} is written again, after {} s", tier,
+                   std::chrono::duration_cast<std::chrono::seconds>(news.lasted).count());
   }
 }
 

@@ -27,6 +27,7 @@ class Failures {
   // Tells of each that failed, once.
   void look(engine::Engine& engine, Time now);
   void tell_of(const std::vector<engine::Loss>& losses) const;
+  void tell_of(const std::vector<engine::OutageNews>& outages) const;
   void tell_of_pinning(const mover::MoverFacts& facts);
 
  private:

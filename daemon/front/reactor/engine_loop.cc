@@ -38,6 +38,7 @@ bool EngineLoop::pump_once() {
                     output.segment_orders.empty() && output.gone.empty() && output.pressure.empty();
   if (!output.observations.empty()) receiver_.observed(output.observations);
   receiver_.lost(output.losses);
+  receiver_.changed(output.outages);
   for (const mover::SegmentOrder& order : output.segment_orders) receiver_.ordered(order);
   for (const mover::Transfer& transfer : output.transfers) mover_.start(transfer);
   for (const SessionId id : output.gone) receiver_.closed(id);

@@ -31,6 +31,7 @@ class Receiver {
   virtual void ordered(const mover::SegmentOrder& order) = 0;
   virtual void observed(const std::vector<foresight::Observation>& seen) = 0;
   virtual void lost(const std::vector<engine::Loss>& losses) = 0;
+  virtual void changed(const std::vector<engine::OutageNews>& outages) = 0;
   // Nothing is left of a session: before anybody hears that it is closed, and after.
   virtual void closed(SessionId id) = 0;
   virtual void gone(SessionId id) = 0;
