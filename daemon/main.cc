@@ -31,6 +31,7 @@
 #include "front/holding/holding.h"
 #include "front/host.h"
 #include "front/survival/succession.h"
+#include "log/limited_sink.h"
 #include "metrics/exporter.h"
 #include "supervise/supervisor.h"
 #include "topology/json.h"
@@ -258,11 +259,14 @@ int run(const Arguments& arguments) {
   const auto plan = make_plan(arguments, arguments.discard ? std::nullopt : front::former_gpus(inheritance->adopted));
   if (!plan) return report("terraced", plan.error());
   widen_descriptor_table(config::descriptors_at_most(plan->config));
-  spdlog::set_default_logger(spdlog::stderr_logger_mt("terraced"));
+  const MonotonicClock clock;
+  auto sink = std::make_shared<log::LimitedSink>(clock, std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>("terraced", std::move(sink)));
   spdlog::set_level(static_cast<spdlog::level::level_enum>(plan->config.log_level));
   fmt::print("{}", plan->report);
   std::fflush(stdout);
   const auto served = serve(*plan, arguments, std::move(*inheritance));
+  spdlog::shutdown();  // while the clock is there
   return served ? 0 : report("terraced", served.error());
 }
 

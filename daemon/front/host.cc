@@ -184,6 +184,7 @@ void Host::sweep() {
   failures_.look(loop_.engine(), loop_.now());
   failures_.tell_of_pinning(mover_->facts());
   notify_.feed_watchdog(loop_.now());
+  spdlog::default_logger_raw()->flush();  // what was left out is told once it may be
   sessions_.end_late(std::chrono::milliseconds(config_.limits.session_idle_timeout_ms));
   sessions_.drain_all_logs();
   loop_.pump();

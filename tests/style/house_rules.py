@@ -26,6 +26,7 @@ RESIDENCY_SEES = {"base", "tier", "mover", "foresight", "engine/policy", "engine
 ADMISSION_SEES = RESIDENCY_SEES | {"engine/requests", "engine/residency", "engine/budget", "engine/steps", "engine/space"}
 BELOW = {
     "base": set(),
+    "log": {"base"},
     "service": {"base"},
     "supervise": {"base", "service"},
     "tier": {"base"},
