@@ -9,6 +9,7 @@
 
 #include "front/gateway/gateway.h"
 #include "front/gateway/pressure_watchers.h"
+#include "front/gateway/refusals.h"
 #include "front/gateway/tokens.h"
 #include "front/node/node.h"
 #include "front/reactor/engine_loop.h"
@@ -26,6 +27,7 @@ class Entrance final : public Gateway {
     Reactor& reactor;
     EngineLoop& loop;
     Tokens& tokens;
+    Refusals& refusals;
     PressureWatchers& watchers;
     Sessions& sessions;
     Arrivals& arrivals;
@@ -39,6 +41,7 @@ class Entrance final : public Gateway {
   std::uint64_t watch(PressureWatcher watcher) override { return around_.watchers.add(std::move(watcher)); }
   void unwatch(std::uint64_t watcher) override { around_.watchers.remove(watcher); }
   bool run(std::move_only_function<void()> job) override;
+  void refused(const Peer& peer, const Error& why) override { around_.refusals.count(peer.tenant.uid, why.code); }
   Time now() const override { return around_.reactor.now(); }
   const NodeFacts& facts() const override { return facts_; }
   std::byte* address(SessionId session, const engine::Placement& placement) override;

@@ -33,7 +33,7 @@ Host::Host(const config::Config& config, Parts parts, NodeFacts facts, service::
       block_(node_, loop_, notify_),
       failures_(node_),
       logs_(loop_, node_.options.observe),
-      sessions_(*reactor_, loop_, tokens_, logs_, polled_),
+      sessions_(*reactor_, loop_, tokens_, refusals_, logs_, polled_),
       segments_(node_, loop_, keeper_, sessions_),
       rings_(*reactor_, loop_, sessions_, polled_, std::chrono::milliseconds(config_.limits.request_timeout_ms)),
       arrivals_({.node = node_,
@@ -50,11 +50,12 @@ Host::Host(const config::Config& config, Parts parts, NodeFacts facts, service::
                  .reactor = *reactor_,
                  .loop = loop_,
                  .tokens = tokens_,
+                 .refusals = refusals_,
                  .watchers = watchers_,
                  .sessions = sessions_,
                  .arrivals = arrivals_},
                 std::move(facts)),
-      doors_(*reactor_, config_) {}
+      doors_(*reactor_, config_, refusals_) {}
 
 // Before what is here goes: the mover's end still turns the ring.
 Host::~Host() { reactor_->turn_deaf(); }
@@ -184,6 +185,7 @@ void Host::sweep() {
   failures_.look(loop_.engine(), loop_.now());
   failures_.tell_of_pinning(mover_->facts());
   notify_.feed_watchdog(loop_.now());
+  doors_.look(loop_.now());
   spdlog::default_logger_raw()->flush();  // what was left out is told once it may be
   sessions_.end_late(std::chrono::milliseconds(config_.limits.session_idle_timeout_ms));
   sessions_.drain_all_logs();
@@ -203,6 +205,7 @@ void Host::gone(SessionId id) {
 void Host::complete(engine::Status& status) {
   node_.add_devices(status);
   status.resubmitted_requests = rings_.resubmitted();
+  status.refusals = refusals_.status();
 }
 
 }  // namespace terrace::front

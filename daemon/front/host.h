@@ -19,6 +19,7 @@
 #include "front/entrance.h"
 #include "front/gateway/gateway.h"
 #include "front/gateway/pressure_watchers.h"
+#include "front/gateway/refusals.h"
 #include "front/gateway/tokens.h"
 #include "front/node/failures.h"
 #include "front/node/node.h"
@@ -97,8 +98,8 @@ class Host final : private Receiver {
   void ordered(const mover::SegmentOrder& order) override { segments_.order(order); }
   void observed(const std::vector<foresight::Observation>& seen) override { training_.observed(seen); }
   void lost(const std::vector<engine::Loss>& losses) override { failures_.tell_of(losses); }
-  void closed(SessionId id) override { sessions_.forget_token(id); }
   void changed(const std::vector<engine::OutageNews>& outages) override { failures_.tell_of(outages); }
+  void closed(SessionId id) override { sessions_.forget_token(id); }
   void gone(SessionId id) override;
   void complete(engine::Status& status) override;
   void pressed(const std::vector<engine::Pressure>& pressure) override { watchers_.tell(pressure); }
@@ -108,6 +109,7 @@ class Host final : private Receiver {
   Node node_;
   ServiceNotify notify_;
   Tokens tokens_;
+  Refusals refusals_;
   PressureWatchers watchers_;
   std::unique_ptr<Reactor> reactor_;
   std::unique_ptr<mover::Workers> workers_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "mover/link_name.h"
@@ -75,7 +76,6 @@ void add_tiers(const engine::Status& status, Families& out) {
                               MetricType::Gauge));
   for (const Tier& tier : status.tiers) add(serving, {{"tier", tier.name}}, tier.failure.empty() ? 1.0 : 0.0);
 
-  MetricFamily& fragmentation =
   MetricFamily& writable = out.emplace_back(
       family("terrace_tier_writable",
              "1; 0: nothing is written to it for now, for a reason that is not a region's, which the status names.",
@@ -83,6 +83,7 @@ void add_tiers(const engine::Status& status, Families& out) {
   for (const Tier& tier : status.tiers)
     if (tier.kind == tier::Kind::kBlock) add(writable, {{"tier", tier.name}}, tier.write_failure.empty() ? 1.0 : 0.0);
 
+  MetricFamily& fragmentation =
       out.emplace_back(family("terrace_tier_fragmentation_ratio",
                               "0: all free space is in one piece; towards 1: in many small ones.", MetricType::Gauge));
   for (const Tier& tier : status.tiers) add(fragmentation, {{"tier", tier.name}}, tier.fragmentation);
@@ -110,9 +111,9 @@ void add_tiers(const engine::Status& status, Families& out) {
   count("terrace_checksum_failures_total", "Chunks that did not come back as they went out.", &Tier::checksum_failures);
   count("terrace_lost_tensors_total", "Tensors whose only bytes went with memory of the tier (a GPU that failed).",
         &Tier::lost_tensors);
-  count("terrace_io_errors_total", "Transfers that the tier's device failed.", &Tier::io_errors);
   count("terrace_write_outages_total",
         "Times that nothing was written to the tier, for a reason that is not a region's.", &Tier::write_outages);
+  count("terrace_io_errors_total", "Transfers that the tier's device failed.", &Tier::io_errors);
 
   constexpr std::pair<engine::EvictionReason, const char*> kReasons[] = {
       {engine::EvictionReason::kDemand, "demand"},
@@ -223,6 +224,15 @@ void add_node(const engine::Status& status, Families& out) {
          status.restored.transfers);
   number("terrace_resubmitted_requests_total", "Requests that trainers asked again after a former daemon's end.",
          MetricType::Counter, status.resubmitted_requests);
+  MetricFamily refusals =
+      family("terrace_refused_connections_total",
+             "Connections that were turned away, or closed for what came over them.", MetricType::Counter);
+  for (const engine::RefusalStatus& refusal : status.refusals)
+    add(refusals,
+        {{"uid", refusal.uid == engine::RefusalStatus::kOthers ? "others" : std::to_string(refusal.uid)},
+         {"reason", std::string(name(refusal.why))}},
+        refusal.count);
+  if (!refusals.metric.empty()) out.push_back(std::move(refusals));
   add(out.emplace_back(family("terrace_draining", "1 when no new session is opened.", MetricType::Gauge)), {},
       std::uint64_t{status.draining});
 }

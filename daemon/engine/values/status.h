@@ -10,6 +10,7 @@
 #include "base/ids.h"
 #include "foresight/template.h"
 #include "mover/transfer.h"
+#include "terrace/error.h"
 #include "tier/extent.h"
 
 namespace terrace::engine {
@@ -122,6 +123,14 @@ struct SessionStatus {
   std::vector<Place> places;
 };
 
+// Connections that were refused.
+struct RefusalStatus {
+  static constexpr std::uint32_t kOthers = UINT32_MAX;  // no user's number: of all that are not counted by themselves
+  std::uint32_t uid = 0;
+  ErrorCode why{};
+  std::uint64_t count = 0;
+};
+
 // What of a former daemon's this one went on with, and what that one was killed in the midst of.
 struct Restored {
   std::uint64_t sessions = 0;
@@ -141,6 +150,7 @@ struct Status {
   std::uint64_t steps = 0;
   std::uint64_t requests_waiting = 0;
   Restored restored;
+  std::vector<RefusalStatus> refusals;     // from the front; the engine leaves it empty
   std::uint64_t resubmitted_requests = 0;  // asked again after a former daemon; from the front, the engine leaves it 0
 };
 

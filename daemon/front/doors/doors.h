@@ -13,6 +13,7 @@
 #include "config/config.h"
 #include "front/doors/listener.h"
 #include "front/gateway/gateway.h"
+#include "front/gateway/refusals.h"
 #include "front/reactor/reactor.h"
 #include "terrace/error.h"
 
@@ -26,15 +27,19 @@ using Adopt = std::move_only_function<bool(Fd connection, const Peer& peer)>;
 // Who is turned away, and why. Empty: the connection closes without a word.
 using Refuse = std::move_only_function<void(Fd connection, const Error& reason)>;
 
-// The reactor thread's. Both are borrowed, and outlive it.
+// The reactor thread's. All are borrowed, and outlive it.
 class Doors {
  public:
-  Doors(Reactor& reactor, const config::Config& config) : reactor_(reactor), config_(config) {}
+  Doors(Reactor& reactor, const config::Config& config, Refusals& refusals)
+      : reactor_(reactor), config_(config), refusals_(refusals) {}
 
   // Connections of `listener` go to `adopt`, each with its peer: `peer`, and what the kernel says. Errors as Watch's.
   Result<void> add(Listener listener, Peer peer, Adopt adopt, Refuse refuse = {});
   // Connections that count against limits.connections_max, besides those counted so far.
   void count(std::function<std::size_t()> connections) { counts_.push_back(std::move(connections)); }
+  // Makes sockets again whose path leads to them no more, a second after the last look at most: whoever is inside stays
+  // so. Where that fails it is said once, and tried at each look.
+  void look(Time now);
   // Nobody comes in any more.
   void close() { doors_.clear(); }
 
@@ -45,15 +50,22 @@ class Doors {
     Adopt adopt;
     Refuse refuse;
     std::unique_ptr<Watch> watch;
+    bool told = false;  // that its socket cannot be made again
   };
 
-  void accept(Door& door);
+  Result<void> watch(Door& door);
+  // False: nobody else waits.
+  bool accept(Door& door);
+  void renew(Door& door);
+  void turn_away(Door& door, Accepted accepted, const Peer& peer, const Error& why);
   Result<void> may_enter(const Peer& peer) const;
 
   Reactor& reactor_;
   const config::Config& config_;
+  Refusals& refusals_;
   std::vector<std::unique_ptr<Door>> doors_;
   std::vector<std::function<std::size_t()>> counts_;
+  Time last_look_{};
 };
 
 }  // namespace terrace::front

@@ -20,7 +20,7 @@ struct Credentials {
 };
 
 struct Accepted {
-  Fd connection;  // non-blocking, close-on-exec
+  Fd connection;  // non-blocking, close-on-exec; none: there was no descriptor for it
   Credentials credentials;
 };
 
@@ -35,20 +35,43 @@ class Listener {
   Listener& operator=(Listener&&) = delete;
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
-  // Removes the socket's file. The lock's file stays: removing it would let two daemons lock two files of one name.
+  // Removes the socket's file, unless another one is there. The lock's file stays: removing it would let two daemons
+  // lock two files of one name.
   ~Listener();
 
   int descriptor() const { return socket_.get(); }
   const std::string& path() const { return path_; }
 
   // The next connection; none if there is none. When the process has no descriptor left, the connection is accepted on
-  // a spare one and closed at once: it must not stay in the queue, where it would wake the reactor for ever.
+  // a spare one and closed at once, which leaves who it was: it must not stay in the queue, where it would wake the
+  // reactor for ever.
   std::optional<Accepted> accept();
 
+  // Whether the path still leads to this socket, and the lock's path to its lock: not where somebody cleaned the
+  // folder.
+  bool in_place() const;
+  // Makes what is missing of folder, lock and socket again, as they were. Returns the socket that was there before,
+  // whose connections go on; nobody finds it any more. Errors as bind(): then it stays, and this may be called again.
+  Result<Fd> renew();
+
  private:
-  Listener(std::string path, Fd lock, Fd socket);
+  // Which file a path led to.
+  struct Identity {
+    dev_t device = 0;
+    ino_t file = 0;
+    bool operator==(const Identity&) const = default;
+  };
+  static Identity identity_of(const std::string& path);
+
+  Listener(std::string path, int socket_type, mode_t mode, Fd lock, Fd socket);
+  std::string lock_path() const { return path_ + ".lock"; }
+  bool has_lock_in_place() const;
 
   std::string path_;
+  int socket_type_;
+  mode_t mode_;
+  mode_t folder_mode_;
+  Identity identity_;
   Fd lock_;  // an flock on "<path>.lock" says that the daemon lives, whatever became of the socket's file
   Fd socket_;
   Fd spare_;

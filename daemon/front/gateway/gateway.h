@@ -65,6 +65,8 @@ class Gateway {
   // Runs `job` on the reactor thread, where address() may be used; short: a copy of at most 256 KiB. False, and nothing
   // done, when the queue is full.
   virtual bool run(std::move_only_function<void()> job) = 0;
+  // A connection was closed for what came over it, or did not: to be counted. The log has its line.
+  virtual void refused(const Peer& /*peer*/, const Error& /*why*/) {}
   virtual Time now() const = 0;
   virtual const NodeFacts& facts() const = 0;
 

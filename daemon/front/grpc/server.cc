@@ -41,7 +41,8 @@ void keep_grpc() {
 class AdoptingServer final : public GrpcServer {
  public:
   AdoptingServer(Gateway& gateway, GrpcOptions options)
-      : options_(std::move(options)),
+      : gateway_(gateway),
+        options_(std::move(options)),
         settings_{gateway, peers_, options_.stream_place,
                   std::chrono::duration_cast<Duration>(options_.request_timeout)} {
     if (options_.admin) {
@@ -76,8 +77,10 @@ class AdoptingServer final : public GrpcServer {
     builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
     server_ = builder.BuildAndStart();  // no port: connections come through adopt()
     if (!server_) return false;
-    auto gate = Http2Gate::create(clock_, options_.memory_bytes_max / 2,
-                                  [this](Fd connection, const Peer& peer) { return enter(connection, peer); });
+    auto gate = Http2Gate::create(
+        clock_, options_.memory_bytes_max / 2,
+        [this](Fd connection, const Peer& peer) { return enter(connection, peer); },
+        [this](const Peer& peer, const Error& why) { gateway_.refused(peer, why); });
     if (!gate) return false;
     gate_ = std::move(*gate);
     relay_ = std::jthread([this](const std::stop_token& stop) {
@@ -123,6 +126,7 @@ class AdoptingServer final : public GrpcServer {
     return {};
   }
 
+  Gateway& gateway_;
   const MonotonicClock clock_;
   const GrpcOptions options_;
   GrpcPeers peers_;

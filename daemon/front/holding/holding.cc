@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,7 @@ using Clock = std::chrono::steady_clock;
 
 // Of what may go by. As long as a supervisor takes for a life, so that it starts the next one at once.
 constexpr std::chrono::seconds kTryAgainAfter{10};
+constexpr std::chrono::milliseconds kLookPeriod{1000};  // between looks at the doors
 
 // Answers everything in the same way, on the caller's thread.
 class HoldingGateway final : public Gateway {
@@ -61,6 +63,7 @@ struct Door {
   Listener listener;
   Peer peer;
   GrpcServer* server;
+  bool told = false;  // that its socket cannot be made again
 };
 
 void accept(const config::Config& config, Door& door) {
@@ -68,10 +71,17 @@ void accept(const config::Config& config, Door& door) {
     Peer peer = door.peer;
     peer.tenant.uid = accepted->credentials.uid;
     peer.pid = accepted->credentials.pid;
-    const bool full = door.server->connections() >= config.limits.connections_max;
-    if (full || !admits(config, peer, peer.tenant.uid)) continue;
-    if (const auto adopted = door.server->adopt(std::move(accepted->connection), peer); !adopted)
-      spdlog::warn("a connection on {} could not be taken: {}", door.listener.path(), adopted.error().message);
+    const bool full = !accepted->connection || door.server->connections() >= config.limits.connections_max;
+    const auto refuse = [&](const std::string& why) {
+      spdlog::warn("a connection of pid {}, uid {} on {} was refused: {}", peer.pid, peer.tenant.uid,
+                   door.listener.path(), why);
+    };
+    if (full)
+      refuse("there are as many as there may be");
+    else if (!admits(config, peer, peer.tenant.uid))
+      refuse("this uid is not admitted here");
+    else if (const auto adopted = door.server->adopt(std::move(accepted->connection), peer); !adopted)
+      refuse(adopted.error().message);
   }
 }
 
@@ -104,28 +114,37 @@ std::vector<Fd> lock_block_files(const config::Config& config) {
   return files;
 }
 
-// As poll() has it: -1 for no limit.
+// As poll() has it.
 int milliseconds_until(Clock::time_point limit) {
-  if (limit == Clock::time_point::max()) return -1;
+  if (limit == Clock::time_point::max()) return std::numeric_limits<int>::max();
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit - Clock::now());
   return static_cast<int>(std::max<std::int64_t>(left.count(), 0));
 }
 
-// Until a signal to stop, or the limit. Wakes for each connection, and in time for the watchdog.
+// Somebody may have cleaned the folder.
+void renew(Door& door) {
+  if (door.listener.in_place()) return;
+  const auto renewed = door.listener.renew();
+  if (!renewed && !std::exchange(door.told, true))
+    spdlog::error("{} was removed, and cannot be made again: {}", door.listener.path(), renewed.error().message);
+}
+
+// Until a signal to stop, or the limit. Wakes for each connection, in time for the watchdog, and to look at the doors.
 void wait_for_replacement(const config::Config& config, std::vector<Door>& doors, const Fd& signals,
                           ServiceNotify& notify, Clock::time_point limit) {
   using std::chrono::milliseconds;
-  std::vector<pollfd> polls{{.fd = signals.get(), .events = POLLIN, .revents = 0}};
-  for (const Door& door : doors) polls.push_back({.fd = door.listener.descriptor(), .events = POLLIN, .revents = 0});
   const auto period = std::chrono::duration_cast<milliseconds>(notify.watchdog_period());
-  const int wait_ms = period.count() > 0 ? static_cast<int>(std::max<std::int64_t>(period.count(), 1)) : -1;
+  const milliseconds wait = period.count() > 0 ? std::clamp(period, milliseconds(1), kLookPeriod) : kLookPeriod;
   while (true) {
     const int left_ms = milliseconds_until(limit);
     if (left_ms == 0) return;
-    const bool limit_first = wait_ms < 0 || (left_ms > 0 && left_ms < wait_ms);
-    const int ready = ::poll(polls.data(), polls.size(), limit_first ? left_ms : wait_ms);
+    std::vector<pollfd> polls{{.fd = signals.get(), .events = POLLIN, .revents = 0}};
+    for (const Door& door : doors) polls.push_back({.fd = door.listener.descriptor(), .events = POLLIN, .revents = 0});
+    const int ready = ::poll(polls.data(), polls.size(), std::min(left_ms, static_cast<int>(wait.count())));
     if (ready < 0 && errno != EINTR) return spdlog::error("waiting for connections failed: errno {}", errno);
-    if (wait_ms > 0) notify.send("WATCHDOG=1");
+    if (period.count() > 0) notify.send("WATCHDOG=1");
+    std::ranges::for_each(doors, renew);
+    spdlog::default_logger_raw()->flush();  // what was left out is told once it may be
     if (ready <= 0) continue;
     if (polls[0].revents != 0) return;
     for (std::size_t door = 0; door < doors.size(); ++door)

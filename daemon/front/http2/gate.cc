@@ -61,25 +61,27 @@ struct Http2Gate::Link {
   std::uint32_t inner_events = 0;
 };
 
-Http2Gate::Http2Gate(const Clock& clock, std::size_t incomplete_bytes_max, Enter enter, Fd polls, Fd bell)
+Http2Gate::Http2Gate(const Clock& clock, std::size_t incomplete_bytes_max, Enter enter, Refused refused, Fd polls,
+                     Fd bell)
     : clock_(clock),
       incomplete_bytes_max_(incomplete_bytes_max),
       enter_(std::move(enter)),
+      refused_(std::move(refused)),
       polls_(std::move(polls)),
       bell_(std::move(bell)),
       piece_(kPieceBytes) {}
 
 Http2Gate::~Http2Gate() = default;
 
-Result<std::unique_ptr<Http2Gate>> Http2Gate::create(const Clock& clock, std::size_t incomplete_bytes_max,
-                                                     Enter enter) {
+Result<std::unique_ptr<Http2Gate>> Http2Gate::create(const Clock& clock, std::size_t incomplete_bytes_max, Enter enter,
+                                                     Refused refused) {
   Fd polls(::epoll_create1(EPOLL_CLOEXEC));
   Fd bell(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kBellKey}};
   if (!polls || !bell || ::epoll_ctl(polls.get(), EPOLL_CTL_ADD, bell.get(), &event) != 0)
     return fail(ErrorCode::kResourceExhausted, "no descriptor is left for the gRPC sockets' gate", errno);
-  return std::unique_ptr<Http2Gate>(
-      new Http2Gate(clock, incomplete_bytes_max, std::move(enter), std::move(polls), std::move(bell)));
+  return std::unique_ptr<Http2Gate>(new Http2Gate(clock, incomplete_bytes_max, std::move(enter), std::move(refused),
+                                                  std::move(polls), std::move(bell)));
 }
 
 void Http2Gate::add(Fd client, const Peer& peer) {
@@ -280,9 +282,11 @@ void Http2Gate::close_late() {
 }
 
 void Http2Gate::close(Link& link, const Error& why) {
-  if (why.code != ErrorCode::kCancelled)
+  if (why.code != ErrorCode::kCancelled) {
     spdlog::warn("a gRPC connection of pid {}, uid {} was closed: {}", link.peer.pid, link.peer.tenant.uid,
                  why.message);
+    if (refused_) refused_(link.peer, why);
+  }
   incomplete_bytes_ -= link.counted_bytes;
   links_.erase(link.key);
   --connections_;

@@ -32,10 +32,13 @@ class Http2Gate {
 
   // Gives gRPC a connected, non-blocking stream socket; called inside turn(). An error closes the client's.
   using Enter = std::move_only_function<Result<void>(Fd connection, const Peer& peer)>;
+  // Hears of each connection that was closed for what came over it, or did not; called inside turn().
+  using Refused = std::move_only_function<void(const Peer& peer, const Error& why)>;
 
   // `clock` outlives the gate. `incomplete_bytes_max`: of messages that are not complete, over all connections; when
   // there are more, who has sent most of them is closed. ResourceExhausted: no descriptor is left.
-  static Result<std::unique_ptr<Http2Gate>> create(const Clock& clock, std::size_t incomplete_bytes_max, Enter enter);
+  static Result<std::unique_ptr<Http2Gate>> create(const Clock& clock, std::size_t incomplete_bytes_max, Enter enter,
+                                                   Refused refused = {});
   ~Http2Gate();
   Http2Gate(const Http2Gate&) = delete;
   Http2Gate& operator=(const Http2Gate&) = delete;
@@ -52,7 +55,7 @@ class Http2Gate {
  private:
   struct Link;
 
-  Http2Gate(const Clock& clock, std::size_t incomplete_bytes_max, Enter enter, Fd polls, Fd bell);
+  Http2Gate(const Clock& clock, std::size_t incomplete_bytes_max, Enter enter, Refused refused, Fd polls, Fd bell);
   void take_arrivals();
   void serve(std::uint64_t key);
   void close_late();
@@ -69,6 +72,7 @@ class Http2Gate {
   const Clock& clock_;
   const std::size_t incomplete_bytes_max_;
   Enter enter_;
+  Refused refused_;
   const Fd polls_;  // epoll
   const Fd bell_;   // eventfd
   std::map<std::uint64_t, std::unique_ptr<Link>> links_;

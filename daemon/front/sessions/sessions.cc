@@ -80,7 +80,8 @@ void Sessions::end(Session& session, const Error& reason) {
   const Session::State before = std::exchange(session.state, Session::State::kEnding);
   polled_.forget(session);
   if (session.connection && reason.code != ErrorCode::kUnavailable && reason.code != ErrorCode::kCancelled) {
-    spdlog::warn("session of pid {} ended: {}", session.peer.pid, reason.message);
+    refusals_.count(session.peer.tenant.uid, reason.code);
+    spdlog::warn("session of pid {}, uid {} ended: {}", session.peer.pid, session.peer.tenant.uid, reason.message);
     static_cast<void>(session.connection->send(refusal(reason)));
   } else if (before == Session::State::kOpen) {
     spdlog::info("session {} ends: {}", static_cast<std::uint32_t>(session.id), reason.message);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "front/gateway/refusals.h"
 #include "front/gateway/tokens.h"
 #include "front/reactor/engine_loop.h"
 #include "front/reactor/reactor.h"
@@ -24,8 +25,9 @@ namespace terrace::front {
 // in which it ended, or was gone.
 class Sessions {
  public:
-  Sessions(Reactor& reactor, EngineLoop& loop, Tokens& tokens, AccessLogs& logs, PolledRings& polled)
-      : reactor_(reactor), loop_(loop), tokens_(tokens), logs_(logs), polled_(polled) {}
+  Sessions(Reactor& reactor, EngineLoop& loop, Tokens& tokens, Refusals& refusals, AccessLogs& logs,
+           PolledRings& polled)
+      : reactor_(reactor), loop_(loop), tokens_(tokens), refusals_(refusals), logs_(logs), polled_(polled) {}
 
   // A new one's number.
   std::uint64_t next_key() { return ++last_key_; }
@@ -79,6 +81,7 @@ class Sessions {
   Reactor& reactor_;
   EngineLoop& loop_;
   Tokens& tokens_;
+  Refusals& refusals_;
   AccessLogs& logs_;
   PolledRings& polled_;
   std::map<std::uint64_t, std::unique_ptr<Session>> newcomers_;  // by key: greeting and opening

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "front/reactor/mailbox.h"
 
@@ -76,6 +77,43 @@ TEST_F(ListenerTest, LeavesSomebodysFileAlone) {
   ASSERT_FALSE(listener.has_value());
   EXPECT_EQ(listener.error().code, ErrorCode::kFailedPrecondition);
   EXPECT_EQ(std::filesystem::file_size(path()), 8u);
+}
+
+TEST_F(ListenerTest, IsThereAgainWhereItsFolderWasRemoved) {
+  const std::filesystem::path run = folder_ / "run";
+  const std::string path = run / "data.sock";
+  std::filesystem::create_directory(run);
+  std::filesystem::permissions(run, std::filesystem::perms{0710});
+  auto listener = Listener::bind(path, SOCK_SEQPACKET, 0620);
+  ASSERT_TRUE(listener.has_value()) << listener.error().message;
+  EXPECT_TRUE(listener->in_place());
+  std::filesystem::remove_all(run);
+  EXPECT_FALSE(listener->in_place());
+  const auto was = listener->renew();
+  ASSERT_TRUE(was.has_value()) << was.error().message;
+  EXPECT_TRUE(listener->in_place());
+  struct stat status{};
+  ASSERT_EQ(stat(path.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777u, 0620u);
+  ASSERT_EQ(stat(run.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777u, 0710u);
+  EXPECT_FALSE(Listener::bind(path, SOCK_SEQPACKET, 0600).has_value()) << "it has its lock again";
+  std::filesystem::remove(path);
+  EXPECT_FALSE(listener->in_place()) << "the lock alone does not do";
+  ASSERT_TRUE(listener->renew().has_value()) << "nor stands in its own way";
+}
+
+TEST_F(ListenerTest, LeavesToAnotherDaemonWhatThatOneTookMeanwhile) {
+  auto first = std::optional(Listener::bind(path(), SOCK_SEQPACKET, 0600).value());
+  std::filesystem::remove(path());
+  std::filesystem::remove(path() + ".lock");
+  const auto second = Listener::bind(path(), SOCK_SEQPACKET, 0600);
+  ASSERT_TRUE(second.has_value());
+  const auto renewed = first->renew();
+  ASSERT_FALSE(renewed.has_value());
+  EXPECT_NE(renewed.error().message.find("another terraced"), std::string::npos) << renewed.error().message;
+  first.reset();
+  EXPECT_TRUE(second->in_place());
 }
 
 TEST_F(ListenerTest, NamesALongPath) {
