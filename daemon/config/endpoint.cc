@@ -32,19 +32,22 @@ Result<Endpoint> parse_endpoint(std::string_view address) {
   if (error != std::errc() || port > kPortMax)
     return fail(ErrorCode::kInvalidArgument,
                 fmt::format("is \"{}\"; a port is at most {}, as in \"127.0.0.1:9464\"", address, kPortMax));
-  const std::string_view host = address.substr(0, colon);
-  if (host.find(':') != std::string_view::npos)
-    return fail(
-        ErrorCode::kInvalidArgument,
-        fmt::format("is \"{}\"; IPv6 is not served: write an IPv4 address, such as \"127.0.0.1:9464\"", address));
-  return Endpoint{std::string(host), static_cast<std::uint16_t>(port)};
+  std::string_view host = address.substr(0, colon);
+  const bool in_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (in_brackets) host = host.substr(1, host.size() - 2);
+  const bool has_colon = host.find(':') != std::string_view::npos;
+  if (in_brackets != has_colon)
+    return fail(ErrorCode::kInvalidArgument,
+                fmt::format("is \"{}\"; an IPv6 address, and nothing else, stands in brackets, such as \"[::1]:9464\"",
+                            address));
+  return Endpoint{std::string(host), static_cast<std::uint16_t>(port), in_brackets};
 }
 
 Result<Resolved> look_up(const Endpoint& endpoint) {
   addrinfo hints{};
-  hints.ai_family = AF_INET;
+  hints.ai_family = endpoint.is_v6 ? AF_INET6 : AF_INET;
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV | (endpoint.is_v6 ? AI_NUMERICHOST : 0);
   addrinfo* found = nullptr;
   const int error = ::getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(), &hints, &found);
   if (error != 0)
@@ -66,11 +69,12 @@ Result<void> check_endpoint(const Endpoint& endpoint) {
     return {};
   const int error = errno;
   if (error == EADDRINUSE) return {};
-  return fail(ErrorCode::kInvalidArgument,
-              fmt::format("{}:{} cannot be listened on: {}; name an address of this machine, and a port that this user "
-                          "may have, such as \"127.0.0.1:9464\"",
-                          endpoint.host, endpoint.port, std::strerror(error)),
-              error);
+  return fail(
+      ErrorCode::kInvalidArgument,
+      fmt::format("{} port {} cannot be listened on: {}; name an address of this machine, and a port that this user "
+                  "may have, such as \"127.0.0.1:9464\"",
+                  endpoint.host, endpoint.port, std::strerror(error)),
+      error);
 }
 
 }  // namespace terrace::config

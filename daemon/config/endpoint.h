@@ -14,11 +14,13 @@
 namespace terrace::config {
 
 struct Endpoint {
-  std::string host;
+  std::string host;  // of IPv6 the address, without its brackets
   std::uint16_t port = 0;
+  bool is_v6 = false;
 };
 
-// "HOST:PORT". InvalidArgument whose message says what is wrong with it and what would be right.
+// "HOST:PORT", or "[ADDRESS]:PORT" of IPv6. InvalidArgument whose message says what is wrong with it and what would be
+// right.
 Result<Endpoint> parse_endpoint(std::string_view address);
 
 using Resolved = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;

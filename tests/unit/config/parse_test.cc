@@ -249,6 +249,8 @@ TEST(Parse, ValuesOutOfRange) {
   for (const char* address : {"9464", ":9464", "localhost:", "localhost:http"}) {
     EXPECT_THAT(error_of(std::string("metrics_address = \"") + address + "\""), HasSubstr("HOST:PORT")) << address;
   }
+  for (const char* address : {"::1:9464", "[127.0.0.1]:9464"})
+    EXPECT_THAT(error_of(std::string("metrics_address = \"") + address + "\""), HasSubstr("\"[::1]:9464\"")) << address;
   for (const char* address : {"localhost:65536", "127.0.0.1:99999", "h:99999999999999999999"}) {
     EXPECT_THAT(error_of(std::string("metrics_address = \"") + address + "\""),
                 AllOf(StartsWith("t.toml:1: metrics_address: "), HasSubstr("a port is at most 65535")));

@@ -3,10 +3,11 @@
 // had is named with the reason.
 #include "metrics/exporter.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "config/endpoint.h"
 #include "unit/front/scripted_gateway.h"
 
 namespace terrace::metrics {
@@ -21,14 +22,15 @@ config::Config config_at(const std::string& address) {
   return config;
 }
 
+Fd connect_to(const std::string& address) {
+  const auto found = config::look_up(config::parse_endpoint(address).value()).value();
+  Fd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(socket.get(), found->ai_addr, found->ai_addrlen), 0);
+  return socket;
+}
+
 std::string get(const std::string& address) {
-  const auto colon = address.rfind(':');
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(address.substr(colon + 1))));
-  ::inet_pton(AF_INET, address.substr(0, colon).c_str(), &to.sin_addr);
-  const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  const Fd socket = connect_to(address);
   const std::string request = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
   EXPECT_EQ(::send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL), std::ssize(request));
   std::string all;
@@ -65,6 +67,31 @@ TEST(Exporter, SaysWhenTheEngineDoesNotAnswer) {
   EXPECT_THAT(out, testing::Not(HasSubstr("terrace_steps_total")));
 }
 
+// Where this machine has IPv6.
+bool has_v6() {
+  const Fd socket(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in6 loopback{};
+  loopback.sin6_family = AF_INET6;
+  loopback.sin6_addr = IN6ADDR_LOOPBACK_INIT;
+  return ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&loopback), sizeof loopback) == 0;
+}
+
+TEST(Exporter, ServesAnAddressOfIpv6) {
+  if (!has_v6()) GTEST_SKIP() << "this machine has no IPv6";
+  front::ScriptedGateway gateway;
+  gateway.script = [&](const engine::Request&) -> Result<engine::ReplyBody> { return engine::Status{}; };
+  const auto exporter = Exporter::create(gateway, config_at("[::1]:0"));
+  ASSERT_TRUE(exporter.has_value()) << exporter.error().message;
+  const std::string address = (*exporter)->address();
+  EXPECT_THAT(address, testing::StartsWith("[::1]:"));
+  EXPECT_THAT(get(address), HasSubstr("terrace_up 1\n"));
+  const Fd silent = connect_to(address);
+  EXPECT_THAT(get(address), HasSubstr("terrace_up 1\n")) << "beside one who says nothing";
+  const auto second = Exporter::create(gateway, config_at(address));
+  ASSERT_FALSE(second.has_value());
+  EXPECT_THAT(second.error().message, HasSubstr("Address already in use"));
+}
+
 TEST(Exporter, NamesAnAddressThatIsTaken) {
   front::ScriptedGateway gateway;
   const auto first = Exporter::create(gateway, config_at("127.0.0.1:0"));
@@ -74,7 +101,8 @@ TEST(Exporter, NamesAnAddressThatIsTaken) {
   ASSERT_FALSE(second.has_value());
   EXPECT_THAT(second.error().message, HasSubstr(address));
   EXPECT_THAT(second.error().message, HasSubstr("Address already in use"));
-  for (const char* nonsense : {"9464", "host:", ":9464", "no.such.host.invalid:9464", "127.0.0.1:http"})
+  for (const char* nonsense :
+       {"9464", "host:", ":9464", "no.such.host.invalid:9464", "127.0.0.1:http", "[127.0.0.1]:9464", "::1:9464"})
     EXPECT_EQ(Exporter::create(gateway, config_at(nonsense)).error().code, ErrorCode::kInvalidArgument) << nonsense;
 }
 
