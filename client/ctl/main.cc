@@ -15,6 +15,7 @@
 #include "ctl/top.h"
 #include "ctl/upgrade.h"
 #include "ctl/views.h"
+#include "tier/block/raw_device.h"
 
 namespace terrace::ctl {
 namespace {
@@ -26,6 +27,7 @@ struct Arguments {
   UpgradeOptions upgrade;
   std::uint32_t session = 0;
   std::string prefix;
+  std::string device;
 };
 
 std::string line(const nlohmann::ordered_json& json) { return json.dump(2) + '\n'; }
@@ -80,6 +82,14 @@ Result<std::string> upgrade(Connection& connection, const Arguments& arguments) 
   return upgrade(connection, options);
 }
 
+// Needs no daemon.
+Result<std::string> format(const Arguments& arguments) {
+  if (const auto formatted = tier::format_device(arguments.device); !formatted)
+    return std::unexpected(formatted.error());
+  if (arguments.json) return line({{"device", arguments.device}, {"formatted", true}});
+  return fmt::format("{} is formatted: name it in `paths` of a block tier\n", arguments.device);
+}
+
 using Command = Result<std::string> (*)(Connection&, const Arguments&);
 
 int report(const Error& error) {
@@ -131,8 +141,13 @@ int run(int argc, char** argv) {
       "plan",
       "What a model takes of a node: tiers, step time, drives, and what more DRAM would change. Needs no daemon");
   const PlanCommand plan(*forecast);
+  CLI::App* raw = app.add_subcommand(
+      "format",
+      "Make an empty block device a block tier's. Refuses what is mounted or may be somebody's. Needs no daemon");
+  raw->add_option("device", arguments.device, "Such as /dev/disk/by-id/nvme-...")->required();
   CLI11_PARSE(app, argc, argv);
 
+  if (raw->parsed()) return finish(format(arguments));
   if (forecast->parsed()) return finish(plan.run(arguments.json));
   auto socket = find_socket(arguments.socket);
   if (!socket) return report(socket.error());

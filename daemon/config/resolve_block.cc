@@ -14,6 +14,7 @@
 #include "config/capacity.h"
 #include "config/resolve_parts.h"
 #include "tier/block/ownership.h"
+#include "tier/block/raw_device.h"
 #include "topology/block_path.h"
 
 namespace terrace::config {
@@ -24,6 +25,7 @@ namespace fs = std::filesystem;
 // One name for each file, however its path was written.
 std::string identity(const std::string& path) {
   struct stat facts{};
+  if (::stat(path.c_str(), &facts) == 0 && S_ISBLK(facts.st_mode)) return fmt::format("device {}", facts.st_rdev);
   if (::stat(path.c_str(), &facts) == 0) return fmt::format("{}:{}", facts.st_dev, facts.st_ino);
   std::error_code unreadable;
   return fs::weakly_canonical(path, unreadable).string();
@@ -75,7 +77,9 @@ std::optional<std::uint64_t> room_of(const TierConfig& tier, Findings& findings)
       return std::nullopt;
     }
     Room& shared = rooms[room->file_system_id];
-    shared.bytes = std::max(shared.bytes, room->free_bytes) + room->held_bytes;
+    const std::uint64_t header = tier::is_block_device(path) ? tier::kDeviceHeaderBytes : 0;
+    const std::uint64_t free_bytes = room->free_bytes - std::min(header, room->free_bytes);
+    shared.bytes = std::max(shared.bytes, free_bytes) + room->held_bytes;
     shared.files += 1;
   }
   if (!good || rooms.empty()) return std::nullopt;

@@ -3,7 +3,9 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/fs.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/sysmacros.h>
@@ -161,6 +163,14 @@ DirectIo direct_io(const Trial& trial) {
   return probe_direct_io(trial);
 }
 
+Result<BlockRoom> device_room(const std::string& path, dev_t number) {
+  const Fd device(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  std::uint64_t bytes = 0;
+  if (!device || ::ioctl(device.get(), BLKGETSIZE64, &bytes) != 0)
+    return std::unexpected(failed(path, "its size is unknown", errno));
+  return BlockRoom{.file_system_id = number, .free_bytes = bytes, .held_bytes = 0};
+}
+
 }  // namespace
 
 std::vector<BlockDevice> disks_under(unsigned major, unsigned minor, const std::string& root) {
@@ -172,9 +182,12 @@ std::vector<BlockDevice> disks_under(unsigned major, unsigned minor, const std::
 Result<BlockRoom> block_room(const std::string& path) {
   struct stat status{};
   const bool exists = ::stat(path.c_str(), &status) == 0;
+  if (exists && S_ISBLK(status.st_mode)) return device_room(path, status.st_rdev);
   if (exists && !S_ISREG(status.st_mode)) {
     return fail(ErrorCode::kFailedPrecondition,
-                fmt::format("{}: is not a regular file; name one, or a path where the daemon can make one", path));
+                fmt::format("{}: is not a regular file; name one, or a path where the daemon can make one, or a block "
+                            "device",
+                            path));
   }
   BlockRoom room;
   if (exists) room.held_bytes = static_cast<std::uint64_t>(status.st_blocks) * 512;
@@ -199,6 +212,9 @@ Result<BlockPath> inspect_block_path(const std::string& path, const Sources& sou
   const dev_t device = room->file_system_id;
   const Mount mount = mount_of(sources.root, major(device), minor(device));
   found.file_system = mount.file_system;
+  struct stat status{};
+  if (found.file_system.empty() && ::stat(path.c_str(), &status) == 0 && S_ISBLK(status.st_mode))
+    found.file_system = "a block device";
   for (const BlockDevice& disk : disks_of(device, mount, sources.root)) {
     if (found.devices.empty()) {
       found.numa_node = disk.numa_node;

@@ -34,12 +34,13 @@ struct BlockPath {
 
 // How much a file at a path may hold.
 struct BlockRoom {
-  std::uint64_t file_system_id = 0;  // st_dev
-  std::uint64_t free_bytes = 0;      // free to this user on the file system
+  std::uint64_t file_system_id = 0;  // st_dev; of a block device its own number
+  std::uint64_t free_bytes = 0;      // free to this user on the file system; of a block device all of it
   std::uint64_t held_bytes = 0;      // what the file has already, if it is there
 };
 
-// NotFound if neither the file at `path` nor its folder is there, FailedPrecondition if it is no regular file.
+// NotFound if neither the file at `path` nor its folder is there, FailedPrecondition if it is neither a regular file
+// nor a block device.
 Result<BlockRoom> block_room(const std::string& path);
 
 // Looks at `path`, a file that exists or whose folder does. NotFound if neither does, PermissionDenied if the folder

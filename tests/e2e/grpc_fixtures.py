@@ -56,7 +56,8 @@ class Daemon:
     """A terraced with 8 MiB of device, 16 MiB of memory and 64 MiB of block, and two tenants; `supervised`: by
     `terraced supervise`, which starts it again whenever it ends."""
 
-    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "next-use"):
+    def __init__(self, settings: str = "", supervised: bool = False, policy: str = "next-use",
+                 block: pathlib.Path | None = None):
         self.supervised = supervised
         self.sockets = pathlib.Path(tempfile.mkdtemp(prefix="terrace-"))  # socket paths are short
         self.disk = pathlib.Path(tempfile.mkdtemp(prefix="e2e-", dir=BUILD))  # on a file system with O_DIRECT
@@ -82,7 +83,7 @@ class Daemon:
             {self.block_keys}
             kind = "block"
             capacity = "64MiB"
-            paths = ["{self.disk}/block"]
+            paths = ["{block or self.disk / 'block'}"]
             [[tenant]]
             name = "default"
             [[tenant]]

@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "tier/block/ownership.h"
 #include "tier/block/probe.h"
+#include "tier/block/raw_device.h"
 
 namespace terrace::tier {
 namespace {
@@ -79,9 +80,9 @@ Result<Opened> open_path(const std::string& path) {
   constexpr int kFlags = O_RDWR | O_DIRECT | O_CLOEXEC;
   struct stat facts{};
   if (stat(path.c_str(), &facts) == 0) {
-    if (!S_ISREG(facts.st_mode)) {
+    if (!S_ISREG(facts.st_mode) && !S_ISBLK(facts.st_mode)) {
       return path_fail(ErrorCode::kFailedPrecondition, path,
-                       "is not a regular file; name one, or a path where the daemon can make one");
+                       "is not a regular file; name one, or a path where the daemon can make one, or a block device");
     }
     Fd fd(::open(path.c_str(), kFlags));
     if (!fd) return open_fail(path, errno);
@@ -123,8 +124,9 @@ Result<void> lock(const std::string& path, int fd) {
 bool is_same_file(const std::string& path, int fd) {
   struct stat by_path{};
   struct stat by_fd{};
-  return stat(path.c_str(), &by_path) == 0 && fstat(fd, &by_fd) == 0 && by_path.st_ino == by_fd.st_ino &&
-         by_path.st_dev == by_fd.st_dev;
+  if (stat(path.c_str(), &by_path) != 0 || fstat(fd, &by_fd) != 0) return false;
+  if (S_ISBLK(by_path.st_mode) && S_ISBLK(by_fd.st_mode)) return by_path.st_rdev == by_fd.st_rdev;
+  return by_path.st_ino == by_fd.st_ino && by_path.st_dev == by_fd.st_dev;
 }
 
 Result<void> reserve_file(const std::string& path, int fd, std::uint64_t bytes) {
@@ -190,9 +192,14 @@ Result<Candidate> open_locked(const std::string& path, bool may_wait) {
   return path_fail(ErrorCode::kUnavailable, path, "is being replaced all the time; give this daemon a path of its own");
 }
 
+// A device is the same as long as the node runs, and nothing that goes by this survives the node.
 std::uint64_t identity_of(std::span<const struct stat> files) {
   std::vector<std::uint64_t> numbers;
-  for (const struct stat& file : files) numbers.insert(numbers.end(), {file.st_dev, file.st_ino});
+  for (const struct stat& file : files)
+    if (S_ISBLK(file.st_mode))
+      numbers.insert(numbers.end(), {file.st_rdev, 0});
+    else
+      numbers.insert(numbers.end(), {file.st_dev, file.st_ino});
   return XXH3_64bits(numbers.data(), numbers.size() * sizeof(std::uint64_t)) | 1;
 }
 
@@ -209,18 +216,34 @@ Result<void> BlockFile::add(const std::string& path, bool may_wait) {
                     .fd = std::move(found->opened.fd),
                     .made = found->opened.made,
                     .locked = found->locked,
-                    .size_found = static_cast<std::uint64_t>(facts.st_size)});
+                    .size_found = static_cast<std::uint64_t>(facts.st_size),
+                    .is_device = S_ISBLK(facts.st_mode),
+                    .claim = {}});
   return found->locked ? own(files_.back()) : Result<void>();
 }
 
 // One that is locked.
 Result<void> BlockFile::own(File& file) {
   if (auto marked = own_file(file.path, file.fd.get()); !marked) return marked;
-  if (auto reserved = reserve_file(file.path, file.fd.get(), file_bytes_); !reserved) return reserved;
+  auto reserved = file.is_device ? own_device(file) : reserve_file(file.path, file.fd.get(), file_bytes_);
+  if (!reserved) return reserved;
   const auto alignment = alignment_of(file.path, file.fd.get());
   if (!alignment) return std::unexpected(alignment.error());
   alignment_ = std::max(alignment_, *alignment);
   file.owned = true;
+  return {};
+}
+
+// One with a header of ours.
+Result<void> BlockFile::own_device(File& file) const {
+  auto claim = claim_device(file.path);
+  if (!claim) return std::unexpected(std::move(claim.error()));
+  const std::uint64_t bytes = device_bytes(file.fd.get());
+  if (bytes < kDeviceHeaderBytes + file_bytes_)
+    return path_fail(ErrorCode::kResourceExhausted, file.path,
+                     fmt::format("the device has {}, of which a header takes {}, and {} are wanted; lower the capacity",
+                                 format_bytes(bytes), format_bytes(kDeviceHeaderBytes), format_bytes(file_bytes_)));
+  file.claim = std::move(*claim);
   return {};
 }
 
@@ -296,13 +319,14 @@ void BlockFile::keep() {
   kept_ = true;
   // A file that stays larger than it has to be does no harm.
   for (const File& file : files_)
-    if (file.size_found > file_bytes_) (void)!ftruncate(file.fd.get(), static_cast<off_t>(file_bytes_));
+    if (!file.is_device && file.size_found > file_bytes_)
+      (void)!ftruncate(file.fd.get(), static_cast<off_t>(file_bytes_));
 }
 
 // Each file goes, or gets its size back, while its lock is held: the next owner may be waiting.
 BlockFile::~BlockFile() {
   for (const File& file : files_) {
-    if (!file.locked) continue;
+    if (!file.locked || file.is_device) continue;
     if (kept_ ? remove_on_close_ : file.made) {
       if (is_same_file(file.path, file.fd.get())) unlink(file.path.c_str());
     } else if (!kept_ && file.owned) {
@@ -335,11 +359,13 @@ std::uint64_t BlockFile::identity_of(std::span<const std::string> paths) {
 BlockFile::Piece BlockFile::locate(std::uint64_t offset, std::uint64_t bytes) const {
   TERRACE_CHECK(bytes > 0 && offset <= capacity_bytes() && bytes <= capacity_bytes() - offset);
   const std::uint64_t files = files_.size();
-  if (files == 1) return {.file = 0, .offset = offset, .bytes = bytes};
+  const auto begin = [this](std::size_t file) { return files_[file].is_device ? kDeviceHeaderBytes : 0; };
+  if (files == 1) return {.file = 0, .offset = begin(0) + offset, .bytes = bytes};
   const std::uint64_t stripe = offset / kStripeBytes;
   const std::uint64_t within = offset % kStripeBytes;
-  return {.file = static_cast<std::size_t>(stripe % files),
-          .offset = stripe / files * kStripeBytes + within,
+  const auto file = static_cast<std::size_t>(stripe % files);
+  return {.file = file,
+          .offset = begin(file) + stripe / files * kStripeBytes + within,
           .bytes = std::min(bytes, kStripeBytes - within)};
 }
 

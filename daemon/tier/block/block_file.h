@@ -18,7 +18,7 @@
 namespace terrace::tier {
 
 struct BlockOptions {
-  std::vector<std::string> paths;    // at least one; regular files, made if they are not there
+  std::vector<std::string> paths;    // at least one; regular files, made if they are not there, or formatted devices
   std::uint64_t capacity_bytes = 0;  // of all together; rounded down to whole stripes
   bool remove_on_close = false;      // regular files are unlinked when the tier goes (private daemons)
   bool may_wait = false;             // files that another process holds are no error: see owned()
@@ -35,9 +35,10 @@ class BlockFile {
   static constexpr std::uint64_t kAlignmentMax = 4096;
 
   // Takes an exclusive flock on each path and reserves its space in full. Errors name the path and what would do:
-  // kFailedPrecondition (another process holds it, by name if that can be found; a path that is no regular
-  // file; a file system without O_DIRECT or without fallocate, by name; too coarse an alignment), kResourceExhausted
-  // (wanted and free bytes), kPermissionDenied, kInvalidArgument, kInternal; with system_error.
+  // kFailedPrecondition (another process holds it, by name if that can be found; a path that is neither a regular
+  // file nor a block device of ours; a file system without O_DIRECT or without fallocate, by name; too coarse an
+  // alignment), kResourceExhausted (wanted and free bytes), kPermissionDenied, kInvalidArgument, kInternal; with
+  // system_error.
   static Result<std::unique_ptr<BlockFile>> open(const BlockOptions& options);
   // What is not owned is left as it is.
   ~BlockFile();
@@ -94,11 +95,14 @@ class BlockFile {
     bool locked = false;
     bool owned = false;            // locked, marked, and its space reserved
     std::uint64_t size_found = 0;  // in bytes, where it was there
+    bool is_device = false;
+    Fd claim;  // of a device: nobody mounts it meanwhile
   };
 
   BlockFile() = default;
   Result<void> add(const std::string& path, bool may_wait);
   Result<void> own(File& file);
+  Result<void> own_device(File& file) const;
   const File* missing() const;
 
   std::vector<File> files_;
