@@ -132,6 +132,11 @@ Result<NotifyReceiver> NotifyReceiver::create() {
   return receiver;
 }
 
+bool NotifyReceiver::in_place() const {
+  struct stat facts{};
+  return lstat(path_.c_str(), &facts) == 0 && S_ISSOCK(facts.st_mode);
+}
+
 std::optional<Result<Notification>> NotifyReceiver::receive(pid_t sender) {
   std::array<char, service::kMessageBytesMax> bytes{};
   alignas(cmsghdr)

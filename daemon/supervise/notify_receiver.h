@@ -43,6 +43,8 @@ class NotifyReceiver {
 
   // For NOTIFY_SOCKET.
   const std::string& path() const { return path_; }
+  // Whether a socket is there: not where somebody cleaned the folder above it. Who is connected stays so.
+  bool in_place() const;
   int descriptor() const { return socket_.get(); }
 
   // The next message, without blocking; none if there is none. kPermissionDenied: it is not from the process `sender`

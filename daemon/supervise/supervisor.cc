@@ -80,7 +80,7 @@ class Supervisor {
 
   void turn() {
     std::array<pollfd, 3> waited{{{signals_.get(), POLLIN, 0},
-                                  {receiver_.descriptor(), POLLIN, 0},
+                                  {receiver_->descriptor(), POLLIN, 0},
                                   {phase_ == Phase::kWaiting ? -1 : child_.process.get(), POLLIN, 0}}};
     static_cast<void>(poll(waited.data(), waited.size(), timeout()));  // if it fails, the deadlines are looked at
     if ((waited[0].revents & POLLIN) != 0) take_signals();
@@ -111,9 +111,24 @@ class Supervisor {
     deadline_ = limit > Duration::zero() ? clock_.now() + limit : kNever;
   }
 
+  // A child that is to come must find the socket; another one does, under a name of its own.
+  Result<void> renew_receiver() {
+    if (receiver_->in_place()) return {};
+    auto another = NotifyReceiver::create();
+    if (!another) return std::unexpected(std::move(another.error()));
+    say("somebody removed {}: another one is there now", receiver_->path());
+    receiver_.emplace(std::move(*another));
+    return {};
+  }
+
+  Result<Child> start_another() {
+    if (auto renewed = renew_receiver(); !renewed) return std::unexpected(std::move(renewed.error()));
+    return start_child({.command = options_.command, .notify_socket = receiver_->path(), .watchdog = options_.watchdog},
+                       kept_);
+  }
+
   void start() {
-    auto started = start_child(
-        {.command = options_.command, .notify_socket = receiver_.path(), .watchdog = options_.watchdog}, kept_);
+    auto started = start_another();
     started_ = clock_.now();
     if (!started) {
       wait_to_start(fmt::format("{} could not be started ({})", options_.command[0], started.error().message));
@@ -199,7 +214,7 @@ class Supervisor {
   // At most `most` of those that wait; returns when there are no more.
   void take_messages(int most) {
     for (int i = 0; i < most; ++i) {
-      auto received = receiver_.receive(child_.pid);
+      auto received = receiver_->receive(child_.pid);
       if (!received) return;
       if (*received) {
         take(std::move(**received));
@@ -247,7 +262,7 @@ class Supervisor {
   const Options& options_;
   const MonotonicClock clock_;
   Fd signals_;
-  NotifyReceiver receiver_;
+  std::optional<NotifyReceiver> receiver_;  // always there
   service::NotifySocket parent_;
   Duration parent_period_;
   Time parent_due_{};

@@ -7,10 +7,12 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 
+import grpc
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
@@ -72,6 +74,37 @@ def test_where_they_cannot_be_made_it_is_said_once_and_tried_again(daemon):
         assert daemon.log.read_text().count("cannot be made again") == sockets
         session.create("t", 4096)
     assert is_served(daemon)
+
+
+def notify_socket(pid: int) -> pathlib.Path:
+    environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return pathlib.Path(next(line for line in environment if line.startswith(b"NOTIFY_SOCKET="))[14:].decode())
+
+
+def test_a_supervisor_whose_folder_is_removed_starts_the_next_daemon_all_the_same():
+    daemon = Daemon(supervised=True)
+    try:
+        with daemon.connect() as channel:
+            session = Session(channel, label="inside")
+            tensor = session.create("t", MIB)
+            session.write(tensor, b"a" * MIB)
+        first = daemon.pid()
+        shutil.rmtree(notify_socket(first).parent)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: daemon.pid() not in (None, first), "the next daemon")
+        wait_until(lambda: is_up(daemon), "its sockets")
+        assert notify_socket(daemon.pid()).exists()
+        with daemon.connect() as channel:
+            assert Session.of(channel, session.token).read(tensor) == b"a" * MIB
+    finally:
+        daemon.stop()
+
+
+def is_up(daemon) -> bool:
+    try:
+        return is_served(daemon)
+    except grpc.RpcError:
+        return False
 
 
 def say_garbage(path: pathlib.Path, kind: int) -> None:
