@@ -23,6 +23,8 @@ FAILURES = Row("Failures and lost data", 6, (
            f"sum(1 - terrace_up{{{NODES}}})", bad=True),
     Number("Tiers that do not serve", "A lost GPU, or block files that a former daemon still holds.", "short",
            f"sum(1 - terrace_tier_serving{{{NODES}}})", bad=True),
+    Number("Tiers that take no writes", "No space, a read-only file system, a device that is gone.", "short",
+           f"sum(1 - terrace_tier_writable{{{NODES}}})", bad=True),
     Number("Alerts that fire", "How many alerts of alerts.yml fire.", "short",
            f'count(ALERTS{{alertname=~"Terrace.+", alertstate="firing", {NODES}}}) or vector(0)', bad=True),
     Number("Chunks that came back wrong", "The tensors concerned are DATA_LOSS.", "short",
@@ -35,6 +37,9 @@ FAILURES = Row("Failures and lost data", 6, (
            f'sum(increase(terrace_acquires_total{{result="error", {NODES}}}[$__range]))', bad=True),
     Number("Restarts", "Daemons that started again.", "short",
            f"sum(resets(exposer_scrapes_total{{{NODES}}}[$__range]))", bad=True),
+    Number("Connections refused", "Peers that were turned away, within the time shown.", "short",
+           f"sum(increase(terrace_refused_connections_total{{{NODES}}}[$__range])) or vector(0)"),
+    Number("Write outages", "Times that nothing was written.", "short", grew("terrace_write_outages_total"), bad=True),
     Number("Nodes", "Daemons that Prometheus knows.", "short", f'count(up{{job="terrace", {NODES}}})'),
 ))
 ALERTS = Row("Alerts", 1, (

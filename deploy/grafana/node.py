@@ -22,15 +22,19 @@ def below(share: float, histogram: str, label: str) -> str:
     return f"histogram_quantile({share}, sum by ({label}, le) ({rate(histogram + '_bucket')}))"
 
 
-FAILURES = Row("Failures and lost data", 6, (
+FAILURES = Row("Failures and lost data", 8, (
     Number("Down", "1: Prometheus does not reach the daemon.", "short", f'1 - up{{job="terrace", {NODE}}}', bad=True),
     Number("Engine silent", "1: the engine did not answer the last scrape.", "short", f"1 - terrace_up{{{NODE}}}", bad=True),
     Number("Tiers that do not serve", "A lost GPU, or block files that a former daemon still holds.", "short",
            f"sum(1 - terrace_tier_serving{{{NODE}}})", bad=True),
+    Number("Tiers that take no writes", "No space, a read-only file system, a device that is gone.", "short",
+           f"sum(1 - terrace_tier_writable{{{NODE}}})", bad=True),
     Number("Chunks that came back wrong", "The tensors concerned are DATA_LOSS.", "short",
            grew("terrace_checksum_failures_total"), bad=True),
     Number("Tensors lost with a GPU", "They are DATA_LOSS, too.", "short", grew("terrace_lost_tensors_total"), bad=True),
     Number("I/O errors", "Transfers that a tier's device failed.", "short", grew("terrace_io_errors_total"), bad=True),
+    Number("Connections refused", "Peers that were turned away, within the time shown.", "short",
+           f"sum(increase(terrace_refused_connections_total{{{NODE}}}[$__range])) or vector(0)"),
 ))
 FAILURES_OVER_TIME = Row("Failures over time", 4, (
     Graph("Checksum failures and I/O errors by tier", "Within five minutes.", "short",
