@@ -119,6 +119,7 @@ int written(int status) {
 
 int main(int argc, char** argv) {
   CLI::App app("Runs the daemon's engine in virtual time, without a daemon.", "terrace-sim");
+  app.set_version_flag("--version", TERRACE_VERSION);
   app.require_subcommand(1);
   Arguments arguments;
   CLI::App& command = *app.add_subcommand(

@@ -73,8 +73,13 @@ function(terrace_seldom_runs name)
 endfunction()
 
 # terrace_bundled(TARGET)
-# A program that deploy/bundle takes elsewhere: it, and what it loads, look for libraries in ../lib of where it lies.
+# A program that is taken elsewhere. deploy/bundle takes its libraries along: it, and what it loads, look for them in
+# ../lib of where it lies. deploy/wheel has them linked into it.
 function(terrace_bundled name)
+  if(TERRACE_PORTABLE)
+    terrace_portable(${name})
+    return()
+  endif()
   set_target_properties(${name} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/../lib")
   target_link_options(${name} PRIVATE -Wl,--disable-new-dtags)
 endfunction()
