@@ -14,6 +14,7 @@ import pytest
 from python_fixtures import LIMIT_SECONDS, disk, run_program, wait_until  # noqa: F401 (a fixture)
 
 import terrace
+from terrace._serve import find_terraced
 
 SERVE = """
 import sys, time, terrace
@@ -136,6 +137,34 @@ def test_what_cannot_work_says_why(disk, monkeypatch):
     with pytest.raises(terrace.Unavailable, match="ended with status 1"):
         with terrace.serve():
             pass
+
+
+def program(path: pathlib.Path) -> str:
+    """A file there that can be executed."""
+    path.parent.mkdir(parents=True)
+    path.touch(0o755)
+    return str(path)
+
+
+def test_the_wheels_daemon_comes_before_the_paths(tmp_path, monkeypatch):
+    monkeypatch.delenv("TERRACED")
+    of_the_path = program(tmp_path / "path/terraced")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert find_terraced() == of_the_path
+    of_the_wheel = program(tmp_path / "environment/bin/terraced")
+    installed = tmp_path / "environment/lib/terrace-9.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Name: terrace\nVersion: 9\n")
+    (installed / "RECORD").write_text("../bin/terraced,,\n")
+    monkeypatch.syspath_prepend(str(installed.parent))
+    assert find_terraced() == of_the_wheel
+    named = program(tmp_path / "named/terraced")
+    monkeypatch.setenv("TERRACED", named)
+    assert find_terraced() == named
+    assert find_terraced(of_the_path) == of_the_path
+    monkeypatch.delenv("TERRACED")
+    os.remove(of_the_wheel)
+    assert find_terraced() == of_the_path
 
 
 def test_a_program_that_ends_well(disk):

@@ -2,6 +2,7 @@
 """A private daemon for one program: started as the user, and gone with all it made when the program is."""
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -24,6 +25,8 @@ SOCKET_PATH_BYTES_MAX = 107
 PORT_MAX = 65535
 LOG_LINES_SHOWN = 15
 _CALL = "terrace.serve"
+_TO_GET_ONE = ("install the wheel again (pip install --force-reinstall terrace)" if not _terrace.SOURCE_TREE else
+               "build it (cmake --preset release && cmake --build --preset release)")
 T = TypeVar("T")
 
 
@@ -106,15 +109,30 @@ class _Daemon:
         self._said.close()
 
 
+def _of_the_wheel() -> str | None:
+    """The daemon that came in the wheel, of the package's own version; None if none did, or it is gone."""
+    try:
+        installed = importlib.metadata.files("terrace") or []
+    except importlib.metadata.PackageNotFoundError:
+        installed = []
+    beside = pathlib.Path(__file__).parents[1] / "bin" / "terraced"  # where `pip install --target` puts it, whatever it records
+    listed = [str(file.locate()) for file in installed if file.name == "terraced"]
+    return next(filter(None, map(shutil.which, [*listed, str(beside)])), None)
+
+
 def find_terraced(path: str | os.PathLike[str] | None = None) -> str:
-    """The daemon's binary: `path`, $TERRACED, the PATH's terraced, or the one in the tree the package was built in."""
+    """The daemon's binary: `path`, $TERRACED, the one of the wheel, the PATH's terraced, or the one in the tree that the
+    package was built in."""
     named = path or os.environ.get("TERRACED")
-    built = os.path.join(_terrace.SOURCE_TREE, "build", "release", "terraced")
-    found = shutil.which(named or "terraced") or (None if named else shutil.which(built))
+    if named:
+        found = shutil.which(named)
+        where = f"{named} is not an executable file"
+    else:
+        built = os.path.join(_terrace.SOURCE_TREE, "build", "release", "terraced") if _terrace.SOURCE_TREE else ""
+        found = _of_the_wheel() or shutil.which("terraced") or (shutil.which(built) if built else None)
+        where = "it is not on the PATH, nor " + (f"at {built}" if built else "where the wheel put it")
     if found is None:
-        where = f"{named} is not an executable file" if named else f"it is not on the PATH, nor at {built}"
-        raise Unavailable(f"terraced was not found: {where}; build it (cmake --preset release && cmake --build "
-                          "--preset release), or name it in TERRACED")
+        raise Unavailable(f"terraced was not found: {where}; {_TO_GET_ONE}, or name it in TERRACED")
     return os.path.abspath(found)
 
 
@@ -207,7 +225,7 @@ def serve(memory: str | int = "4GiB", *, device: str | int | None = None, gpu: s
     gpu: what the device tier is: "emulated" (ordinary memory, managed as HBM is), "cuda:N", "cuda:all", or "auto".
     block: "FOLDER:SIZE": a block file of that size in the folder, on a disk that can do O_DIRECT; None: none.
     metrics: a port on the loopback for Prometheus; True: a free one; False: none.
-    terraced: the daemon's binary; None: $TERRACED, else the PATH's, else the one in the source tree.
+    terraced: the daemon's binary; None: $TERRACED, else the wheel's, else the PATH's, else the one in the source tree.
     policy: what decides what leaves fast memory: "next-use", which learns the steps that are marked, "lru" or "s3-fifo";
         None: the daemon's default, which is the first.
     guarantees, label: as for terrace.Client. timeout: seconds until it must serve.

@@ -8,7 +8,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 SOURCE_TREE: str
-"""Where the package was built: terrace.serve() looks for the daemon there last."""
+"""Where the package was built: terrace.serve() looks for the daemon there last. Empty in a wheel, which has its own."""
 
 class Lease:
     """The right to a tensor's bytes, until it is released.
