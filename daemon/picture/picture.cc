@@ -70,8 +70,11 @@ std::string default_python() {
   if (const char* const named = std::getenv("TERRACE_PYTHON"); named != nullptr && *named != '\0') return named;
   std::error_code error;
   const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::filesystem::path built = own.parent_path().parent_path() / "venv" / "bin" / "python";
-  return !error && std::filesystem::exists(built, error) ? built.string() : "python3";
+  if (error) return "python3";
+  const std::filesystem::path above = own.parent_path().parent_path();
+  if (std::filesystem::exists(above / "pyvenv.cfg", error)) return (own.parent_path() / "python").string();
+  const std::filesystem::path built = above / "venv" / "bin" / "python";
+  return std::filesystem::exists(built, error) ? built.string() : "python3";
 }
 
 std::string cannot_draw(const std::string& python) {

@@ -9,7 +9,8 @@
 
 namespace terrace::picture {
 
-// $TERRACE_PYTHON, else the Python that was built for the tree that this program was built in, else "python3".
+// $TERRACE_PYTHON, else the Python of the environment that this program was installed into, or of the tree that it was
+// built in, else "python3".
 std::string default_python();
 
 // Why no picture can be drawn with this Python, with what to install; empty: one can be.

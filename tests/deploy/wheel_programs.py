@@ -22,6 +22,23 @@ with terrace.serve("32MiB", block=sys.argv[1] + ":128MiB") as client:
     assert b"terrace_up 1" in urllib.request.urlopen(client.metrics_url).read()
 """
 
+# The driver, which daemon and client look for when they start, is the tests'.
+DEVICE = """
+import ctypes, os
+import numpy, terrace
+with terrace.serve("32MiB", device="16MiB", gpu="cuda:0", metrics=False) as client:
+    tensor = client.from_array("t", numpy.arange(256, dtype="uint8"))
+    with tensor.read(place="device:0") as lease:
+        assert lease.__dlpack_device__() == (2, 0)
+        driver, read = ctypes.CDLL(os.environ["TERRACE_CUDA_LIBRARY"]), (ctypes.c_char * 256)()
+        context = ctypes.c_void_p()
+        assert driver.cuInit(0) == 0 and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        assert driver.cuCtxPushCurrent_v2(context) == 0
+        assert driver.cuMemcpyDtoHAsync_v2(read, ctypes.c_uint64(lease.address), ctypes.c_size_t(256), None) == 0
+        assert driver.cuStreamSynchronize(None) == 0
+        assert read.raw == bytes(range(256))
+"""
+
 # Ours with theirs in one process: both are called, in the order that the imports stand in.
 BESIDE = """
 import sys
@@ -71,10 +88,11 @@ def of_the_guide():
     return "import sys\n" + text.replace('"/var/tmp:', 'sys.argv[1] + ":').replace("print(", "assert 523776.0 == (")
 
 
-# By what must be there to import, beside the package.
+# Each with what must be there to import, beside the package.
 PROGRAMS = {
     "the guide's program": ([], of_the_guide()),
     "serve": ([], SERVE),
+    "device": ([], DEVICE),
     "beside grpcio and protobuf, which come first": (["grpc", "google.protobuf"], "import grpc, terrace" + BESIDE),
     "beside grpcio and protobuf, which come last": (["grpc", "google.protobuf"], "import terrace, grpc" + BESIDE),
     "train": (["torch"], TRAIN),
