@@ -3,24 +3,31 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 namespace terrace::engine {
 namespace {
 
-// Of a tensor, and not of the pattern that its home is tried with: that says something of the home alone.
-bool writes_home(const Flight& flight) {
-  return flight.link.kind == mover::LinkKind::kBlockWrite && flight.activity != Activity::kProving;
+// Of what was read from a home or written there; not of the pattern that a home is tried with, which says something of
+// the home alone.
+std::optional<Outage::Way> way_of(const Flight& flight) {
+  if (flight.link.kind == mover::LinkKind::kBlockRead) return Outage::Way::kRead;
+  if (flight.link.kind == mover::LinkKind::kBlockWrite && flight.activity != Activity::kProving)
+    return Outage::Way::kWrite;
+  return std::nullopt;
 }
 
 }  // namespace
 
 void Outages::completed(Session& session, const Flight& flight, const mover::TransferDone& done) {
   const bool failed = !done.result && done.failed == tiers_.block;
-  if (writes_home(flight) && failed) {
+  const std::optional<Outage::Way> way = way_of(flight);
+  if (way && failed && is_of_the_device(done.result.error())) {
     const Outage::Verdict verdict =
-        links_.outage.failed(turn_.now, session.at(flight.slot).home()[0].offset, done.result.error());
+        links_.outage.failed(turn_.now, *way, session.at(flight.slot).home()[0].offset, done.result.error());
     if (verdict == Outage::Verdict::kBegins) begin(session, flight);
   }
-  if (writes_home(flight) && done.result && links_.outage.succeeded(turn_.now)) end();
+  if (way && done.result && links_.outage.succeeded(turn_.now, *way)) end();
   Result<void> result = done.result;
   // A device that fails wherever it is asked has not lost what it does not give now.
   if (failed && links_.outage.lasts() && flight.from == Level::kBlock && is_of_the_device(result.error()))

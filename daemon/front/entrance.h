@@ -41,7 +41,7 @@ class Entrance final : public Gateway {
   std::uint64_t watch(PressureWatcher watcher) override { return around_.watchers.add(std::move(watcher)); }
   void unwatch(std::uint64_t watcher) override { around_.watchers.remove(watcher); }
   bool run(std::move_only_function<void()> job) override;
-  void refused(const Peer& peer, const Error& why) override { around_.refusals.count(peer.tenant.uid, why.code); }
+  void count_refused(const Peer& peer, const Error& why) override { around_.refusals.count(peer.tenant.uid, why.code); }
   Time now() const override { return around_.reactor.now(); }
   const NodeFacts& facts() const override { return facts_; }
   std::byte* address(SessionId session, const engine::Placement& placement) override;

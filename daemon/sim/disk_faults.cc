@@ -24,7 +24,8 @@ struct DiskFault {
   bool reads_too;
 };
 constexpr std::array kDiskFaults = {DiskFault{"is full", ENOSPC, false}, DiskFault{"is read-only", EROFS, false},
-                                    DiskFault{"is gone", ENODEV, true}, DiskFault{"fails every write", EIO, false}};
+                                    DiskFault{"is gone", ENODEV, true}, DiskFault{"fails every write", EIO, false},
+                                    DiskFault{"fails everywhere", EIO, true}};
 
 }  // namespace
 
@@ -45,7 +46,11 @@ bool World::fails_by_disk(std::size_t at) {
   const bool writes = transfer.link.kind == mover::LinkKind::kBlockWrite;
   const bool reads = transfer.link.kind == mover::LinkKind::kBlockRead;
   if (node_.now >= disk_fails_until_ || !(writes || (reads && fault.reads_too))) return false;
-  const ErrorCode code = fault.error == ENOSPC ? ErrorCode::kResourceExhausted : ErrorCode::kInternal;
+  const bool loses = reads && fault.error == EIO;  // the first ones, before it is known to fail as a whole
+  if (loses) harm(transfer.tensor);
+  const ErrorCode code = loses                   ? ErrorCode::kDataLoss
+                         : fault.error == ENOSPC ? ErrorCode::kResourceExhausted
+                                                 : ErrorCode::kInternal;
   say(fmt::format("transfer {} of tensor number {} fails: the disk {}", static_cast<std::uint64_t>(transfer.id),
                   transfer.tensor, fault.name));
   node_.fail_transfer(at, Error{code, fmt::format("the disk {}", fault.name), fault.error},

@@ -22,26 +22,22 @@ bool is_of_no_place(const Error& error) {
 
 }  // namespace
 
-Outage::Verdict Outage::failed(Time now, std::uint64_t place, const Error& error) {
+Outage::Verdict Outage::failed(Time now, Way way, std::uint64_t place, const Error& error) {
   if (state_ != State::kNone) {
-    if (state_ == State::kTrying) put_off(now);
+    if (state_ == State::kTrying && way == Way::kWrite) put_off(now);
     return Verdict::kGoesOn;
   }
-  if (is_of_no_place(error)) {
-    begin(now, error);
-    shows_at_its_place_ = true;
-    return Verdict::kBegins;
-  }
-  if (std::ranges::find(failed_places_, place) == failed_places_.end()) failed_places_.push_back(place);
-  if (failed_places_.size() < kPlacesMax) return Verdict::kRegion;
+  shows_at_its_place_ = is_of_no_place(error);
+  std::vector<std::uint64_t>& places = failed_places_[static_cast<std::size_t>(way)];
+  if (std::ranges::find(places, place) == places.end()) places.push_back(place);
+  if (!shows_at_its_place_ && places.size() < kPlacesMax) return Verdict::kRegion;
   begin(now, error);
-  shows_at_its_place_ = false;
   return Verdict::kBegins;
 }
 
-bool Outage::succeeded(Time now) {
-  failed_places_.clear();
-  if (state_ != State::kTrying) return false;  // of a write that was under way as it began, too
+bool Outage::succeeded(Time now, Way way) {
+  failed_places_[static_cast<std::size_t>(way)].clear();
+  if (state_ != State::kTrying || way == Way::kRead) return false;  // of a write that was under way as it began, too
   end(now);
   return true;
 }
@@ -49,7 +45,7 @@ bool Outage::succeeded(Time now) {
 void Outage::end(Time now) {
   TERRACE_CHECK(lasts());
   state_ = State::kNone;
-  failed_places_.clear();
+  failed_places_ = {};
   ended_ = now;
 }
 

@@ -4,6 +4,7 @@
 // fails, and others work. During an outage nothing is written but tries, with growing pauses between them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,8 +17,10 @@ namespace terrace::engine {
 
 class Outage {
  public:
-  // Distinct places whose writes fail one after the other, with none that succeeds between them: then it is the device.
+  // Distinct places whose writes, or whose reads, fail one after the other, with none that succeeds between them: then
+  // it is the device.
   static constexpr std::size_t kPlacesMax = 3;
+  enum class Way : std::uint8_t { kRead, kWrite };
 
   // `pauses`: between tries.
   explicit Outage(Pauses pauses) : pauses_(pauses), pause_(pauses.first) {}
@@ -27,10 +30,10 @@ class Outage {
     kBegins,  // the place says nothing: an outage began
     kGoesOn,  // nor here: it lasts
   };
-  // A write at the tier's offset `place` failed: what that says.
-  Verdict failed(Time now, std::uint64_t place, const Error& error);
-  // A write went well. True: an outage ended by it.
-  bool succeeded(Time now);
+  // A read or a write at the tier's offset `place` failed, by the device: what that says.
+  Verdict failed(Time now, Way way, std::uint64_t place, const Error& error);
+  // One went well. True: an outage ended by it.
+  bool succeeded(Time now, Way way);
   // A try that was due failed.
   void try_failed(Time now) { put_off(now); }
   // There is no place to try: whatever is to be written next is the try.
@@ -44,7 +47,7 @@ class Outage {
   bool lasts() const { return state_ != State::kNone; }
   // When the next try is due; kNever if none is.
   Time next_try() const { return state_ == State::kOut ? next_try_ : kNever; }
-  // Of the last one: the write that it began with, when that was, and whether only the place that failed can show its
+  // Of the last one: the error that it began with, when that was, and whether only the place that failed can show its
   // end: a file system that has no room may well take what was written there before.
   const Error& why() const { return why_; }
   Time since() const { return since_; }
@@ -63,7 +66,7 @@ class Outage {
 
   Pauses pauses_;
   State state_ = State::kNone;
-  std::vector<std::uint64_t> failed_places_;  // one after the other
+  std::array<std::vector<std::uint64_t>, 2> failed_places_;  // by Way; one after the other
   Duration pause_;
   Time next_try_ = kNever;
   Time since_{};

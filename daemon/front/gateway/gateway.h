@@ -66,7 +66,7 @@ class Gateway {
   // done, when the queue is full.
   virtual bool run(std::move_only_function<void()> job) = 0;
   // A connection was closed for what came over it, or did not: to be counted. The log has its line.
-  virtual void refused(const Peer& /*peer*/, const Error& /*why*/) {}
+  virtual void count_refused(const Peer& /*peer*/, const Error& /*why*/) {}
   virtual Time now() const = 0;
   virtual const NodeFacts& facts() const = 0;
 

@@ -80,7 +80,7 @@ class AdoptingServer final : public GrpcServer {
     auto gate = Http2Gate::create(
         clock_, options_.memory_bytes_max / 2,
         [this](Fd connection, const Peer& peer) { return enter(connection, peer); },
-        [this](const Peer& peer, const Error& why) { gateway_.refused(peer, why); });
+        [this](const Peer& peer, const Error& why) { gateway_.count_refused(peer, why); });
     if (!gate) return false;
     gate_ = std::move(*gate);
     relay_ = std::jthread([this](const std::stop_token& stop) {

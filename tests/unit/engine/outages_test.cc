@@ -162,6 +162,25 @@ TEST_F(Outages, EndWhatWasQueuedAndLoseNothingThatReadsFindGone) {
   EXPECT_EQ(harness_.read(client_, below), 4u) << "a device that came back";
 }
 
+TEST_F(Outages, OfADeviceThatFailsEveryReadLoseNoMoreThanItTakesToKnow) {
+  std::vector<Handle> tensors;
+  for (std::uint64_t i = 0; i < 5; ++i) tensors.push_back(written(std::to_string(i), 20 + i));
+  ASSERT_TRUE(harness_.ask(client_.id, Move{shm::kPlaceBlock, tensors}));
+  const Error lost{ErrorCode::kDataLoss, "Input/output error", EIO};
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const RequestId reads = harness_.send(client_.id, Acquire{kHost, shm::Mode::kRead, {tensors[i]}});
+    harness_.complete_orders();
+    ASSERT_EQ(harness_.transfers.size(), 1u);
+    harness_.complete_transfer(0, lost, kBlockTier);
+    EXPECT_EQ(harness_.reply(reads).error().code, i < 2 ? ErrorCode::kDataLoss : ErrorCode::kUnavailable) << i;
+  }
+  EXPECT_TRUE(is_out());
+  harness_.advance(harness_.now + Duration(10));
+  harness_.settle();
+  EXPECT_FALSE(is_out());
+  for (std::size_t i = 2; i < tensors.size(); ++i) EXPECT_EQ(harness_.read(client_, tensors[i]), 20 + i);
+}
+
 TEST_F(Outages, WithNoRoomToTryAreTriedByWhateverIsToBeWritten) {
   Options small = options();
   small.tiers[2].capacity_bytes = kMiB;
@@ -228,23 +247,33 @@ TEST_F(Outages, OfARegionThatWorksAgainItIsGivenBackInIdleTime) {
 TEST(Outage, OfWritesThatSucceedBetweenThereIsNone) {
   Outage outage(kTries);
   for (std::uint64_t place = 0; place < 10; ++place) {
-    EXPECT_EQ(outage.failed(Time{1}, place, bad()), Outage::Verdict::kRegion);
-    EXPECT_FALSE(outage.succeeded(Time{1}));
+    EXPECT_EQ(outage.failed(Time{1}, Outage::Way::kWrite, place, bad()), Outage::Verdict::kRegion);
+    EXPECT_FALSE(outage.succeeded(Time{1}, Outage::Way::kWrite));
   }
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(outage.failed(Time{1}, 7, bad()), Outage::Verdict::kRegion) << "one place";
+  for (int i = 0; i < 10; ++i)
+    EXPECT_EQ(outage.failed(Time{1}, Outage::Way::kWrite, 7, bad()), Outage::Verdict::kRegion) << "one place";
   EXPECT_FALSE(outage.lasts());
+}
+
+TEST(Outage, OfWritesThatFailIsSeenBesideReadsThatDoNot) {
+  Outage outage(kTries);
+  for (std::uint64_t place = 0; place < 2; ++place) {
+    EXPECT_EQ(outage.failed(Time{1}, Outage::Way::kWrite, place, bad()), Outage::Verdict::kRegion);
+    outage.succeeded(Time{1}, Outage::Way::kRead);
+  }
+  EXPECT_EQ(outage.failed(Time{1}, Outage::Way::kWrite, 2, bad()), Outage::Verdict::kBegins);
 }
 
 TEST(Outage, SoonAfterAnotherIsTriedAsRarely) {
   Outage outage(kTries);
-  EXPECT_EQ(outage.failed(Time{100}, 0, full()), Outage::Verdict::kBegins);
-  EXPECT_EQ(outage.failed(Time{101}, 1, bad()), Outage::Verdict::kGoesOn);
+  EXPECT_EQ(outage.failed(Time{100}, Outage::Way::kWrite, 0, full()), Outage::Verdict::kBegins);
+  EXPECT_EQ(outage.failed(Time{101}, Outage::Way::kWrite, 1, bad()), Outage::Verdict::kGoesOn);
   EXPECT_EQ(outage.next_try(), Time{110});
   outage.end(Time{110});
-  outage.failed(Time{120}, 0, full());
+  outage.failed(Time{120}, Outage::Way::kWrite, 0, full());
   EXPECT_EQ(outage.next_try(), Time{140});
   outage.end(Time{140});
-  outage.failed(Time{300}, 0, full());
+  outage.failed(Time{300}, Outage::Way::kWrite, 0, full());
   EXPECT_EQ(outage.next_try(), Time{310}) << "long after";
   EXPECT_EQ(outage.count(), 3u);
 }
