@@ -9,6 +9,11 @@ if(NOT EXISTS ${portable_sources}/complete)
   message(FATAL_ERROR "no sources in ${portable_sources}: run deploy/portable/sources first")
 endif()
 
+# Messages name sources and headers in the same way wherever, and whether or not through ccache, they were compiled: ccache
+# has paths in the checkout be relative ones.
+file(RELATIVE_PATH portable_up ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+add_compile_options(-ffile-prefix-map=${CMAKE_BINARY_DIR}/= -ffile-prefix-map=${portable_up}/=)
+
 enable_language(C) # civetweb's
 set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
