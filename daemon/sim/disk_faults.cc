@@ -63,7 +63,7 @@ void World::mend_disk() {
   constexpr int kLooksMax = 100'000;
   disk_fails_until_ = {};
   const auto is_whole = [this] {
-    const TierStatus& block = node_.status().tiers.back();
+    const TierStatus block = node_.status().tiers.back();
     return block.write_failure.empty() && block.retired_bytes == 0;
   };
   for (int looks = 0; has_block_ && looks < kLooksMax && !is_whole(); ++looks) {
