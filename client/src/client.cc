@@ -276,7 +276,7 @@ std::uint64_t Client::pinned_bytes() const {
   return !session ? 0 : session->pinned_bytes();
 }
 
-void Client::await_passed() const { client::await_passed(); }
+bool Client::await_passed() const { return client::await_passed(); }
 
 std::uint64_t Client::held() const {
   const Use session = use();

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -18,6 +19,8 @@ namespace {
 
 // How often pending releases are looked after.
 constexpr std::chrono::microseconds kLookPeriod{100};
+// A stream may be held up by what its caller has yet to do.
+constexpr std::chrono::seconds kAwaitMax{1};
 
 // What a stream held.
 struct Point {
@@ -31,6 +34,7 @@ struct Pending {
   LeaseToken token{};
   std::shared_ptr<const void> part{};
   std::vector<Point> points{};  // not passed yet
+  std::uint64_t number = 0;     // in the order in which they came
   Pending* next = nullptr;
 };
 
@@ -40,8 +44,8 @@ struct Queue {
   std::once_flag started;
   std::atomic<Pending*> newest{nullptr};
   std::atomic<std::uint32_t> pushes{0};
-  std::atomic<std::uint32_t> ended{0};  // of them
-  std::atomic<std::uint32_t> looks{0};  // after all that there were
+  std::atomic<std::uint64_t> numbers{0};    // that were given
+  std::atomic<std::uint64_t> all_ended{0};  // below this number
 };
 
 Queue& queue() {
@@ -51,6 +55,7 @@ Queue& queue() {
 
 void push(Pending* pending) {
   Queue& all = queue();
+  pending->number = all.numbers.fetch_add(1, std::memory_order_acq_rel);
   pending->next = all.newest.load(std::memory_order_relaxed);
   while (!all.newest.compare_exchange_weak(pending->next, pending, std::memory_order_release)) {
   }
@@ -136,19 +141,19 @@ void run(const cuda::Api& api) {
   std::vector<std::unique_ptr<Pending>> waiting;
   while (true) {
     const std::uint32_t seen = queue().pushes.load(std::memory_order_acquire);
+    std::uint64_t all_ended = queue().numbers.load(std::memory_order_acquire);
     for (Pending* each = queue().newest.exchange(nullptr, std::memory_order_acquire); each != nullptr;) {
       Pending* const next = each->next;
       waiting.emplace_back(each);
       each = next;
     }
-    const std::size_t ended = std::erase_if(waiting, [&](const std::unique_ptr<Pending>& each) {
+    std::erase_if(waiting, [&](const std::unique_ptr<Pending>& each) {
       const bool past = is_past(api, *each);
       if (past) release_token(each->token);
       return past;
     });
-    queue().ended.fetch_add(static_cast<std::uint32_t>(ended), std::memory_order_release);
-    queue().looks.fetch_add(1, std::memory_order_release);
-    queue().looks.notify_all();
+    for (const std::unique_ptr<Pending>& each : waiting) all_ended = std::min(all_ended, each->number);
+    queue().all_ended.store(all_ended, std::memory_order_release);
     if (waiting.empty()) {
       queue().pushes.wait(seen, std::memory_order_acquire);
     } else {
@@ -197,15 +202,14 @@ void start_stream_releases(const cuda::Api& api) {
   });
 }
 
-void await_passed() noexcept {
-  // One may have begun before this call, the next records what no thread has yet, and the last ends that.
-  constexpr int kLooks = 3;
-  const Queue& all = queue();
-  for (int look = 0; look < kLooks; ++look) {
-    const std::uint32_t seen = all.looks.load(std::memory_order_acquire);
-    if (all.ended.load(std::memory_order_acquire) == all.pushes.load(std::memory_order_acquire)) return;
-    all.looks.wait(seen, std::memory_order_acquire);
+bool await_passed() {
+  const std::uint64_t before = queue().numbers.load(std::memory_order_acquire);
+  const auto end = std::chrono::steady_clock::now() + kAwaitMax;
+  while (queue().all_ended.load(std::memory_order_acquire) < before) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(kLookPeriod);
   }
+  return true;
 }
 
 Result<void> release_past(cuda::Context context, Streams streams, LeaseToken token) {

@@ -26,8 +26,8 @@ Result<void> keep_past(cuda::Context context, Streams streams, std::shared_ptr<c
 // library's thread; the streams must still be there then. release_past() was called before, or start_stream_releases().
 void release_past_soon(cuda::Context context, Streams streams, LeaseToken token) noexcept;
 
-// Returns once what was to end behind streams has ended, as far as the GPU was past it at this call.
-void await_passed() noexcept;
+// Waits until what was to end behind streams before this call has ended, for a second at most. False: not all has.
+bool await_passed();
 
 // Starts the thread, if it does not run. Once a process has mapped a GPU's memory.
 void start_stream_releases(const cuda::Api& api);

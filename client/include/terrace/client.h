@@ -207,9 +207,9 @@ class Client {
   std::uint64_t reconnects() const;
   // Leases and tokens not yet released, and calls not yet answered.
   std::uint64_t held() const;
-  // Returns once leases of this process have ended that were released behind streams of a GPU, as far as the GPU was
-  // past those at this call.
-  void await_passed() const;
+  // Waits until leases of this process have ended that were released behind streams of a GPU before this call, for a
+  // second at most: have the GPU pass those streams first. False: some have not ended.
+  bool await_passed() const;
   // Host memory of this session that is pinned for the process's own copies to and from its GPU. It comes to be once
   // the process computes on a GPU that the daemon has a place of; what cannot be pinned works as well, and slower.
   std::uint64_t pinned_bytes() const;

@@ -424,7 +424,7 @@ void bind_client(nb::module_& module) {
                [](const Session& self) {
                  const Client& client = self.here().client;
                  const nb::gil_scoped_release without;
-                 client.await_passed();
+                 static_cast<void>(client.await_passed());
                })
           .def_prop_ro("held", [](const Session& self) { return self.here().client.held(); })
           .def_prop_ro("leased_bytes", [](const Session& self) { return self.here().leased->now(); })

@@ -31,7 +31,8 @@ def described(value: Any, name: str, what: str, tensor: Callable[[str, torch.Ten
     """As JSON. name: of the state, under which its tensors stand. what: it, in words. tensor: is given each of these. plain: gives
     of any other value what JSON holds. InvalidArgument for what no file can hold."""
     if is_made_of_tensors(value):
-        _safe(class_name := f"{type(value).__module__}.{type(value).__qualname__}", f"terrace.torch.save: {what} is of a class that")
+        class_name = f"{type(value).__module__}.{type(value).__qualname__}"
+        _safe(class_name, f"terrace.torch.save: {what} is of a class that")
         names, context = value.__tensor_flatten__()
         parts = {part: described(getattr(value, part), f"{name}.{part}", what, tensor, plain) for part in names}
         return {_CLASS: class_name, "shape": list(value.shape), "stride": list(value.stride()), "parts": parts,

@@ -67,6 +67,7 @@ class Store:
 
     writable = True  # what is in it may change
     ranks = 1  # that lease what is in it
+    refusals_that_pass: tuple[type[Error], ...] = (ResourceExhausted,)  # once leases have ended that are behind streams
 
     def __init__(self, client: Client, place: str | Sequence[str], timeout: float, bytes_expected: int, operations: Operations,
                  tally: Tally | None = None):
@@ -257,7 +258,7 @@ class Store:
         wanted = [slot.tensor for slot in slots], mode, place.name, self.timeout, True, passing
         try:
             return self.client._acquire(*wanted)
-        except ResourceExhausted:
+        except self.refusals_that_pass:
             if not has_streams(place.device):
                 raise
         wait_for_leases(self.client, place.device)  # of what Python has run ahead of

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..._client import Client
-from ..._errors import Error, InvalidArgument, PermissionDenied
+from ..._errors import Error, FailedPrecondition, InvalidArgument, PermissionDenied, ResourceExhausted
 from ..._terrace import Tensor
 from .._leased.slot import Slot, copy_bits
 from .._leased.store import Store, Wanted
@@ -32,6 +32,7 @@ class SharedStore(Store):
     """The share's tensors, as one rank sees them: to be read."""
 
     writable = False
+    refusals_that_pass = (ResourceExhausted, FailedPrecondition)  # who waits for other ranks is to hold no lease meanwhile
 
     def __init__(self, client: Client, own: Store, wanted: Sequence[Wanted], ranks: int):
         """client: of the share alone, which is closed with the store. own: this rank's store for what is trained."""
