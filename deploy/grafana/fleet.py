@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fleet view: which of many nodes needs somebody, and how much the fleet has, uses and waits for."""
 
+from failures import grew, lost, out_of_use, refused
 from panels import Graph, Number, Query, Row, Table, choice, page
 
 NODES = 'instance=~"$instance"'
@@ -11,35 +12,23 @@ def worst(expression: str) -> str:
     return f"topk({WORST}, {expression})"
 
 
-def grew(counter: str) -> str:
-    """How much a counter grew within the dashboard's time, over the fleet."""
-    return f"sum(increase({counter}{{{NODES}}}[$__range]))"
-
-
 FAILURES = Row("Failures and lost data", 6, (
     Number("Nodes down", "Daemons that Prometheus does not reach.", "short",
            f'sum(1 - up{{job="terrace", {NODES}}})', bad=True),
     Number("Engines silent", "Daemons whose engine did not answer the last scrape.", "short",
            f"sum(1 - terrace_up{{{NODES}}})", bad=True),
-    Number("Tiers that do not serve", "A lost GPU, or block files that a former daemon still holds.", "short",
-           f"sum(1 - terrace_tier_serving{{{NODES}}})", bad=True),
-    Number("Tiers that take no writes", "No space, a read-only file system, a device that is gone.", "short",
-           f"sum(1 - terrace_tier_writable{{{NODES}}})", bad=True),
+    *out_of_use(NODES),
     Number("Alerts that fire", "How many alerts of alerts.yml fire.", "short",
            f'count(ALERTS{{alertname=~"Terrace.+", alertstate="firing", {NODES}}}) or vector(0)', bad=True),
-    Number("Chunks that came back wrong", "The tensors concerned are DATA_LOSS.", "short",
-           grew("terrace_checksum_failures_total"), bad=True),
-    Number("Tensors lost with a GPU", "They are DATA_LOSS, too.", "short", grew("terrace_lost_tensors_total"), bad=True),
-    Number("I/O errors", "Transfers that a tier's device failed.", "short", grew("terrace_io_errors_total"), bad=True),
-    Number("Failed transfers", "On any link.", "short", grew("terrace_transfer_failures_total"), bad=True),
+    *lost(NODES),
+    Number("Failed transfers", "On any link.", "short", grew("terrace_transfer_failures_total", NODES), bad=True),
     Number("Retired bytes", "Out of use after device errors.", "bytes", f"sum(terrace_retired_bytes{{{NODES}}})", bad=True),
     Number("Leases refused", "Full, or over the guarantee.", "short",
-           f'sum(increase(terrace_acquires_total{{result="error", {NODES}}}[$__range]))', bad=True),
+           grew("terrace_acquires_total", f'result="error", {NODES}'), bad=True),
     Number("Restarts", "Daemons that started again.", "short",
            f"sum(resets(exposer_scrapes_total{{{NODES}}}[$__range]))", bad=True),
-    Number("Connections refused", "Peers that were turned away, within the time shown.", "short",
-           f"sum(increase(terrace_refused_connections_total{{{NODES}}}[$__range])) or vector(0)"),
-    Number("Write outages", "Times that nothing was written.", "short", grew("terrace_write_outages_total"), bad=True),
+    refused(NODES),
+    Number("Write outages", "Times that nothing was written.", "short", grew("terrace_write_outages_total", NODES), bad=True),
     Number("Nodes", "Daemons that Prometheus knows.", "short", f'count(up{{job="terrace", {NODES}}})'),
 ))
 ALERTS = Row("Alerts", 1, (
@@ -59,7 +48,7 @@ MEMORY = Row("Memory", 3, (
           (Query(f'sum by (tenant) (terrace_tensor_bytes{{{NODES}, tenant=~"$tenant"}})', "{{tenant}}"),), stacked=True),
     Graph("Sessions by tenant", "Open sessions.", "short",
           (Query(f'sum by (tenant) (terrace_sessions{{{NODES}, tenant=~"$tenant"}})', "{{tenant}}"),), stacked=True),
-    Graph("Quotas: the fullest tenants", "The share of a tenant's quota; tenants without one are not shown.", "percentunit",
+    Graph("Quotas: the fullest tenants", "The share of it that the tenant's user with most has; tenants without one are not shown.", "percentunit",
           (Query(worst(f'instance_tenant:terrace_quota_used:ratio{{{NODES}, tenant=~"$tenant"}}'),
                  "{{instance}} {{tenant}}"),), of_nodes=True),
     Graph("Write budget left: the lowest nodes", "Below 0 nothing is written ahead of need.", "bytes",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The node view: what one daemon does and why a step of its trainers waits."""
 
+from failures import grew, lost, out_of_use, refused
 from panels import NODE_UID, Graph, Number, Query, Row, Table, choice, page
 
 NODE = 'instance="$instance"'
@@ -12,11 +13,6 @@ def rate(counter: str, selected: str = NODE) -> str:
     return f"rate({counter}{{{selected}}}[$__rate_interval])"
 
 
-def grew(counter: str, selected: str = NODE) -> str:
-    """How much a counter grew within the dashboard's time."""
-    return f"sum(increase({counter}{{{selected}}}[$__range]))"
-
-
 def below(share: float, histogram: str, label: str) -> str:
     """The seconds that a share of what a histogram counts took at most."""
     return f"histogram_quantile({share}, sum by ({label}, le) ({rate(histogram + '_bucket')}))"
@@ -25,16 +21,9 @@ def below(share: float, histogram: str, label: str) -> str:
 FAILURES = Row("Failures and lost data", 8, (
     Number("Down", "1: Prometheus does not reach the daemon.", "short", f'1 - up{{job="terrace", {NODE}}}', bad=True),
     Number("Engine silent", "1: the engine did not answer the last scrape.", "short", f"1 - terrace_up{{{NODE}}}", bad=True),
-    Number("Tiers that do not serve", "A lost GPU, or block files that a former daemon still holds.", "short",
-           f"sum(1 - terrace_tier_serving{{{NODE}}})", bad=True),
-    Number("Tiers that take no writes", "No space, a read-only file system, a device that is gone.", "short",
-           f"sum(1 - terrace_tier_writable{{{NODE}}})", bad=True),
-    Number("Chunks that came back wrong", "The tensors concerned are DATA_LOSS.", "short",
-           grew("terrace_checksum_failures_total"), bad=True),
-    Number("Tensors lost with a GPU", "They are DATA_LOSS, too.", "short", grew("terrace_lost_tensors_total"), bad=True),
-    Number("I/O errors", "Transfers that a tier's device failed.", "short", grew("terrace_io_errors_total"), bad=True),
-    Number("Connections refused", "Peers that were turned away, within the time shown.", "short",
-           f"sum(increase(terrace_refused_connections_total{{{NODE}}}[$__range])) or vector(0)"),
+    *out_of_use(NODE),
+    *lost(NODE),
+    refused(NODE),
 ))
 FAILURES_OVER_TIME = Row("Failures over time", 4, (
     Graph("Checksum failures and I/O errors by tier", "Within five minutes.", "short",
@@ -62,7 +51,7 @@ MEMORY = Row("Memory by tier and tenant", 3, (
           (Query(f"terrace_sessions{{{TENANT}}}", "{{tenant}} sessions"),
            Query(f"terrace_tensors{{{TENANT}}}", "{{tenant}} tensors"),
            Query(f"terrace_leases{{{TENANT}}}", "{{tenant}} leases"))),
-    Graph("Quotas by tenant", "The share that tensors fill; tenants without a quota are not shown.", "percentunit",
+    Graph("Quotas by tenant", "The share of it that the tenant's user with most has; tenants without a quota are not shown.", "percentunit",
           (Query(f"instance_tenant:terrace_quota_used:ratio{{{TENANT}}}", "{{tenant}}"),)),
     Graph("Taken from the system by tier", "Segments; none for block files.", "bytes",
           (Query(f"terrace_tier_segment_bytes{{{TIER}}}", "{{tier}}"),)),
