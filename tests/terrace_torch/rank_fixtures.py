@@ -5,27 +5,21 @@ check of a test's file."""
 import os
 import pathlib
 import signal
-import sys
 
+import forked_ranks
 import terrace
-from forked_ranks import run_forks
 from model_fixtures import Restless
 from torch import distributed
 
 RANKS = 2
 
 
-class Checks(dict):
-    """What each rank of a test does, by name."""
-
-    def check(self, function):
-        """Adds a function."""
-        self[function.__name__] = function
-        return function
+class Checks(forked_ranks.Checks):
+    """What each rank of a test does, by name, with a client of its own."""
 
     def be_a_rank(self, name, rank, folder, socket):
         """Joins the other, and checks."""
-        distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank),
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank,
                                        world_size=RANKS)
         with Restless(socket, guarantees={"host": 8 << 20}) as client:
             client.metrics_url = os.environ["METRICS_URL"]
@@ -34,15 +28,11 @@ class Checks(dict):
                 return  # it goes on alone
             distributed.barrier()
         distributed.destroy_process_group()
-        # What FSDP and meshes still hold of the group has threads of gloo's own, which abort now and then when they give
-        # up a tensor as the interpreter ends (pytorch/pytorch#179291): it does not come to that.
-        sys.stdout.flush()
-        os._exit(0)
 
 
 def run_ranks(file, name, disk, dies=None):
     """Runs a check of a file as both ranks. dies: the rank that kills itself."""
     with terrace.serve("32MiB", block=f"{disk}:256MiB", guarantees={"host": 0}) as served:
-        ended, said = run_forks(file, [(name, rank, disk, served.socket) for rank in range(RANKS)],
-                                {"METRICS_URL": served.metrics_url, "TERRACE_ADMIN_SOCKET": served.admin_socket})
+        ended, said = forked_ranks.run_forks(file, [(name, rank, disk, served.socket) for rank in range(RANKS)],
+                                             {"METRICS_URL": served.metrics_url, "TERRACE_ADMIN_SOCKET": served.admin_socket})
     assert ended == [-signal.SIGKILL if number == dies else 0 for number in range(RANKS)], "\n".join(said)

@@ -3,37 +3,29 @@
 on one device or on several, that run the same check of a test's file."""
 
 import os
-import sys
 
 import fakegpu
+import forked_ranks
 import terrace
 import torch
 from device_fixtures import DEVICES, serve
-from forked_ranks import run_forks
 from torch import distributed
 
 RANKS = 2
 IMPORTED = ["torch.distributed.fsdp", "torch.distributed.tensor", "terrace.torch", "pytest"]  # and not the driver: it has threads
 
 
-class Checks(dict):
-    """What each rank of a test does, by name."""
+class Checks(forked_ranks.Checks):
+    """What each rank of a test does, by name. It is given the rank's number and the daemon's socket."""
 
-    def check(self, function):
-        """Adds a function, which is given the rank's number and the daemon's socket."""
-        self[function.__name__] = function
-        return function
-
-    def be_a_rank(self, name: str, rank: str, folder: str, socket: str, device: str) -> None:
+    def be_a_rank(self, name: str, rank: int, folder: object, socket: str, device: int) -> None:
         """Joins the other, and checks."""
         distributed.init_process_group(fakegpu.register_collectives(), init_method=f"file://{folder}/{name}{os.environ['RANKS']}",
-                                       rank=int(rank), world_size=int(os.environ["RANKS"]))
-        fakegpu.native.exchange_device(int(device))
-        self[name](int(rank), socket)
+                                       rank=rank, world_size=int(os.environ["RANKS"]))
+        fakegpu.native.exchange_device(device)
+        self[name](rank, socket)
         distributed.barrier()
         distributed.destroy_process_group()
-        sys.stdout.flush()
-        os._exit(0)  # gloo's own threads abort now and then as the interpreter ends (pytorch/pytorch#179291)
 
 
 def client_of_rank(socket: str, hbm: int = 2 << 20) -> terrace.Client:
@@ -48,7 +40,7 @@ def run_ranks(file: str, name: str, disk: object, devices: int = 1, hbm: str = "
     tiers, gpu = (1, "cuda:0") if devices == 1 else (DEVICES, "cuda:all")
     nothing = dict.fromkeys(["host", *(f"device:{number}" for number in range(tiers))], 0)  # the ranks have all of it
     with serve(hbm, "16MiB", f"{disk}:64MiB", gpu, nothing) as served:
-        ended, said = run_forks(file, [(name, rank, disk, served.socket, rank % devices) for rank in range(count)],
-                                {"TIERS": str(tiers), "RANKS": str(count), "FOLDER": str(disk)}, IMPORTED)
+        ended, said = forked_ranks.run_forks(file, [(name, rank, disk, served.socket, rank % devices) for rank in range(count)],
+                                             {"TIERS": str(tiers), "RANKS": str(count), "FOLDER": str(disk)}, IMPORTED)
     assert ended == [0] * count, "\n".join(said)
     print("".join(said))
