@@ -15,7 +15,7 @@ def device_of(client: Client, place: str) -> torch.device:
 
 
 def wait_for_leases(client: Client, device: torch.device) -> None:
-    """Waits until a GPU is idle, and the leases have ended that were to end behind its streams."""
+    """Waits until a GPU is idle, and, for a second at most, until the leases have ended that were to end behind its streams."""
     in_force().synchronize(device)
     client._await_passed()
 
