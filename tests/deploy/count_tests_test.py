@@ -11,6 +11,7 @@ PROGRAM = pathlib.Path(__file__).resolve().parents[2] / "deploy/count_tests.py"
 PASSED = '<testcase name="good" status="run"/>'
 FAILED = '<testcase name="bad" status="fail"><failure message="Timeout"/><system-out>it broke\n</system-out></testcase>'
 SKIPPED = '<testcase name="left" status="notrun"><skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/></testcase>'
+SLOW = '<testcase name="long" status="run" time="125.2"/>'
 DISABLED = '<testcase name="off" status="disabled"><skipped message="Disabled"/></testcase>'
 NOT_BUILT = '<testcase name="gone" status="notrun"><skipped message="Unable to find executable"/></testcase>'
 
@@ -39,10 +40,16 @@ class CountTests(unittest.TestCase):
         self.assertIn("it broke", shown)
 
     def test_what_was_skipped_is_counted_and_named(self):
-        result = self.count([PASSED, SKIPPED, DISABLED], arguments=("--last-line",))
-        self.assertEqual("1 passed, 0 failed, 2 skipped", result.stdout.splitlines()[-1])
-        self.assertIn("skipped  left", result.stdout)
-        self.assertEqual(0, result.returncode)
+        self.assertEqual(("1 passed, 0 failed, 2 skipped", 0), self.last([PASSED, SKIPPED, DISABLED]))
+        shown = self.count([PASSED, SKIPPED, DISABLED]).stdout
+        self.assertIn("skipped  left", shown)
+        self.assertIn("skipped  off", shown)
+
+    def test_the_slowest_and_what_failed_are_named_at_the_end(self):
+        result = self.count([PASSED, SLOW], [FAILED], None, arguments=("--last-line",))
+        self.assertIn("125 s  stage0   long", result.stdout)
+        self.assertIn("FAILED   bad  Timeout", result.stdout)
+        self.assertNotIn("it broke", result.stdout)
 
     def test_a_binary_that_was_not_built_is_a_failure(self):
         self.assertEqual(("1 passed, 1 failed", 1), self.last([PASSED, NOT_BUILT]))

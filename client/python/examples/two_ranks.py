@@ -72,7 +72,7 @@ def train(arguments: argparse.Namespace) -> None:
         wrapped, optimizer = terrace.torch.offload(wrapped, optimizer, what="all")  # the line
     saved = Parts(model, optimizer) if arguments.fsdp else Whole(model, optimizer)
     begin = resume(arguments.checkpoint, saved)
-    print(f"rank {rank} is process {os.getpid()} and begins with step {begin + 1}", flush=True)
+    say(f"rank {rank} is process {os.getpid()} and begins with step {begin + 1}")
     for step in range(begin, arguments.steps):
         source, target = text.batch(shape, recipe.seed, step * ranks + rank)
         loss = loss_of(wrapped(source), target)
@@ -85,8 +85,13 @@ def train(arguments: argparse.Namespace) -> None:
         saved.save(arguments.checkpoint / f"step-{step + 1}")
         if rank == 0:
             finish(arguments.checkpoint, step + 1)
-            print(f"step {step + 1:3}  loss {mean.item() / ranks!r}", flush=True)
+            say(f"step {step + 1:3}  loss {mean.item() / ranks!r}")
         distributed.barrier()
+
+
+def say(line: str) -> None:
+    """Prints a line in one write. `print` takes two under torchrun, and another rank's line can come between them."""
+    print(f"{line}\n", end="", flush=True)
 
 
 def split(model: nn.Sequential) -> nn.Module:
