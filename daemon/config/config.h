@@ -77,6 +77,8 @@ struct TierConfig {
   std::uint64_t write_budget_bytes_per_day = 0;  // block: once it is spent nothing is written ahead of need; 0: none
   Origin origin{};
 
+  // Whether its bytes lie in the machine's memory: a memory tier, and an emulated device. After resolve().
+  bool takes_memory() const { return kind != TierKind::kBlock && !device.starts_with("cuda:"); }
   // N of "cuda:N"; none: it names no one GPU.
   std::optional<int> gpu() const;
   // After resolve().

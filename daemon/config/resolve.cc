@@ -204,7 +204,7 @@ class Resolver {
     std::uint64_t sum = 0;
     const TierConfig* last = nullptr;
     for (const TierConfig& tier : config_.tiers) {
-      if (tier.kind == TierKind::kBlock || tier.device.starts_with("cuda:")) continue;
+      if (!tier.takes_memory()) continue;
       // Each is below 2^63 bytes, so that one that wraps the sum is caught when it is added.
       if (sum + tier.capacity.bytes < sum) sum = UINT64_MAX - tier.capacity.bytes;
       sum += tier.capacity.bytes;
@@ -332,7 +332,7 @@ Result<topology::Taken> taken(const Config& config, const topology::Sources& sou
       if (!block) return std::unexpected(block.error());
       result.block_paths.push_back(std::move(*block));
     }
-    if (tier.kind == TierKind::kBlock || tier.device.starts_with("cuda:")) continue;
+    if (!tier.takes_memory()) continue;
     memory_bytes += tier.capacity.bytes;
     if (tier.huge_pages != HugePages::kNever) result.huge_page_bytes += tier.capacity.bytes;
   }

@@ -38,6 +38,11 @@ Draft without_file(const std::string& runtime_dir = default_runtime_dir());
 // that may be used. Already resolved. InvalidArgument if `runtime_dir` is empty or too long for a socket's path.
 Result<Config> defaults(const topology::Machine& machine, const std::string& runtime_dir = default_runtime_dir());
 
+// Whether the daemon could listen at a socket's path, now or once its folder is made: what lies there is a socket or
+// nothing, and the folder, or the nearest one above it, is this user's to write. PermissionDenied, with system_error,
+// or FailedPrecondition; the message says what would do. Changes nothing.
+Result<void> check_socket(const std::string& path);
+
 // The processors of the node that a resolved configuration takes memory of, only or first; empty: of none in
 // particular.
 std::vector<unsigned> processors_near_memory(const Config& config, const topology::Machine& machine);

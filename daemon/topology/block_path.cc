@@ -21,6 +21,7 @@
 
 #include "base/bytes.h"
 #include "base/fd.h"
+#include "base/nameless_file.h"
 #include "topology/text_file.h"
 
 namespace terrace::topology {
@@ -106,16 +107,9 @@ struct Trial {
 Result<Trial> open_trial(const std::string& path, const std::string& folder) {
   Fd existing(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (existing) return Trial{std::move(existing), false};
-  Fd nameless(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-  if (nameless) return Trial{std::move(nameless), true};
-  if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) {
-    return std::unexpected(failed(folder, "no file can be made here", errno));
-  }
-  std::string name = folder + "/.terrace-trial-XXXXXX";
-  Fd named(::mkostemp(name.data(), O_CLOEXEC));
-  if (!named) return std::unexpected(failed(folder, "no file can be made here", errno));
-  ::unlink(name.c_str());
-  return Trial{std::move(named), true};
+  std::expected<Fd, int> nameless = nameless_file(folder);
+  if (!nameless) return std::unexpected(failed(folder, "no file can be made here", nameless.error()));
+  return Trial{std::move(*nameless), true};
 }
 
 // Opens the trial again with O_DIRECT and moves one page, as the block tier will.
