@@ -63,6 +63,7 @@ BELOW = {
     "rehearsal": {"base", "config", "tier", "mover", "foresight", "engine", "workload"},
     "timetable": {"base", "foresight", "workload"},
     "picture": {"base"},
+    "doctor": {"base", "config", "tier", "topology"},
     "forecast": {"base", "mover", "rehearsal", "workload"},
     "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "timetable", "picture", "forecast", "config",
             "topology", "workload"},
