@@ -64,6 +64,7 @@ BELOW = {
     "timetable": {"base", "foresight", "workload"},
     "picture": {"base"},
     "doctor": {"base", "config", "tier", "topology"},
+    "proposal": {"base", "config", "tier", "topology"},
     "forecast": {"base", "mover", "rehearsal", "workload"},
     "sim": {"base", "tier", "mover", "foresight", "engine", "rehearsal", "timetable", "picture", "forecast", "config",
             "topology", "workload"},
