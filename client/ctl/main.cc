@@ -10,6 +10,8 @@
 #include <string>
 
 #include "ctl/connection.h"
+#include "ctl/doctor_command.h"
+#include "ctl/init_command.h"
 #include "ctl/json.h"
 #include "ctl/plan_command.h"
 #include "ctl/top.h"
@@ -106,17 +108,19 @@ int print(const std::string& text) {
 
 int finish(const Result<std::string>& text) { return text ? print(*text) : report(text.error()); }
 
-int run(int argc, char** argv) {
-  Arguments arguments;
-  Command command = nullptr;
-  CLI::App app("Asks a terraced how it is, drains it, upgrades it, and plans for one.", "terracectl");
-  app.set_version_flag("--version", TERRACE_VERSION);
-  app.add_option("--socket", arguments.socket,
-                 "Admin socket (default: TERRACE_ADMIN_SOCKET, $XDG_RUNTIME_DIR/terrace/admin.sock, "
-                 "/run/terrace/admin.sock)");
-  app.add_flag("--json", arguments.json, "For programs: JSON instead of text");
-  app.require_subcommand(1);
-  app.fallthrough();  // options may come before or after the command
+// Its status is the verdict; what could not be looked at, or not be said, is as bad as a failure.
+int diagnose(const DoctorCommand& doctor, bool json) {
+  constexpr int kFailed = 2;
+  const auto diagnosis = doctor.run(json);
+  if (!diagnosis) {
+    report(diagnosis.error());
+    return kFailed;
+  }
+  return print(diagnosis->text) == 0 ? diagnosis->status : kFailed;
+}
+
+// The commands that ask a daemon; the one that was given is found in `command`.
+void add_asking(CLI::App& app, Arguments& arguments, Command& command) {
   const auto add = [&](const char* name, const char* help, Command what) {
     CLI::App* sub = app.add_subcommand(name, help);
     sub->callback([&command, what] { command = what; });
@@ -137,16 +141,41 @@ int run(int argc, char** argv) {
   CLI::App* next =
       add("upgrade", "Replace the daemon by the program that now lies in its place; trainers go on", upgrade);
   next->add_flag("--check", arguments.upgrade.check_only, "Only ask that program whether it could go on");
+}
+
+int run(int argc, char** argv) {
+  Arguments arguments;
+  Command command = nullptr;
+  CLI::App app(
+      "Asks a terraced how it is, drains it, upgrades it, and plans for one; says how a node is, and what would suit "
+      "it.",
+      "terracectl");
+  app.set_version_flag("--version", TERRACE_VERSION);
+  app.add_option("--socket", arguments.socket,
+                 "Admin socket (default: TERRACE_ADMIN_SOCKET, $XDG_RUNTIME_DIR/terrace/admin.sock, "
+                 "/run/terrace/admin.sock)");
+  app.add_flag("--json", arguments.json, "For programs: JSON instead of text");
+  app.require_subcommand(1);
+  app.fallthrough();  // options may come before or after the command
+  add_asking(app, arguments, command);
   CLI::App* forecast = app.add_subcommand(
       "plan",
       "What a model takes of a node: tiers, step time, drives, and what more DRAM would change. Needs no daemon");
   const PlanCommand plan(*forecast);
+  CLI::App* health = app.add_subcommand(
+      "doctor", "What keeps a daemon from running well on this node, and the command that mends it. Needs no daemon");
+  const DoctorCommand doctor(*health);
+  CLI::App* first = app.add_subcommand(
+      "init", "A first configuration for this machine, with the reason for each value. Needs no daemon");
+  const InitCommand init(*first);
   CLI::App* raw = app.add_subcommand(
       "format",
       "Make an empty block device a block tier's. Refuses what is mounted or may be somebody's. Needs no daemon");
   raw->add_option("device", arguments.device, "Such as /dev/disk/by-id/nvme-...")->required();
   CLI11_PARSE(app, argc, argv);
 
+  if (health->parsed()) return diagnose(doctor, arguments.json);
+  if (first->parsed()) return finish(init.run(arguments.json));
   if (raw->parsed()) return finish(format(arguments));
   if (forecast->parsed()) return finish(plan.run(arguments.json));
   auto socket = find_socket(arguments.socket);

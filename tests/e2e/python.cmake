@@ -2,7 +2,7 @@
 # The Python package against the real daemon, and what speaks to it with nothing of ours but the .proto files.
 # With a sanitizer, the daemon is what is tested; what hangs on Python alone the plain builds test.
 set(suites python_leases python_lifetime python_sets python_fork python_serve python_shares python_guarantees
-           grpc_service grpc_bad_input grpc_lifecycle terracectl prometheus dashboards)
+           grpc_service grpc_bad_input grpc_lifecycle terracectl terracectl_first_steps prometheus dashboards)
 if(NOT TERRACE_SANITIZE)
   list(APPEND suites python_docs python_demo python_typing terracectl_plan)
 endif()

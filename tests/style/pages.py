@@ -73,6 +73,8 @@ COMMANDS = {
     "terracectl upgrade": ("tests/e2e/upgrade_test.cc", "it needs a supervisor and another program"),
     "terracectl drain": ("tests/e2e/terracectl.py", "it ends a daemon's use"),
     "terracectl plan": ("tests/e2e/terracectl_plan.py", "it takes tens of seconds"),
+    "terracectl doctor": ("tests/e2e/terracectl_first_steps.py", "its status is its verdict on the machine"),
+    "terracectl init": ("tests/e2e/terracectl_first_steps.py", "it writes to the system's folder"),
     "terraced --check-config": ("tests/e2e/python_docs.py", ""),
     "terracectl ": ("tests/e2e/python_docs.py", ""),
     "curl ": ("tests/e2e/python_docs.py", ""),

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ctl/doctor_command.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+
+#include "ctl/doctor_views.h"
+#include "doctor/checks.h"
+#include "doctor/node.h"
+#include "topology/machine.h"
+
+namespace terrace::ctl {
+namespace {
+
+// Where the service's configuration is.
+constexpr const char* kUsualConfig = "/etc/terrace/terraced.toml";
+
+int status_of(doctor::Verdict verdict) {
+  return verdict == doctor::Verdict::kFailure ? 2 : verdict == doctor::Verdict::kWarning ? 1 : 0;
+}
+
+}  // namespace
+
+DoctorCommand::DoctorCommand(CLI::App& command) {
+  command.add_option("--config", config_,
+                     std::string("The daemon's TOML file (default: ") + kUsualConfig + " if it is there)");
+}
+
+Result<Diagnosis> DoctorCommand::run(bool json) const {
+  topology::raise_limits();  // as the daemon does it
+  const bool is_usual = config_.empty() && ::access(kUsualConfig, F_OK) == 0;
+  const auto node = doctor::look_at_node(is_usual ? kUsualConfig : config_);
+  if (!node) return std::unexpected(node.error());
+  const auto examined = doctor::examine(*node);
+  const auto verdict = doctor::verdict_on(examined);
+  return Diagnosis{json ? to_json(*node, examined).dump(2) + '\n' : doctor_text(examined), status_of(verdict)};
+}
+
+}  // namespace terrace::ctl
