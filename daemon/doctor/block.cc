@@ -110,8 +110,7 @@ Findings check_block_path(const Node& node) {
 Findings check_block_room(const Node& node) {
   const config::TierConfig* block = block_tier(node.config);
   if (block == nullptr || block->paths.empty()) return {not_applicable(kNoBlockTier)};
-  if (block->capacity.bytes == 0)
-    return {not_applicable("what the block tier's capacity comes to is unknown, since the configuration is refused")};
+  if (block->capacity.bytes == 0) return {not_applicable(kSizesUnknown)};
   Findings found;
   std::map<std::uint64_t, Demand> demands;  // by file system
   for (const std::string& path : block->paths) {

@@ -68,6 +68,10 @@ Quota least_quota(const Node& node) {
   return least;
 }
 
+Findings without_memory_tiers(const Node& node) {
+  return {not_applicable(node.refusal ? kSizesUnknown : "no tier lies in the machine's memory")};
+}
+
 std::uint64_t processor_count(const topology::Machine& machine) {
   std::uint64_t count = 0;
   for (const topology::NumaNode& each : machine.numa_nodes) count += each.cpus.size();
@@ -80,6 +84,7 @@ Findings check_memlock(const Node& node) {
   const bool is_known = node.config_file.empty() || block_tier(node.config) != nullptr;
   if (!is_known) return {not_applicable("without a block tier nothing is registered with io_uring")};
   const std::uint64_t wanted = memory_tiers_bytes(node.config);
+  if (wanted == 0) return without_memory_tiers(node);
   const std::uint64_t may = node.machine.memlock_bytes;
   if (may >= wanted)
     return {ok(fmt::format("memlock is {}, and the memory tiers have {}", limit_text(may), limit_text(wanted)))};
@@ -90,7 +95,7 @@ Findings check_memlock(const Node& node) {
 }
 
 Findings check_open_files(const Node& node) {
-  if (node.refusal) return {not_applicable("how many are needed is unknown, since the configuration is refused")};
+  if (node.refusal) return {not_applicable(kSizesUnknown)};
   config::Config asked = node.config;
   asked.limits = node.limits;
   const std::uint64_t wanted = config::descriptors_at_most(asked);
@@ -112,6 +117,7 @@ Findings check_cgroup_memory(const Node& node) {
   if (!is_bound && high.bytes >= node.machine.memory_total_bytes)
     return {not_applicable("no cgroup of this process limits its memory")};
   const Least& least = high.bytes < most.bytes ? high : most;
+  if (tiers == 0) return without_memory_tiers(node);
   const std::string figures =
       fmt::format("{} is {}, and the memory tiers have {}", least.path, format_bytes(least.bytes), format_bytes(tiers));
   const std::string mend =

@@ -42,8 +42,12 @@ inline constexpr const char* kDoesNotAnswer = "its drive does not answer";
 // Whether the drive of a path of the block tier does not answer.
 bool is_silent(const Node& node, const std::string& path);
 
-// What the tiers that lie in the machine's memory come to.
+// What the tiers that lie in the machine's memory come to; 0 where that is not known, since the configuration was
+// refused.
 std::uint64_t memory_tiers_bytes(const config::Config& config);
+
+// What is said where it is not known what tiers come to.
+inline constexpr const char* kSizesUnknown = "what the tiers come to is unknown, since the configuration is refused";
 
 // The configuration's block tier; none: null.
 const config::TierConfig* block_tier(const config::Config& config);

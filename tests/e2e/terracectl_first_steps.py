@@ -12,6 +12,7 @@ import time
 import tomllib
 
 import pytest
+from refused_starts import forbid_io_uring, lock_little
 
 BUILD = pathlib.Path(os.environ["TERRACE_BUILD"])
 LIMIT_SECONDS = 60
@@ -133,6 +134,20 @@ def test_the_doctors_checks_are_those_of_its_page(written):
     assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `") and line.split("`")[1] in CHECKS] == CHECKS
     for field in (*found, *(f"findings[].{name}" for name in found["findings"][0])):
         assert f"`{field}`" in page, field
+
+
+def test_a_process_that_may_make_no_ring(written):
+    found = doctor(written, preexec_fn=forbid_io_uring)
+    assert found["verdict"] == "failure"
+    (finding,) = of_check(found, "io_uring")
+    assert finding["verdict"] == "failure" and "Operation not permitted" in finding["reason"]
+    assert "io_uring" in of_check(found, "config")[0]["reason"], "the daemon would not start, and for that reason"
+
+
+def test_a_process_that_may_lock_little(written):
+    (finding,) = of_check(doctor(written, preexec_fn=lock_little), "memlock")
+    assert finding["verdict"] == "warning" and "memlock is 64 KiB, and the memory tiers have 32 MiB" in finding["reason"]
+    assert "LimitMEMLOCK=infinity" in finding["mend"]
 
 
 def test_the_doctor_for_people(written):

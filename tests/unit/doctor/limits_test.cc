@@ -57,6 +57,24 @@ TEST_F(Limits, MemoryOfACgroupOfVersionOne) {
   EXPECT_THAT(check_cgroup_memory(node_), ElementsAre(is(kFailure, "memory.limit_in_bytes")));
 }
 
+TEST_F(Limits, TiersOfGpusTakeNoMemory) {
+  node_.config.tiers[0].device = "cuda:0";
+  add_block("/nowhere/block");
+  node_.machine.memlock_bytes = 8 * kMiB;
+  EXPECT_THAT(check_memlock(node_), ElementsAre(is(kNotApplicable, "no tier lies in the machine's memory")));
+}
+
+TEST_F(Limits, WhatTheTiersComeToMayBeUnknown) {
+  node_.refusal = Error{ErrorCode::kInvalidArgument, "no capacity", 0};
+  node_.config.tiers.clear();
+  node_.config_file.clear();
+  node_.machine.memlock_bytes = 8 * kMiB;
+  write("/proc/self/cgroup", "0::/train\n");
+  write("/sys/fs/cgroup/train/memory.max", "536870912\n");
+  for (const auto check : {check_memlock, check_cgroup_memory, check_huge_pages})
+    EXPECT_THAT(check(node_), ElementsAre(is(kNotApplicable, "refused")));
+}
+
 TEST_F(Limits, ProcessorsOfACgroupOfVersionTwo) {
   write("/proc/self/cgroup", "0::/train\n");
   write("/sys/fs/cgroup/train/cpu.max", "max 100000\n");
