@@ -49,10 +49,7 @@ int move_all(Move move) {
 
 }  // namespace
 
-Result<void> try_block(const std::string& folder) {
-  const auto file = nameless_file(folder, O_DIRECT);
-  if (!file) return trial_failed("opening a file with O_DIRECT", file.error());
-  const int fd = file->get();
+Result<void> try_block(int fd) {
   if (::fallocate(fd, 0, 0, static_cast<off_t>(kTrialBytes)) != 0)
     return trial_failed("reserving room (fallocate)", errno);
   TrialBlock written;
@@ -69,7 +66,14 @@ Result<void> try_block(const std::string& folder) {
   if (::fdatasync(fd) != 0) return trial_failed("having the drive keep what was written (fdatasync)", errno);
   if (const int error = move_all(get); error != 0) return trial_failed("reading with O_DIRECT", error);
   if (std::memcmp(written.bytes().data(), back.bytes().data(), kTrialBytes) == 0) return {};
-  return fail(ErrorCode::kDataLoss, "other bytes came back than were written");
+  return fail(ErrorCode::kDataLoss,
+              "other bytes came back than were written: the drive does not keep what it is given");
+}
+
+Result<void> try_block(const std::string& folder) {
+  const auto file = nameless_file(folder, O_DIRECT);
+  if (!file) return trial_failed("opening a file with O_DIRECT", file.error());
+  return try_block(file->get());
 }
 
 }  // namespace terrace::doctor
