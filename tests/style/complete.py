@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule that the reference is complete: every metric, configuration key, error, and public name of Python stands on
-its page. A function of a file's path and its lines, as house_rules.py has them."""
+"""The rule that the reference is complete: every metric, configuration key, error, check of a node, and public name of
+Python stands on its page. A function of a file's path and its lines, as house_rules.py has them."""
 
 import ast
 import re
@@ -11,12 +11,19 @@ import tree
 METRIC = re.compile(r'"(terrace_[a-z_]+)"')
 ERROR = re.compile(r"^\s+(k[A-Z]\w+) = \d+,")
 CALL = re.compile(r"^  (?:static )?(?:Result|Pending)<.*> (\w+?)(?:_async)?\(")
+CHECK = re.compile(r'\bCheck\{"(\w+)"')
 COMMENTED_KEY = re.compile(r"^# (\w+ = .*)")
 
 
 def metrics(lines):
     for number, line in enumerate(lines, 1):
         yield from ((number, name) for name in METRIC.findall(line))
+
+
+def checks(lines):
+    """Checks of terracectl doctor."""
+    for number, line in enumerate(lines, 1):
+        yield from ((number, name) for name in CHECK.findall(line))
 
 
 def errors(lines):
@@ -59,6 +66,7 @@ def public(lines):
 # Which files say what there is: by how their paths begin, the page that lists it, and how it is found there.
 SAID = (
     ("daemon/metrics/", ".cc", "docs/reference/metrics.md", metrics),
+    ("daemon/doctor/checks.cc", "", "docs/reference/doctor.md", checks),
     ("deploy/terraced.toml", "", "docs/reference/configuration.md", keys),
     ("proto/include/terrace/error.h", "", "docs/reference/errors.md", errors),
     ("client/include/terrace/client.h", "", "docs/reference/cpp.md", calls),
