@@ -20,11 +20,18 @@ int status_of(doctor::Verdict verdict) {
   return verdict == doctor::Verdict::kFailure ? 2 : verdict == doctor::Verdict::kWarning ? 1 : 0;
 }
 
+// An empty name is a variable that was not set.
+std::string not_empty(const std::string& path) {
+  return path.empty() ? "is empty; name a TOML file, or leave it out" : "";
+}
+
 }  // namespace
 
 DoctorCommand::DoctorCommand(CLI::App& command) {
-  command.add_option("--config", config_,
-                     std::string("The daemon's TOML file (default: ") + kUsualConfig + " if it is there)");
+  command
+      .add_option("--config", config_,
+                  std::string("The daemon's TOML file (default: ") + kUsualConfig + " if it is there)")
+      ->check(not_empty);
 }
 
 Result<Diagnosis> DoctorCommand::run(bool json) const {

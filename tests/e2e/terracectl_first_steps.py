@@ -127,6 +127,12 @@ def test_init_names_what_cannot_be(arguments, says):
     assert done.returncode == 1 and says in done.stderr, done
 
 
+@pytest.mark.parametrize("arguments", [("doctor", "--config", ""), ("init", "--output", ""), ("init", "--sockets", "")])
+def test_an_empty_name_is_no_path(arguments):
+    done = terracectl(*arguments)
+    assert done.returncode > 100 and "is empty; name a" in done.stderr, done
+
+
 def test_the_doctors_checks_are_those_of_its_page(written):
     found = doctor(written)
     assert list(dict.fromkeys(finding["check"] for finding in found["findings"])) == CHECKS
