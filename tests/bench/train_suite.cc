@@ -71,7 +71,7 @@ Result<Trained> train(const Settings& settings, const Tiers& tiers, unsigned thr
   command.insert(command.end(), {"--json", file.string(), "--block", folder->path().string()});
   command.insert(command.end(), {"--device", tiers.device, "--memory", tiers.memory, "--block-size", tiers.block});
   command.insert(command.end(), {"--threads", std::to_string(threads)});
-  if (settings.quick) command.insert(command.end(), {"--batch", "1"});
+  if (settings.quick) command.insert(command.end(), {"--batch", "1", "--blocks", "2"});
   if (const auto ran = output_of(command); !ran) return std::unexpected(ran.error());
   std::ifstream stream(file);
   const auto said = nlohmann::json::parse(stream, nullptr, false);

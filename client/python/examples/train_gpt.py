@@ -60,6 +60,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--block-size", default="2GiB", help="size of the block tier (%(default)s)")
     parser.add_argument("--policy", choices=("lru", "s3-fifo", "next-use"), help="the daemon's (default: its own; "
                         "docs/concepts/planning.md)")
+    parser.add_argument("--blocks", type=int, default=Shape.blocks, help="the model's depth (%(default)s)")
     parser.add_argument("--batch", type=int, default=Shape.batch, help="sequences a step (%(default)s)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="PyTorch's (%(default)s)")
     parser.add_argument("--in-memory-only", action="store_true", help="train in memory alone, without a daemon")
@@ -67,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
                         help="flip bits of one byte of one released tensor after the first step: the losses differ")
     arguments = parser.parse_args()
     if arguments.steps < 1 or arguments.batch < 1 or arguments.threads < 1:
-        parser.error("--steps, --batch and --threads are 1 or more")
+        parser.error("--steps, --blocks, --batch and --threads are 1 or more")
     if arguments.way == "offload" and arguments.gpu.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--way offload trains where the memory is, and this PyTorch has no CUDA: leave out --gpu "
                      f"{arguments.gpu}, or use --way leases")
@@ -195,7 +196,7 @@ def train_beside(arguments: argparse.Namespace, folder: pathlib.Path) -> dict[st
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         file = pathlib.Path(temporary) / "in_memory.json"
         command = [sys.executable, "-B", __file__, "--in-memory-only", "--json", str(file)]
-        for option in ("steps", "batch", "threads", "gpu"):
+        for option in ("steps", "blocks", "batch", "threads", "gpu"):
             command += [f"--{option}", str(getattr(arguments, option))]
         if arguments.way is not None:
             command += ["--way", arguments.way]
@@ -284,7 +285,7 @@ def main() -> int:
     arguments = parse_arguments()
     make_deterministic(arguments.threads)
     device = compute_device(arguments)
-    shape, recipe, text = Shape(batch=arguments.batch), Recipe(), Text()
+    shape, recipe, text = Shape(blocks=arguments.blocks, batch=arguments.batch), Recipe(), Text()
     if arguments.in_memory_only:
         return run_in_memory(arguments, shape, recipe, text, device)
     folder = block_folder(arguments)
