@@ -18,8 +18,8 @@ AUTO = Declared("train.auto", "step time of a job that fits, with what=\"auto\",
 BYTES = [Declared("train.masters.bytes", "bytes over the disk's link in forward and backward in bf16 with masters, against "
                   "float32", 0.52),
          Declared("train.autocast.bytes", "the same of float32 weights under autocast", 0.52)]
-HOST_STEP = [Declared(f"train.host_step.{threads}", "bytes a second of AdamW's step with masters, all in DRAM, against a copy "
-                      f"of as many, {threads} thread{'s' * (threads > 1)}", 0.8) for threads in (1, 2)]
+HOST_STEP = [Declared(f"train.host_step.{threads}", "bytes a second of fused AdamW's step with masters, all in DRAM, against "
+                      f"a copy of as many, {threads} thread{'s' * (threads > 1)}", 0.8) for threads in (1, 2)]
 ADAPTERS = Declared("train.qlora", "step time of QLoRA in a quarter of the base's memory, against the larger of the same in "
                     "memory and bytes / link speed", 1.3)
 
@@ -78,13 +78,16 @@ def host_step(run: Run) -> None:
     try:
         with one:
             for declared, threads in zip(HOST_STEP, (1, 2), strict=True):
-                one.ask(do="run", threads=threads)
-                said = [one.ask(do="run", threads=threads) for _ in range(2 * run.sizes.rounds)]
-                speeds = {what: [each["bytes"] / each[what] / MIB for each in said] for what in ("step", "copy")}
-                middle = {what: sorted(of)[len(of) // 2] for what, of in speeds.items()}
-                copies = speeds["copy"]
-                run.add(Row(declared.bench, declared.what, middle["step"], "MiB/s", declared.bar, f"a copy, {model.words}",
-                            middle["copy"], "higher", against_itself(list(zip(copies[::2], copies[1::2], strict=True)))))
+                speeds = {}
+                for fused in (False, True):
+                    one.ask(do="run", threads=threads, fused=fused)
+                    said = [one.ask(do="run", threads=threads, fused=fused) for _ in range(2 * run.sizes.rounds)]
+                    speeds[fused] = {what: [each["bytes"] / each[what] / MIB for each in said] for what in ("step", "copy")}
+                middle = {fused: {what: sorted(of)[len(of) // 2] for what, of in each.items()} for fused, each in speeds.items()}
+                copies = speeds[True]["copy"]
+                run.add(Row(declared.bench, declared.what, middle[True]["step"], "MiB/s", declared.bar, f"a copy, {model.words}",
+                            middle[True]["copy"], "higher", against_itself(list(zip(copies[::2], copies[1::2], strict=True))),
+                            [Count("default kernels, of a copy", middle[False]["step"] / middle[False]["copy"])]))
     except Ended as error:
         for declared in HOST_STEP:
             run.missing(declared, str(error))

@@ -21,16 +21,18 @@ class HostStep(Served):
 
         self.client = self.serve()
         self.model = make_model(self.shape, self.recipe.seed, self.dtype)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
         terrace.torch.offload(self.model, self.optimizer, client=self.client, what="all", masters=torch.float32, step="host")
         self.loss(0).backward()  # the gradients stay
         self.optimizer.step()
         self._bytes = COPIED_BYTES * sum(one.numel() for one in self.model.parameters())
         self._pair = [torch.ones(PIECE_BYTES, dtype=torch.uint8) for _ in range(2)]
 
-    def run(self, threads):
+    def run(self, threads, fused):
         """Seconds of a step, and of the copy."""
         torch.set_num_threads(threads)
+        for group in self.optimizer.param_groups:
+            group["fused"] = fused
         try:
             return {"step": self._timed(self._step), "copy": self._timed(self._copy), "bytes": self._bytes}
         finally:

@@ -234,6 +234,36 @@ def offloaded_pair(client: terrace.Client, recipe: Recipe = PLAIN, **options) ->
     return terrace.torch.offload(*build(recipe), client=client, tensor_bytes_min=1, **options)
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that is split over ranks; another one itself."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
+class OnCpu(torch.optim.Optimizer):
+    """The plain loop's: gradients are handed to an optimizer of PyTorch's on the CPU, which steps copies there of the type
+    `dtype` or of the weights' own, and weights are copied from them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, dtype: torch.dtype | None = None):
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        groups = [{**group, "params": [self._copy(one, dtype) for one in group["params"]]} for group in self.param_groups]
+        self.on_cpu = type(optimizer)(groups, lr=0.1)  # each group says its own
+
+    def _copy(self, weight: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+        wide = dtype is not None and weight.dtype in (torch.bfloat16, torch.float16)
+        return own_part(weight).detach().cpu().to(dtype if wide else weight.dtype).requires_grad_(weight.requires_grad)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group, inner in zip(self.param_groups, self.on_cpu.param_groups, strict=True):
+            inner.update({name: value for name, value in group.items() if name != "params"})
+            for weight, copied in zip(group["params"], inner["params"], strict=True):
+                copied.grad = None if weight.grad is None else own_part(weight.grad).cpu().to(copied.dtype)
+        self.on_cpu.step()
+        for group, inner in zip(self.param_groups, self.on_cpu.param_groups, strict=True):
+            for weight, copied in zip(group["params"], inner["params"], strict=True):
+                own_part(weight).copy_(copied)
+
+
 @pytest.fixture(scope="module")
 def small() -> Iterator[terrace.Client]:
     """HBM for a third of what belongs to a model, and not enough memory for the rest."""

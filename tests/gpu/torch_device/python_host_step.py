@@ -11,6 +11,7 @@ import torch
 from device_fixtures import (  # noqa: F401 (a fixture)
     DEVICE,
     PLAIN,
+    OnCpu,
     assert_ended,
     assert_same,
     build,
@@ -36,31 +37,6 @@ PATIENCE_SECONDS = 0.002
 LONG_PATIENCE_SECONDS = 0.05  # nothing runs that nobody waits for, though the machine is busy
 FLOAT = torch.float32
 SGD = torch.optim.SGD
-
-
-class OnCpu(torch.optim.Optimizer):
-    """The plain loop's: gradients are handed to an optimizer of PyTorch's on the CPU, which steps copies there of the type
-    `dtype` or of the weights' own, and weights are copied from them."""
-
-    def __init__(self, optimizer, dtype=None):
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        groups = [{**group, "params": [self._copy(one, dtype) for one in group["params"]]} for group in self.param_groups]
-        self.on_cpu = type(optimizer)(groups, lr=0.1)  # each group says its own
-
-    def _copy(self, weight, dtype):
-        wide = dtype is not None and weight.dtype in (torch.bfloat16, torch.float16)
-        return weight.detach().cpu().to(dtype if wide else weight.dtype).requires_grad_(weight.requires_grad)
-
-    @torch.no_grad()
-    def step(self):
-        for group, inner in zip(self.param_groups, self.on_cpu.param_groups, strict=True):
-            inner.update({name: value for name, value in group.items() if name != "params"})
-            for weight, copied in zip(group["params"], inner["params"], strict=True):
-                copied.grad = None if weight.grad is None else weight.grad.cpu().to(copied.dtype)
-        self.on_cpu.step()
-        for group, inner in zip(self.param_groups, self.on_cpu.param_groups, strict=True):
-            for weight, copied in zip(group["params"], inner["params"], strict=True):
-                weight.copy_(copied)
 
 
 def plain(recipe, dtype=None):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows models that are split over ranks on the test device, by fully_shard() and by tensor parallelism: two ranks on one
 device, and on one each, train with their shards in its memory to the bits that they have there without Terrace, which are the
-CPU's; what they save is loaded by one rank, and by four; and a planted bug of streams is found."""
+CPU's, also where the CPU steps; what they save is loaded by one rank, and by four; and a planted bug of streams is found."""
 
 import gc
 import os
@@ -11,8 +11,9 @@ import fakegpu
 import pytest
 import terrace.torch
 import torch
-from device_fixtures import SEED_FIRST, assert_ended, assert_same
+from device_fixtures import SEED_FIRST, OnCpu, assert_ended, assert_same
 from device_rank_fixtures import RANKS, Checks, client_of_rank, run_ranks
+from masters_fixtures import Collecting
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from split_fixtures import Copies
 from terrace.torch._leased import slot
@@ -65,7 +66,8 @@ class Model(nn.Module):
         return self.head(hidden)
 
 
-def build(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, shape=(RANKS,), width=WIDTH, **split):
+def build(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, shape=(RANKS,), width=WIDTH, kind=torch.optim.AdamW,
+          options=OPTIONS, **split):
     """The model, split over ranks, on a kind of device, and its optimizer; the same ones each time."""
     torch.manual_seed(0)
     model = Model(width, checkpointing).to(dtype).to(device)
@@ -73,7 +75,7 @@ def build(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, shape=(
     for block in model.blocks:
         fully_shard(block, mesh=mesh, **split)
     fully_shard(model, mesh=mesh, **split)
-    return model, torch.optim.AdamW(model.parameters(), **dict(OPTIONS))
+    return model, kind(model.parameters(), **dict(options))
 
 
 def build_parallel(device=fakegpu.KIND, dtype=torch.float32, checkpointing=False, frozen=False):
@@ -121,11 +123,17 @@ def assert_equal(one, other):
     assert_same(one[1], other[1])
 
 
+def plain_stepper(plain, build, options):
+    """What steps a model without Terrace."""
+    if "step" in options:
+        return OnCpu(plain[1], options.get("masters"))
+    return Copies(*plain, options=ONE_BY_ONE if build is build_parallel else OPTIONS) if "masters" in options else plain[1]
+
+
 def compare(rank, client, made, run=None, seeds=(1,), build=build, **options):
     """Trains without Terrace and with it."""
-    masters = "masters" in options
     plain = build(**made)
-    wanted = train(plain[0], Copies(*plain, options=ONE_BY_ONE if build is build_parallel else OPTIONS) if masters else plain[1], **(run or {}))
+    wanted = train(plain[0], plain_stepper(plain, build, options), **(run or {}))
     for seed in seeds:
         model, optimizer = terrace.torch.offload(*build(**made), client=client, tensor_bytes_min=1, **options)
         with fakegpu.turns(seed + rank):
@@ -142,6 +150,7 @@ def on_one_device(rank, socket):
     compare(rank, client, {"checkpointing": True, "shape": (1, RANKS)}, {"parts": 2})
     compare(rank, client, {"shape": (RANKS, 1), "reshard_after_forward": False}, {"parts": 2, "sync": False})
     compare(rank, client, {"dtype": torch.bfloat16}, {"parts": 2}, masters=torch.float32)
+    steps_on_the_host(rank, client)
     tensor_parallel(rank, client)
     casts_of_shards(rank, client)
 
@@ -152,6 +161,17 @@ def on_one_each(rank, socket):
     client = client_of_rank(socket, HBM_BYTES)
     compare(rank, client, {}, {"parts": 2}, seeds=(1, 2))
     compare(rank, client, {"dtype": torch.bfloat16}, masters=torch.float32)
+    compare(rank, client, {}, {"parts": 2}, step="host")
+
+
+def steps_on_the_host(rank, client):
+    """Each rank's CPU steps its shards."""
+    compare(rank, client, {"checkpointing": True}, {"parts": 2}, seeds=(1, 2), step="host")
+    compare(rank, client, {"dtype": torch.bfloat16}, {"parts": 2, "sync": False}, masters=torch.float32, step="host")
+    compare(rank, client, {}, what=("parameters", "gradients"), step="host")
+    compare(rank, client, {"kind": Collecting, "options": (("lr", 1e-2),)}, {"parts": 2}, step="host")
+    compare(rank, client, {"options": (("lr", 1e-2), ("fused", True))}, step="host")
+    compare(rank, client, {"frozen": True}, build=build_parallel, step="host")
 
 
 def tensor_parallel(rank, client):
@@ -165,10 +185,32 @@ def casts_of_shards(rank, client):
     casts.BYTES_MIN, Store.fits = 1, lambda _store: False
     model = compare(rank, client, {"mp_policy": BFLOAT16, "checkpointing": True}, {"parts": 2}, seeds=(1, 2))
     assert any(slot.dtype is torch.bfloat16 for slot in job_of(model).store.slots)
+    compare(rank, client, {"mp_policy": BFLOAT16}, {"parts": 2}, step="host")
 
 
 def state_of(model, optimizer):
     return dict(zip("mo", get_state_dict(model, optimizer), strict=True))
+
+
+@CHECKS.check
+def resumes_on_the_host(rank, socket):
+    """States that are the CPU's go through a checkpoint."""
+    client = client_of_rank(socket, HBM_BYTES)
+
+    def job():
+        return terrace.torch.offload(*build(dtype=torch.bfloat16), client=client, tensor_bytes_min=1, step="host", masters=torch.float32)
+
+    model, optimizer = job()
+    train(model, optimizer)
+    checkpoints.save(state_of(model, optimizer), checkpoint_id=FOLDER / "host")
+    wanted = train(model, optimizer, begin=2)
+    model, optimizer = job()
+    state = state_of(model, optimizer)
+    checkpoints.load(state, checkpoint_id=FOLDER / "host")
+    set_state_dict(model, optimizer, model_state_dict=state["m"], optim_state_dict=state["o"])
+    assert {one.device.type for its in optimizer.state.values() for one in its.values()} == {"cpu"}
+    del state
+    assert_equal(train(model, optimizer, begin=2), wanted)
 
 
 @CHECKS.check
@@ -241,6 +283,6 @@ def test_a_checkpoint_is_loaded_by_another_number_of_ranks(disk):  # noqa: F811
     run_ranks(__file__, "loads", disk, RANKS, f"{2 * RANKS * HBM_BYTES}", 2 * RANKS)
 
 
-@pytest.mark.parametrize(("name", "devices"), [("on_one_device", 1), ("on_one_each", RANKS), ("finds_planted_bugs", 1)])
+@pytest.mark.parametrize(("name", "devices"), [("on_one_device", 1), ("on_one_each", RANKS), ("resumes_on_the_host", 1), ("finds_planted_bugs", 1)])
 def test_ranks(name, devices, disk):  # noqa: F811
     run_ranks(__file__, name, disk, devices, f"{RANKS * HBM_BYTES}")

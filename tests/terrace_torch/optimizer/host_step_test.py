@@ -6,6 +6,7 @@ same."""
 import contextlib
 import dataclasses
 import gc
+import sys
 import threading
 import weakref
 
@@ -37,6 +38,7 @@ from torch import nn
 
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
 MOMENTUM = (("lr", 0.1), ("momentum", 0.9))
+SLICE = 1024  # elements: more than one in a parameter, the last one shorter
 
 
 @pytest.mark.parametrize("recipe", [
@@ -71,7 +73,7 @@ OPTIM = torch.optim
 @pytest.mark.usefixtures("nothing_stays_leased")
 def test_slices_have_the_bits_of_the_whole(held, monkeypatch, kind, options):
     """Of parameters that do not divide into them, and of one that does not lie in one piece."""
-    monkeypatch.setattr(slices, "_ELEMENTS", 1000)
+    monkeypatch.setattr(slices, "_ELEMENTS", SLICE)
 
     def made():
         torch.manual_seed(5)
@@ -96,15 +98,16 @@ def test_slices_have_the_bits_of_the_whole(held, monkeypatch, kind, options):
     for one, other in zip(ours[1], wanted[1], strict=True):
         assert_same(one, other)
     whole = {3367, 91, 37}
-    assert sizes == (whole if options.get("fused") or options.get("foreach") else whole | {1000, 367})
+    assert sizes == (whole if options.get("fused") else whole | {SLICE, 3367 % SLICE})
 
 
+@pytest.mark.parametrize("kernels", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("options", [{}, {"gradients": torch.float32}])
 @pytest.mark.parametrize("where", ["restless", "held"])
-def test_masters(request, monkeypatch, where, options):
+def test_masters(request, monkeypatch, where, options, kernels):
     client = request.getfixturevalue(where)
-    monkeypatch.setattr(slices, "_ELEMENTS", 1000 if where == "held" else 1 << 20)
-    recipe = dataclasses.replace(NARROW, accumulation=2, clip=True)
+    monkeypatch.setattr(slices, "_ELEMENTS", SLICE if where == "held" else 1 << 20)
+    recipe = dataclasses.replace(NARROW, accumulation=2, clip=True, options=(*NARROW.options, *kernels.items()))
     copies = Copies(recipe, torch.bfloat16, options.get("gradients"))
     wanted = train_masters(copies.model, None, recipe, steps=4, copies=copies)
     model, optimizer = narrow(recipe, torch.bfloat16)
@@ -114,6 +117,40 @@ def test_masters(request, monkeypatch, where, options):
     for state, (_, master) in zip(optimizer.state_dict()["state"].values(), copies.pairs, strict=True):
         assert torch.equal(state["terrace.master"], master)
     assert client.leased_bytes == 0 and client.held == 0
+
+
+@pytest.mark.usefixtures("nothing_stays_leased")
+def test_a_step_that_fails_within_a_parameter_leaves_weights_that_are_their_masters(held, monkeypatch):
+    """Those before it, its own, and those after it."""
+    monkeypatch.setattr(slices, "_ELEMENTS", SLICE)
+    model, optimizer = narrow(dataclasses.replace(NARROW, kind=SGD, options=MOMENTUM), torch.bfloat16)
+    terrace.torch.offload(model, optimizer, client=held, masters=torch.float32, step="host", tensor_bytes_min=1)
+
+    def step(number):
+        loss_of(model, number).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(0)
+    len(optimizer.state)  # waits for its end
+    module = sys.modules[SGD.__module__]
+    calls, kernel = [], module._single_tensor_sgd
+
+    def fails(params, *args, **options):
+        calls.append(params[0].numel())
+        if calls.count(SLICE) == 5:
+            raise ZeroDivisionError("says the test")
+        kernel(params, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_single_tensor_sgd", fails)
+        step(1)
+        with pytest.raises(ZeroDivisionError, match="says the test"):
+            weights(model)
+    assert calls.count(SLICE) == 5
+    masters = [state["terrace.master"] for state in optimizer.state_dict()["state"].values()]
+    stepped = [one for group in optimizer.param_groups for one in group["params"]]
+    assert all(torch.equal(one, master.to(torch.bfloat16)) for one, master in zip(stepped, masters, strict=True))
 
 
 def test_weights_that_stay_in_memory_are_stepped_at_once(held, gate):

@@ -9,6 +9,7 @@ import copy
 import pytest
 import terrace.torch
 import torch
+from masters_fixtures import Collecting, SignMomentum
 from model_fixtures import batch, loss_of, roomy  # noqa: F401 (a fixture)
 from python_fixtures import disk  # noqa: F401 (a fixture)
 from rank_fixtures import Checks, run_ranks
@@ -124,8 +125,8 @@ def optimizers(client, _folder):
     for kind, *options in ((torch.optim.AdamW, ("lr", 1e-3), ("foreach", True), ("amsgrad", True)),
                            (torch.optim.AdamW, ("lr", 1e-3), ("fused", True), ("maximize", True)),
                            (torch.optim.SGD, ("lr", 0.1), ("momentum", 0.9), ("nesterov", True)),
-                           (torch.optim.Adagrad, ("lr", 1e-2))):
-        compare(client, {"kind": kind, "options": tuple(options)}, dict)
+                           (torch.optim.Adagrad, ("lr", 1e-2)), (SignMomentum, ("lr", 1e-2)), (Collecting, ("lr", 1e-2))):
+        compare(client, {"kind": kind, "options": tuple(options)}, lambda: {"steps": 3})
     compare(client, {}, dict, with_optimizer=False)
 
 

@@ -17,7 +17,6 @@ from .._device.streams import has_streams
 from .._leased.store import Operations, Store
 from .._optimizer.cost import step_seconds
 from .._optimizer.sound_later import can_be_later, can_be_sliced
-from .._pytorch.split import is_split
 from .needs import needs_of_each
 from .precision import Precision, check_alone
 from .refusals import check_offered
@@ -54,11 +53,6 @@ def check_step(call: str, model: nn.Module, optimizers: Sequence[optim.Optimizer
                 raise InvalidArgument(
                     f"{call}: parameter group {number} of {type(optimizer).__name__} has capturable=True, which is for a GPU's "
                     "own steps, and step='host' runs them on the CPU: leave one of both out")
-            for one in group["params"]:
-                if is_split(one):
-                    raise InvalidArgument(
-                        f"{call}: step='host' cannot be had of parameters on a GPU that fully_shard() has split, as "
-                        f"'{names.get(id(one), 'not of this model')}': leave it out")
     check_alone(call, [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]], names)
 
 

@@ -137,7 +137,8 @@ class Batch:
             return
         refused = None
         masters, cast = self._masters.shards(), [one for one in self._shards if one.casts]
-        shown = self._store.lease([*masters, *(one.slot for one in cast)])  # goes on until other forms are made of them
+        shown = self._store.lease(masters)  # goes on until other forms are made of them
+        shards = self._weights.lease([one.slot for one in cast])
         written: list[ShardCast] = []
         try:
             try:
@@ -159,11 +160,12 @@ class Batch:
                     shard.stepped()
                 try:
                     write_casts(self._managed)
-                    written += write_casts_of(cast, shown[len(masters):])
+                    written += write_casts_of(cast, shards)
                 finally:
                     self._entered = False
                     leave(self._managed)
             shown.clear()
+            shards.clear()
             self._masters.note_left()
             for form in written:
                 form.note_same()

@@ -257,18 +257,15 @@ class Later:
         self._groups = self._shown()
         return self._groups
 
-    def _is_by_element(self, options: Group) -> bool:
-        """Whether a group's step treats each element by itself, in one kernel after the other."""
-        return type(self._optimizer) in ELEMENT_BY_ELEMENT and not (options.get("fused") or options.get("foreach"))
-
     def _shown(self) -> Generator[Group]:
+        by_element = type(self._optimizer) in ELEMENT_BY_ELEMENT
         while self._left:
             options, batch = self._left[0]
             try:
                 batch.enter()
                 if len(self._left) > 1:
                     self._left[1][1].fetch()
-                for stepped, self.states in batch.shown(self._is_by_element(options)):
+                for stepped, self.states in batch.shown(by_element, bool(options.get("fused"))):
                     yield {**options, "params": stepped}
                 batch.write_back()
             finally:

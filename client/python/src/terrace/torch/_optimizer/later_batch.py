@@ -126,6 +126,7 @@ class LaterBatch:
         self._states: defaultdict[Any, dict[str, Any]] = defaultdict(dict)  # by what is stepped
         self._shown: list[dict[str, torch.Tensor]] = []  # of each one's states, what is leased
         self._gradients: list[torch.Tensor] = []  # as they are leased
+        self._made: set[int] = set()  # members by id, whose weights have been made of their masters
         self._versions: list[tuple[nn.Parameter, torch.Tensor, int]] = []  # of them, as the step is given them
 
     @property
@@ -156,24 +157,41 @@ class LaterBatch:
                 self._states[stepped] = one.state | one.counts | self._shown[-1]
         self._gradients += [next(shown) if isinstance(one.gradient, OffloadedTensor) else _alias(one.gradient) for one in members]
 
-    def shown(self, by_element: bool) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
+    def shown(self, by_element: bool, fused: bool) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
         """What the step is to step, one after the other: parameters with their gradients, and the states of each.
 
-        by_element: the step treats each element by itself, in one kernel after the other: it is given large ones in slices.
+        by_element: the step treats each element by itself: it is given large ones in slices, where memory is passed over more
+            than once.
+        fused: it is one kernel. A master's is the second of three, after the gradient's cast and before the weight's.
         """
         whole: list[nn.Parameter] = []
         for one, stepped, held in zip(self.members, self._stepped, self._gradients, strict=True):
             state = self._states.get(stepped, {})
             apart = one.master is not None and held.device != stepped.device
-            if by_element and not apart and can_be_sliced(stepped, held, state, one.kept):
-                for piece, its in slices(stepped, held, state, one.kept):
-                    yield [piece], {piece: its} if stepped in self._states else {}
+            if by_element and not (apart or (fused and one.master is None)) and can_be_sliced(stepped, held, state, one.kept):
+                yield from self._sliced(one, stepped, held, state)
             else:
                 stepped.grad = held if one.master is None else one.master.made_for_step(held)
                 self._versions.append((stepped, stepped.grad, stepped.grad._version))
                 whole.append(stepped)
         if whole:
             yield whole, self._states
+
+    def _sliced(self, one: Member, stepped: nn.Parameter, held: torch.Tensor,
+                state: dict[str, Any]) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
+        """One of them, in slices. Its weight is made anew of each slice of the master while that is in the cache."""
+        weight = None if one.master is None else self._weights.lease([one.managed.slot], "overwrite", noted=False)[0].view(-1)
+        at = 0
+        try:
+            for piece, its in slices(stepped, held, state, one.kept):
+                yield [piece], {piece: its} if stepped in self._states else {}
+                if weight is not None:
+                    weight[at:at + piece.numel()].copy_(piece.detach())
+                at += piece.numel()
+        finally:
+            if weight is not None:
+                weight[at:].copy_(stepped.detach().view(-1)[at:])  # nothing, but for a step that failed: its content is gone
+                self._made.add(id(one))
 
     def fetch(self) -> None:
         """Begins to fetch it: it comes next."""
@@ -198,7 +216,7 @@ class LaterBatch:
                 if value is not shown and type(value) is torch.Tensor and has_geometry_of(value, shown):
                     shown.copy_(value)
                     state[name] = shown
-        masters = [one for one in self.members if one.master is not None]
+        masters = [one for one in self.members if one.master is not None and id(one) not in self._made]
         shown = self._weights.lease([one.managed.slot for one in masters], "overwrite", noted=False)
         of = dict(zip(map(id, masters), shown, strict=True))
         shown.clear()
@@ -208,8 +226,9 @@ class LaterBatch:
                 if one.master is None:
                     write_casts_of(one.managed, value)
                 else:
-                    target = of.pop(id(one))
-                    target.copy_(value if value.device == target.device else value.to(target.dtype))
+                    if id(one) not in self._made:
+                        target = of.pop(id(one))
+                        target.copy_(value if value.device == target.device else value.to(target.dtype))
                     one.master.note_same()
                     one.master.note_written()
         wait_for_stream(self._weights.device)  # who has waited for this uses the weights in a stream of its own

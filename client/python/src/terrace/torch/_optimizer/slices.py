@@ -12,7 +12,7 @@ from torch import nn
 
 from .._pytorch.private import set_data
 
-_ELEMENTS = 256 << 10  # of a slice, for each thread: with its gradient and states some MiB
+_ELEMENTS = 256 << 10  # of a slice, for each thread: with its gradient and states some MiB, and whole lines of the cache
 
 
 def elements_at_once() -> int:

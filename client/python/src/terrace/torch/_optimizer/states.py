@@ -26,7 +26,7 @@ from .._pytorch.storages import users_of
 from .._ranks.shards import Shards
 from .._tensors.offloaded import OffloadedTensor
 from . import kinds
-from .holders import Holder, InAttribute
+from .holders import Holder, InAttribute, InDTensor
 from .kept import Path, is_made_of_tensors, kept_in, made_anew
 from .trace import said_of
 from .waiting import as_they_are
@@ -229,7 +229,7 @@ class States:
     def _take(self, holder: Holder, of: Like, where: tuple[int, Path], held: torch.Tensor) -> None:
         _check_not_shown(of, ".".join(where[1]), held)
         slot = self._moved(of, where, held)
-        if held.requires_grad or held._is_view() or isinstance(holder, InAttribute):  # its whole may come to it by C++
+        if held.requires_grad or held._is_view() or isinstance(holder, InAttribute | InDTensor):  # its whole may come to it by C++
             holder.put(OffloadedTensor.of(slot, self.own_store))
         else:
             OffloadedTensor.take_place_of(held, slot, self.own_store)

@@ -157,7 +157,10 @@ class Master(SecondForm):
     def made_for_step(self, held: torch.Tensor) -> torch.Tensor:
         """What the step is given in the place of a gradient that it is not given as it is. held: it, over leased memory or
         in memory."""
-        return (copied_down(held) if self.apart and held.device != self.store.device else held).to(self.dtype)
+        own = local_of(held)
+        made = (copied_down(own) if self.apart and own.device != self.store.device else own).to(self.dtype)
+        whole: torch.Tensor = split_as(held, made)
+        return whole
 
     @property
     def brought(self) -> OffloadedTensor | None:
@@ -173,7 +176,7 @@ class Master(SecondForm):
             assert held is not None and self.like is not None
             if self._room is None:
                 self._room = Room(self.like, [])
-            self._brought = self._room.take(self.store, self.made_for_step(held))
+            self._brought = self._room.take(self.store, self.made_for_step(local_of(held)))
         return self._brought
 
     def forget_brought(self) -> None:
@@ -184,7 +187,7 @@ class Master(SecondForm):
         """No step is under way. What it has written to the gradient is the weight's gradient from now on."""
         brought, self._brought = self._brought, None
         if brought is not None and brought.terrace_slot.writes:
-            self.give_gradient(brought.to(self.parameter.device), True)
+            self.give_gradient(split_as(self.parameter, brought.to(self.parameter.device)), True)
 
     def give_gradient(self, made: torch.Tensor | None, in_terrace: bool) -> torch.Tensor | None:
         """Has the weight's gradient be this one. What becomes of it. in_terrace: is to be there, if it can."""

@@ -8,6 +8,7 @@ keeps it in another way.
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import inspect
 from collections import OrderedDict
@@ -60,6 +61,16 @@ foreach_types: list[type[torch.Tensor]] = torch.utils._foreach_utils._foreach_su
 foreach_zero: Callable[[list[torch.Tensor]], None] = torch._foreach_zero_
 # What a module that is moved asks of each tensor, before and after: whether one may be given the other's memory.
 may_have_data_of: Callable[[torch.Tensor, torch.Tensor], bool] = torch._has_compatible_shallow_copy_type
+
+
+
+def split_alike(whole: Any, local: torch.Tensor) -> Any:
+    """A DTensor that is split as another one is, over a local tensor of any type and on any device. DTensor.from_local() would
+    move it to the mesh's device; fully_shard() does not either, with a CPUOffloadPolicy."""
+    spec = whole._spec
+    meta = spec.tensor_meta._replace(dtype=local.dtype)
+    return type(whole)(local, dataclasses.replace(spec, tensor_meta=meta), requires_grad=False)
+
 
 # ---- Storages: weak references to them, which Python's own cannot be, since PyTorch makes the object anew
 

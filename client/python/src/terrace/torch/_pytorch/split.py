@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from .modes import ordinary
+from .private import split_alike
 
 
 def is_split(tensor: Any) -> bool:
@@ -37,7 +38,6 @@ def split_as(whole: Any, local: torch.Tensor, geometry: torch.Tensor | None = No
     if not is_split(whole):
         return local
     with ordinary(), torch.no_grad():
-        made = type(whole).from_local(local if geometry is None else geometry, whole.device_mesh, whole.placements,
-                                      run_check=False, shape=whole.shape, stride=whole.stride())
+        made = split_alike(whole, local if geometry is None else geometry)
     made._local_tensor = local
     return made
