@@ -12,6 +12,7 @@ from unittest import mock
 
 from python_fixtures import LIMIT_SECONDS
 
+COMPILER = "torch._dynamo"  # 2 s of CPU: an optimizer's first step imports it
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
@@ -42,7 +43,7 @@ def run_forks(file, ranks, environment, imported=None):
     and what they said. imported: the modules to import before a fork; None: the file itself, which may start no thread."""
     module = pathlib.Path(file).stem
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(imported or [module])
+    context.set_forkserver_preload([*(imported or [module]), COMPILER])
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, ENVIRONMENT):
         said = [pathlib.Path(folder, str(number)) for number in range(len(ranks))]
         forks = [context.Process(target=be_a_rank, args=(module, path, environment, arguments))
