@@ -77,6 +77,12 @@ TEST(Options, OfTheEngineAreNamed) {
   options = three_tiers();
   options.make_policy = nullptr;
   EXPECT_THAT(refusal(options), HasSubstr("no policy"));
+  for (Pauses Options::* const pauses : {&Options::outage_pauses, &Options::retired_pauses})
+    for (const Pauses wrong : {Pauses{Duration(0), Duration(1)}, Pauses{Duration(2), Duration(1)}}) {
+      options = three_tiers();
+      options.*pauses = wrong;
+      EXPECT_THAT(refusal(options), HasSubstr("pauses between tries"));
+    }
 }
 
 TEST(Options, NeedACatalogWithRoomForTheirSessions) {

@@ -4,6 +4,8 @@
 // which is asked in the midst of them.
 #include <gmock/gmock.h>
 
+#include <array>
+
 #include "unit/engine/harness.h"
 
 namespace terrace::engine {
@@ -63,7 +65,7 @@ class Races : public ::testing::Test {
   shm::Word word(Handle tensor) { return client_->table.load(tensor.slot); }
   // A device full of clean copies, and two tensors in memory that are asked to come there.
   void fill_device_with_clean_copies() {
-    begin(4 * kMiB, 8 * kMiB);
+    if (client_ == nullptr) begin(4 * kMiB, 8 * kMiB);
     for (const char* name : {"0", "1", "2", "3"}) clean_.push_back(written(name, kMiB, 9, kHost));
     for (const Handle tensor : clean_) EXPECT_EQ(harness_->read(*client_, tensor), 9u);
     first_ = written("first", kMiB, 10, kHost);
@@ -95,6 +97,34 @@ TEST_F(Races, ALeaseTakenElsewhereWhileRoomIsMade) {
   EXPECT_EQ(harness_->look(*client_, second_), 20u) << "the lease stands";
   harness_->release(*client_, second_, shm::Mode::kRead);
   EXPECT_TRUE(harness_->acquire(*client_, kDevice, shm::Mode::kRead, {first_, second_}));
+}
+
+TEST_F(Races, ALeaseThatAnotherSessionOfAShareTakesWhileRoomIsMadeIsWaitedFor) {
+  harness_.emplace(watched(4 * kMiB, 8 * kMiB));
+  OpenSession open;
+  open.share = ShareAccess{.name = "weights", .create = true, .write = true};
+  client_ = harness_->open(open);
+  open.share->create = false;
+  Harness::Client& other = *harness_->open(open);
+  fill_device_with_clean_copies();
+  for (const Handle tensor : {first_, second_}) EXPECT_TRUE(harness_->read(other, tensor, kHost));
+  moments_.after_a_survey = [&] {
+    ASSERT_EQ(shm::acquire(other.table.word(second_.slot), second_.incarnation, shm::Mode::kRead).outcome,
+              shm::Outcome::kDone);
+  };
+  const RequestId asked = harness_->send(client_->id, Acquire{kDevice, shm::Mode::kRead, {first_, second_}});
+  harness_->settle();
+  EXPECT_FALSE(moments_.after_a_survey) << "the moment came";
+  EXPECT_FALSE(harness_->answered(asked));
+  EXPECT_EQ(harness_->status().tiers[0].used_bytes, 2 * kMiB) << "the room that was made is free";
+  for (const Handle tensor : {first_, second_})
+    for (const Harness::Client* client : std::array<const Harness::Client*, 2>{client_, &other})
+      EXPECT_EQ(client->table.load(tensor.slot).state, shm::State::kShared) << "nothing is taken meanwhile";
+  EXPECT_EQ(harness_->look(other, second_), 20u);
+  harness_->release(other, second_, shm::Mode::kRead);
+  harness_->settle();
+  EXPECT_TRUE(harness_->reply(asked)) << "its end wakes who waits";
+  EXPECT_EQ(harness_->look(*client_, second_), 20u);
 }
 
 TEST_F(Races, AnOverwriteGivenUpWhileRoomIsMade) {

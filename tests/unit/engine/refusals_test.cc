@@ -295,6 +295,39 @@ TEST_F(Refusals, OfPrefetchesBeyondTheQueueAreCounted) {
 
 // The table of checksums gives each tensor entries side by side. Tensors of one entry each are moved about in it until
 // every other entry is free, while the free pages of the tier lie together.
+// The longest texts and shorter ones fill the catalog by turns. Where the shorter ones were, none of the longest fits.
+TEST_F(Refusals, OfANameThatFindsNoRoomInTheCatalogSideBySide) {
+  constexpr std::uint32_t kMost = 256;
+  Harness harness(three_tiers(), {.sessions_max = 1, .tensors_per_session_max = kMost});
+  const auto& client = *harness.open({}, kMost);
+  int made = 0;
+  const auto named = [&](std::size_t name_bytes) {
+    const std::string number = std::to_string(made++);
+    TensorSpec spec = spec_of(number + std::string(name_bytes - number.size(), 'n'), 1);
+    spec.shape = spec.strides = std::vector<std::int64_t>(kRankMax, 1);
+    return spec;
+  };
+  const auto create = [&](std::size_t count, std::size_t name_bytes) {
+    CreateTensors all;
+    while (all.tensors.size() < count) all.tensors.push_back(named(name_bytes));
+    return harness.ask(client.id, std::move(all));
+  };
+  constexpr std::size_t kShorter = kNameBytesMax - kTextUnitBytes;
+  CreateTensors all;
+  while (all.tensors.size() < kMost)
+    all.tensors.push_back(named(all.tensors.size() % 2 == 0 ? kNameBytesMax : kShorter));
+  const auto handles = harness.ask(client.id, std::move(all));
+  ASSERT_TRUE(handles);
+  DeleteTensors shorter;
+  for (std::size_t i = 1; i < kMost; i += 2) shorter.tensors.push_back(std::get<Handles>(*handles).tensors[i]);
+  ASSERT_TRUE(harness.ask(client.id, std::move(shorter)));
+  const auto refused = create(kMost / 2, kNameBytesMax);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message, HasSubstr("find no room in the catalog: delete others"));
+  EXPECT_TRUE(create(kMost / 2, kShorter)) << "what was reserved before is given back";
+}
+
 TEST_F(Refusals, OfAHomeWhoseChecksumsFindNoRoomSideBySide) {
   constexpr int kPages = 520;
   Harness harness(three_tiers(4 * kMiB, 8 * kMiB, kPages * kPageBytes),

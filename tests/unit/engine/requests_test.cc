@@ -149,6 +149,29 @@ TEST_F(Requests, ATornTensorStaysTornWhereverItGoes) {
   EXPECT_THAT(acquire({a}).error().message, HasSubstr("never written")) << "given up by its owner, and not torn";
 }
 
+TEST_F(Requests, DontNeedIsRefusedWhileSomebodyDoes) {
+  const Handle a = harness.create(*client, "a", kMiB);
+  harness.write(*client, a, 1);
+  ASSERT_TRUE(acquire({a}));
+  const auto leased = harness.ask(client->id, DontNeed{{a}});
+  ASSERT_FALSE(leased);
+  EXPECT_EQ(leased.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(leased.error().message, HasSubstr("'a' is leased"));
+  harness.release(*client, a, shm::Mode::kRead);
+  ASSERT_TRUE(harness.ask(client->id, Move{shm::kPlaceBlock, {a}}));
+  const RequestId reads = harness.send(client->id, Acquire{kDevice, shm::Mode::kRead, {a}});
+  harness.complete_orders();
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  const auto coming = harness.reply(harness.send(client->id, DontNeed{{a}}));
+  ASSERT_FALSE(coming);
+  EXPECT_EQ(coming.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(coming.error().message, HasSubstr("'a' is being brought in for another request"));
+  harness.settle();
+  ASSERT_TRUE(harness.reply(reads));
+  EXPECT_EQ(harness.look(*client, a), 1u);
+  harness.release(*client, a, shm::Mode::kRead);
+}
+
 TEST_F(Requests, DontNeedWhileAPrefetchBringsIt) {
   const Handle a = harness.create(*client, "a", kMiB);
   harness.write(*client, a, 1);
@@ -396,6 +419,18 @@ TEST_F(Requests, PrefetchesAreCounted) {
   harness.settle();
   EXPECT_TRUE(harness.reply(late));
   EXPECT_EQ(harness.status().prefetches.late, 1u);
+}
+
+TEST_F(Requests, PrefetchesOfWhatStaysWhereItIsAreCountedAsRefused) {
+  const Handle leased = harness.create(*client, "leased", kMiB);
+  const Handle pinned = harness.create(*client, "pinned", kMiB);
+  for (const Handle tensor : {leased, pinned}) harness.write(*client, tensor, 4, kHost);
+  ASSERT_TRUE(acquire({leased}, shm::Mode::kRead, kHost));
+  ASSERT_TRUE(harness.ask(client->id, Pin{kHost, {pinned}}));
+  EXPECT_TRUE(harness.ask(client->id, Prefetch{kDevice, {leased, pinned}}));
+  EXPECT_EQ(harness.status().prefetches.refused, 2u);
+  for (const Handle tensor : {leased, pinned}) EXPECT_EQ(client->slots[index(tensor.slot)].place, kHost);
+  harness.release(*client, leased, shm::Mode::kRead);
 }
 
 TEST_F(Requests, GarbageInTheAccessLogIsIgnored) {

@@ -309,6 +309,19 @@ TEST_F(Shares, KeepWhatOneReleasedIfAnothersOverwriteNeverTookEffect) {
   }
 }
 
+TEST_F(Shares, MoveNothingThatOthersLease) {
+  begin();
+  ASSERT_TRUE(harness_.acquire(*reader_, kHost, shm::Mode::kRead, {tensor_}));
+  for (const Body& body : {Body(Move{kDevice, {tensor_}}), Body(Pin{kDevice, {tensor_}})}) {
+    const auto refused = harness_.ask(writer_->id, body);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(refused.error().message, HasSubstr("'layer' is leased at host by other sessions of share 'weights'"));
+  }
+  harness_.release(*reader_, tensor_, shm::Mode::kRead);
+  EXPECT_TRUE(harness_.ask(writer_->id, Move{kDevice, {tensor_}}));
+}
+
 TEST_F(Shares, TellWhoWaitsTooLongForWhom) {
   begin();
   ASSERT_TRUE(harness_.acquire(*reader_, kHost, shm::Mode::kRead, {tensor_}));
@@ -370,6 +383,15 @@ TEST_F(Shares, GoOnWithoutWhoWasLostWithTheDaemon) {
   reader_->gone = true;
   harness_.restart([] { return true; });
   EXPECT_TRUE(harness_.status().sessions.empty());
+}
+
+TEST_F(Shares, HaveNoStepsThatCouldBeDeclared) {
+  begin();
+  const DeclareStep::Set set{kHost, shm::Mode::kRead, {}, {tensor_}};
+  const auto refused = harness_.ask(reader_->id, DeclareStep{.kind = 0, .position = 0, .sets = {set}});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().message, HasSubstr("share 'weights' has no steps of its own"));
 }
 
 TEST_F(Shares, CountAgainstTheBoundOfSessions) {
