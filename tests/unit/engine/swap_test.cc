@@ -274,6 +274,40 @@ TEST(Swap, WhoNeedsAllOfATierWaitsForACopyThatSlidesThere) {
   EXPECT_TRUE(harness.reply(asked));
 }
 
+// Room in the device comes of a clean copy that goes at once, and of a dirty one, for which memory makes room by a
+// slide of the very tensor that is asked for.
+TEST(Swap, WhoIsFetchedFromACopyThatSlidesWaitsForIt) {
+  Options options = three_tiers(4 * kMiB, 4 * kMiB);
+  for (TierOptions& tier : options.tiers) tier.high_mark = 1;
+  Harness harness(options);
+  const auto& client = *harness.open();
+  const auto written = [&](const char* name, std::uint64_t bytes, std::uint64_t value, std::uint32_t place) {
+    const Handle tensor = harness.create(client, name, bytes);
+    harness.write(client, tensor, value, place);
+    return tensor;
+  };
+  const Handle before = written("before", kHalf, 1, kHost);
+  const Handle wanted = written("wanted", 2 * kMiB, 1000, kHost);
+  const Handle behind = written("behind", kHalf, 1, kHost);
+  const Handle stays = written("stays", kMiB, 3000, kHost);
+  ASSERT_TRUE(harness.ask(client.id, Pin{kHost, {stays}}));
+  const Handle clean = written("clean", 2 * kMiB, 5000, kDevice);
+  ASSERT_TRUE(harness.ask(client.id, Move{shm::kPlaceBlock, {clean}}));
+  const Handle dirty = written("dirty", kMiB, 7000, kDevice);
+  EXPECT_EQ(harness.read(client, clean), 5000u);
+  ASSERT_TRUE(harness.ask(client.id, Pin{kDevice, {written("pinned", kMiB, 9000, kDevice)}}));
+  harness.settle();
+  ASSERT_TRUE(harness.ask(client.id, DontNeed{{before, behind}}));
+  const RequestId asked = harness.send(client.id, Acquire{kDevice, shm::Mode::kRead, {wanted}});
+  ASSERT_EQ(harness.transfers.size(), 1u);
+  EXPECT_EQ(harness.transfers.front().link.kind, mover::LinkKind::kMemcpy) << "it slides, and is not fetched meanwhile";
+  EXPECT_EQ(harness.status().tiers[0].used_bytes, 2 * kMiB) << "though there is room for it";
+  harness.settle();
+  ASSERT_TRUE(harness.reply(asked));
+  EXPECT_EQ(harness.look(client, wanted), 1000u);
+  EXPECT_EQ(harness.read(client, dirty), 7000u);
+}
+
 TEST(Swap, ColdDirtyCopiesAreCleanedEarly) {
   Harness harness(three_tiers(2 * kMiB, 4 * kMiB));
   const auto& client = *harness.open();
