@@ -13,13 +13,13 @@
 namespace terrace::engine {
 namespace {
 
-constexpr mover::Link kRead{mover::LinkKind::kBlockRead, 0};
-constexpr mover::Link kWrite{mover::LinkKind::kBlockWrite, 0};
+constexpr mover::Link kReadLink{mover::LinkKind::kBlockRead, 0};
+constexpr mover::Link kWriteLink{mover::LinkKind::kBlockWrite, 0};
 constexpr SessionId kFirst{1};
 constexpr SessionId kSecond{2};
 
 mover::Transfer transfer(std::uint64_t id, mover::Class urgency, std::int64_t deadline = 100,
-                         std::uint64_t bytes = kMiB, mover::Link link = kRead) {
+                         std::uint64_t bytes = kMiB, mover::Link link = kReadLink) {
   mover::Transfer made;
   made.id = TransferId{id};
   made.link = link;
@@ -46,7 +46,7 @@ class Order : public ::testing::Test {
     }
   }
 
-  Scheduler scheduler{{kRead, kWrite}, 1};
+  Scheduler scheduler{{kReadLink, kWriteLink}, 1};
   Tenant one{.socket = 1, .uid = 0};
   Tenant two{.socket = 2, .uid = 0};
 };
@@ -75,7 +75,7 @@ TEST_F(Order, TenantsTakeTurnsByBytes) {
 }
 
 TEST_F(Order, AHeavierTenantSendsSoManyTimesTheBytesOfALighterOne) {
-  Scheduler weighted({kRead}, 1, {1, 1, 3});  // by socket: tenant one has 1, and tenant two 3
+  Scheduler weighted({kReadLink}, 1, {1, 1, 3});  // by socket: tenant one has 1, and tenant two 3
   for (std::uint64_t i = 0; i < 60; ++i) {
     weighted.push(one, kFirst, transfer(100 + i, mover::Class::kDemand, 1, 5 * kMiB));
     weighted.push(two, kSecond, transfer(200 + i, mover::Class::kDemand, 9, 7 * kMiB));
@@ -94,7 +94,7 @@ TEST_F(Order, AHeavierTenantSendsSoManyTimesTheBytesOfALighterOne) {
 }
 
 TEST_F(Order, AHeavyTenantHasItsShareInTurnsThatAreNotLong) {
-  Scheduler weighted({kRead}, 1, {1, 1, 100});
+  Scheduler weighted({kReadLink}, 1, {1, 1, 100});
   for (std::uint64_t i = 0; i < 1000; ++i) {
     if (i < 20) weighted.push(one, kFirst, transfer(1 + i, mover::Class::kDemand, 1, kMiB));
     weighted.push(two, kSecond, transfer(100 + i, mover::Class::kDemand, 9, kMiB));
@@ -144,12 +144,12 @@ TEST_F(Order, ManySessionsAreStillOneTenant) {
 }
 
 TEST_F(Order, NothingGoesDownOnALinkThatIsHeld) {
-  scheduler.hold(kRead, true);
+  scheduler.hold(kReadLink, true);
   scheduler.push(one, kFirst, transfer(1, mover::Class::kDemand));
-  scheduler.push(one, kFirst, transfer(2, mover::Class::kDemand, 100, kMiB, kWrite));
+  scheduler.push(one, kFirst, transfer(2, mover::Class::kDemand, 100, kMiB, kWriteLink));
   EXPECT_EQ(ids(), (Ids{2}));
-  EXPECT_EQ(scheduler.queued(kRead), 1u);
-  scheduler.hold(kRead, false);
+  EXPECT_EQ(scheduler.queued(kReadLink), 1u);
+  scheduler.hold(kReadLink, false);
   EXPECT_EQ(ids(), (Ids{1}));
 }
 
@@ -163,7 +163,7 @@ TEST_F(Order, ARaisedTransferGoesFirstAndAWithdrawnOneNever) {
   EXPECT_TRUE(scheduler.withdraw(TransferId{2}));
   EXPECT_FALSE(scheduler.withdraw(TransferId{2}));
   EXPECT_FALSE(scheduler.waits(TransferId{2}));
-  EXPECT_EQ(scheduler.queued(kRead), 3u);
+  EXPECT_EQ(scheduler.queued(kReadLink), 3u);
   EXPECT_EQ(ids(), (Ids{1, 3, 4}));
 }
 
@@ -179,37 +179,37 @@ TEST_F(Order, RaisingNeverLowers) {
 }
 
 TEST_F(Order, OneAloneIsRaisedWithdrawnAndSeenAsIfItWereAmongOthers) {
-  scheduler.hold(kRead, true);
+  scheduler.hold(kReadLink, true);
   scheduler.push(one, kFirst, transfer(1, mover::Class::kPrefetch));
-  EXPECT_EQ(scheduler.queued(kRead), 1u);
-  EXPECT_TRUE(scheduler.has_before(kRead, mover::Class::kCleaning));
-  EXPECT_FALSE(scheduler.has_before(kRead, mover::Class::kPrefetch));
+  EXPECT_EQ(scheduler.queued(kReadLink), 1u);
+  EXPECT_TRUE(scheduler.has_before(kReadLink, mover::Class::kCleaning));
+  EXPECT_FALSE(scheduler.has_before(kReadLink, mover::Class::kPrefetch));
   scheduler.raise(TransferId{1}, mover::Class::kDemand, Time{7});
-  EXPECT_TRUE(scheduler.has_before(kRead, mover::Class::kPrefetch));
+  EXPECT_TRUE(scheduler.has_before(kReadLink, mover::Class::kPrefetch));
   scheduler.push(two, kSecond, transfer(2, mover::Class::kLatePrefetch, 1));
-  scheduler.hold(kRead, false);
+  scheduler.hold(kReadLink, false);
   EXPECT_EQ(ids(), (Ids{1, 2}));
   scheduler.push(one, kFirst, transfer(3, mover::Class::kCleaning));
   EXPECT_TRUE(scheduler.withdraw(TransferId{3}));
   EXPECT_FALSE(scheduler.withdraw(TransferId{3}));
-  EXPECT_EQ(scheduler.queued(kRead), 0u);
+  EXPECT_EQ(scheduler.queued(kReadLink), 0u);
   EXPECT_EQ(ids(), Ids{});
 }
 
 TEST_F(Order, LinksAreIndependentAndBounded) {
   scheduler.push(one, kFirst, transfer(1, mover::Class::kDemand));
   scheduler.push(one, kFirst, transfer(2, mover::Class::kDemand));
-  scheduler.push(one, kFirst, transfer(3, mover::Class::kDemand, 1, kMiB, kWrite));
+  scheduler.push(one, kFirst, transfer(3, mover::Class::kDemand, 1, kMiB, kWriteLink));
   std::vector<mover::Transfer> out;
   scheduler.dispatch(out);
   EXPECT_EQ(out.size(), 2u);
-  EXPECT_EQ(scheduler.in_flight(kRead), 1u);
-  EXPECT_EQ(scheduler.in_flight(kWrite), 1u);
-  EXPECT_EQ(scheduler.queued(kRead), 1u);
+  EXPECT_EQ(scheduler.in_flight(kReadLink), 1u);
+  EXPECT_EQ(scheduler.in_flight(kWriteLink), 1u);
+  EXPECT_EQ(scheduler.queued(kReadLink), 1u);
 }
 
 TEST(Bounds, SmallOnesAreBoundedByNumberAndLargeOnesByBytesButForTwo) {
-  Scheduler scheduler({kRead, kWrite}, 8);
+  Scheduler scheduler({kReadLink, kWriteLink}, 8);
   const auto handed_down = [&] {
     std::vector<mover::Transfer> out;
     scheduler.dispatch(out);
@@ -218,26 +218,26 @@ TEST(Bounds, SmallOnesAreBoundedByNumberAndLargeOnesByBytesButForTwo) {
   const Tenant tenant{.socket = 1, .uid = 0};
   for (std::uint64_t i = 0; i < 20; ++i) scheduler.push(tenant, kFirst, transfer(i, mover::Class::kDemand, 1, 4096));
   for (std::uint64_t i = 20; i < 30; ++i)
-    scheduler.push(tenant, kFirst, transfer(i, mover::Class::kDemand, 1, 256 * kMiB, kWrite));
+    scheduler.push(tenant, kFirst, transfer(i, mover::Class::kDemand, 1, 256 * kMiB, kWriteLink));
   EXPECT_EQ(handed_down(), 8u + 2u);
-  EXPECT_EQ(scheduler.in_flight(kRead), 8u);
-  EXPECT_EQ(scheduler.in_flight(kWrite), 2u);
-  scheduler.finished(kWrite, 256 * kMiB);
+  EXPECT_EQ(scheduler.in_flight(kReadLink), 8u);
+  EXPECT_EQ(scheduler.in_flight(kWriteLink), 2u);
+  scheduler.finished(kWriteLink, 256 * kMiB);
   EXPECT_EQ(handed_down(), 1u);
-  scheduler.finished(kRead, 4096);
-  scheduler.finished(kRead, 4096);
+  scheduler.finished(kReadLink, 4096);
+  scheduler.finished(kReadLink, 4096);
   EXPECT_EQ(handed_down(), 2u);
 }
 
 // How many go down at first and after each of the quarters of kInFlightBytes that are done, where 32 wait.
 std::vector<std::size_t> quarters_handed_down(mover::Class urgency, std::size_t done) {
-  Scheduler scheduler({kRead}, 32);
+  Scheduler scheduler({kReadLink}, 32);
   const std::uint64_t quarter = Scheduler::kInFlightBytes / 4;
   for (std::uint64_t i = 0; i < 32; ++i)
     scheduler.push({.socket = 1, .uid = 0}, kFirst, transfer(i, urgency, 1, quarter));
   std::vector<std::size_t> counts;
   for (std::size_t i = 0; i <= done; ++i) {
-    if (i > 0) scheduler.finished(kRead, quarter);
+    if (i > 0) scheduler.finished(kReadLink, quarter);
     std::vector<mover::Transfer> out;
     scheduler.dispatch(out);
     counts.push_back(out.size());
@@ -254,7 +254,7 @@ TEST(Bounds, GrowToTwiceAsManyBytesForDemandsOfABusyLink) {
 }
 
 TEST(Bounds, AreWhatTheyWereOnceALinkWasIdle) {
-  Scheduler scheduler({kRead}, 32);
+  Scheduler scheduler({kReadLink}, 32);
   const std::uint64_t half = Scheduler::kInFlightBytes / 2;
   std::vector<mover::Transfer> out;
   for (std::uint64_t round = 0; round < 2; ++round) {
@@ -264,7 +264,7 @@ TEST(Bounds, AreWhatTheyWereOnceALinkWasIdle) {
     scheduler.dispatch(out);
     EXPECT_EQ(out.size(), 2u);
     for (std::uint64_t done = 0; done < 8; ++done) {
-      scheduler.finished(kRead, half);
+      scheduler.finished(kReadLink, half);
       scheduler.dispatch(out);
     }
   }

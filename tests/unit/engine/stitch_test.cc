@@ -256,5 +256,58 @@ TEST(StitchBeyond, AnyOrderAndAnyGroupingWithinTheGuarantees) {
   }
 }
 
+// A session that leases every other page of memory, and has two tensors as wide as half of what is free: each lies in
+// more pieces than the other leaves a session.
+class StitchOfPages : public testing::Test {
+ protected:
+  StitchOfPages() {
+    CreateTensors all;
+    for (std::uint32_t page = 0; page < kPages; ++page)
+      all.tensors.push_back(spec_of(std::to_string(page), kPageBytes));
+    const auto made = harness_.ask(client_.id, std::move(all));
+    const std::vector<Handle>& pages = std::get<Handles>(*made).tensors;
+    EXPECT_TRUE(harness_.acquire(client_, kHost, kOverwrite, pages));
+    DontNeed others;
+    for (std::size_t page = 1; page < pages.size(); page += 2) {
+      Harness::release_in_table(client_, pages[page], kOverwrite);
+      others.tensors.push_back(pages[page]);
+    }
+    EXPECT_TRUE(harness_.ask(client_.id, std::move(others)));
+    one_ = harness_.create(client_, "one", kWide * kPageBytes);
+    other_ = harness_.create(client_, "other", kWide * kPageBytes);
+    harness_.write(client_, one_, 7, kHost);
+    EXPECT_EQ(harness_.status().tiers[0].stitched_bytes, kWide * kPageBytes);
+  }
+
+  static constexpr std::uint32_t kWide = kSeamPiecesMax / 2 + 256;
+  static constexpr std::uint32_t kPages = 4 * kWide;
+  Harness harness_{two_tiers(align_up(kPages * kPageBytes, kSegment)),
+                   {.sessions_max = 1, .tensors_per_session_max = kPages + 2}};
+  const Harness::Client& client_ = *harness_.open(guaranteed(0), kPages + 2);
+  Handle one_;
+  Handle other_;
+};
+
+TEST_F(StitchOfPages, WhatNobodyLeasesGoesForItsPieces) {
+  ASSERT_TRUE(harness_.acquire(client_, kHost, kOverwrite, {other_})) << "though there are free bytes enough beside it";
+  harness_.fill(client_, other_, 9);
+  EXPECT_EQ(harness_.status().tiers[0].stitched_bytes, kWide * kPageBytes);
+  harness_.release(client_, other_, kOverwrite);
+  EXPECT_EQ(harness_.read(client_, one_, kHost), 7u) << "it was written down, and comes back in a seam";
+  EXPECT_EQ(harness_.read(client_, other_, kHost), 9u);
+}
+
+TEST_F(StitchOfPages, InMorePiecesThanThereCanBeIsARefusal) {
+  ASSERT_TRUE(harness_.acquire(client_, kHost, shm::Mode::kRead, {one_}));
+  const auto refused = harness_.acquire(client_, kHost, kOverwrite, {other_});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message, HasSubstr("lie in 4352 pieces; the session's leases have 4352 already, and can "
+                                                 "have 8192"));
+  EXPECT_EQ(harness_.look(client_, one_), 7u);
+  harness_.release(client_, one_, shm::Mode::kRead);
+  EXPECT_TRUE(harness_.acquire(client_, kHost, kOverwrite, {other_}));
+}
+
 }  // namespace
 }  // namespace terrace::engine

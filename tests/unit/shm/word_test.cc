@@ -222,6 +222,19 @@ TEST(Word, NoStepOfTwoThreadsIsLost) {
             (Word{.state = State::kResident, .dirty = true, .readers = 1, .writers = 1, .incarnation = kLife}));
 }
 
+TEST(Word, AStepIsTakenAgainOnWhatAnotherOneLeftMeanwhile) {
+  AtomicWord word = resident();
+  int looks = 0;
+  const Step step = transition(word, [&](Word seen) -> Step {
+    if (looks++ == 0) acquire(word, kLife, Mode::kRead);  // as by another thread
+    seen.wanted = true;
+    return {Outcome::kDone, seen};
+  });
+  EXPECT_GT(looks, 1);
+  EXPECT_EQ(step.word, now(word));
+  EXPECT_EQ(now(word), (Word{.state = State::kResident, .wanted = true, .readers = 1, .incarnation = kLife}));
+}
+
 TEST(Word, SharedIsReadAndNotWritten) {
   AtomicWord word = Word{.state = State::kShared, .incarnation = kLife}.packed();
   EXPECT_EQ(acquire(word, kLife, Mode::kWrite).outcome, Outcome::kAskDaemon);
