@@ -11,8 +11,9 @@
 namespace terrace::engine {
 namespace {
 
-constexpr int kRounds = 1000;
-constexpr int kDelays = 250;  // so many times kTurns of a loop, which is about as long as the engine takes
+constexpr int kAsks = 3000;      // so many times it is tried
+constexpr int kFailures = 1000;  // likewise
+constexpr int kDelays = 250;     // so many times kTurns of a loop, which is about as long as the engine takes
 constexpr int kTurns = 8;
 
 // Whether the doorbell is to be rung for a read lease that a thread ends beside `act`: once the engine is `near`, and
@@ -45,7 +46,7 @@ TEST(LeaseEnds, BesideWhoAsksToWriteInAShare) {
   const Harness::Client& reader = *harness.open(open);
   const Handle tensor = harness.create(writer, "layer", kMiB);
   harness.write(writer, tensor, 1000, kHost);
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kAsks; ++round) {
     ASSERT_TRUE(harness.acquire(reader, kHost, shm::Mode::kRead, {tensor}));
     RequestId asked{};
     const bool rings = ends_beside(
@@ -59,7 +60,7 @@ TEST(LeaseEnds, BesideWhoAsksToWriteInAShare) {
 }
 
 TEST(LeaseEnds, BesideTheFailureOfItsDevice) {
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kFailures; ++round) {
     Harness harness(three_tiers());
     const Harness::Client& first = *harness.open();
     const Harness::Client& client = *harness.open();
