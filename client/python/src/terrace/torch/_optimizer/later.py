@@ -28,6 +28,7 @@ from .._tensors.offloaded import OffloadedTensor
 from . import kinds
 from .before import Before, copied
 from .later_batch import LaterBatch, Member
+from .slices import Casts
 from .sound_later import ELEMENT_BY_ELEMENT
 from .states import States
 from .trace import PLAIN
@@ -258,14 +259,14 @@ class Later:
         return self._groups
 
     def _shown(self) -> Generator[Group]:
-        by_element = type(self._optimizer) in ELEMENT_BY_ELEMENT
+        by_element, casts = type(self._optimizer) in ELEMENT_BY_ELEMENT, Casts()
         while self._left:
             options, batch = self._left[0]
             try:
                 batch.enter()
                 if len(self._left) > 1:
                     self._left[1][1].fetch()
-                for stepped, self.states in batch.shown(by_element, bool(options.get("fused"))):
+                for stepped, self.states in batch.shown(by_element, bool(options.get("fused")), casts):
                     yield {**options, "params": stepped}
                 batch.write_back()
             finally:

@@ -22,7 +22,7 @@ from .._parameters.parameter import ManagedParameter
 from .._pytorch.bits import same_bits
 from .._pytorch.private import set_data
 from .._tensors.offloaded import OffloadedTensor
-from .slices import can_be_sliced, slices
+from .slices import Casts, can_be_sliced, slices
 from .states import States
 from .trace import said_of
 from .waiting import as_they_are
@@ -157,19 +157,20 @@ class LaterBatch:
                 self._states[stepped] = one.state | one.counts | self._shown[-1]
         self._gradients += [next(shown) if isinstance(one.gradient, OffloadedTensor) else _alias(one.gradient) for one in members]
 
-    def shown(self, by_element: bool, fused: bool) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
+    def shown(self, by_element: bool, fused: bool, casts: Casts) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
         """What the step is to step, one after the other: parameters with their gradients, and the states of each.
 
         by_element: the step treats each element by itself: it is given large ones in slices, where memory is passed over more
             than once.
         fused: it is one kernel. A master's is the second of three, after the gradient's cast and before the weight's.
+        casts: of slices of gradients.
         """
         whole: list[nn.Parameter] = []
         for one, stepped, held in zip(self.members, self._stepped, self._gradients, strict=True):
             state = self._states.get(stepped, {})
             apart = one.master is not None and held.device != stepped.device
             if by_element and not (apart or (fused and one.master is None)) and can_be_sliced(stepped, held, state, one.kept):
-                yield from self._sliced(one, stepped, held, state)
+                yield from self._sliced(one, stepped, held, state, casts)
             else:
                 stepped.grad = held if one.master is None else one.master.made_for_step(held)
                 self._versions.append((stepped, stepped.grad, stepped.grad._version))
@@ -177,13 +178,13 @@ class LaterBatch:
         if whole:
             yield whole, self._states
 
-    def _sliced(self, one: Member, stepped: nn.Parameter, held: torch.Tensor,
-                state: dict[str, Any]) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
+    def _sliced(self, one: Member, stepped: nn.Parameter, held: torch.Tensor, state: dict[str, Any],
+                casts: Casts) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
         """One of them, in slices. Its weight is made anew of each slice of the master while that is in the cache."""
         weight = None if one.master is None else self._weights.lease([one.managed.slot], "overwrite", noted=False)[0].view(-1)
         at = 0
         try:
-            for piece, its in slices(stepped, held, state, one.kept):
+            for piece, its in slices(stepped, held, state, one.kept, casts):
                 yield [piece], {piece: its} if stepped in self._states else {}
                 if weight is not None:
                     weight[at:at + piece.numel()].copy_(piece.detach())

@@ -15,6 +15,22 @@ from .._pytorch.private import set_data
 _ELEMENTS = 256 << 10  # of a slice, for each thread: with its gradient and states some MiB, and whole lines of the cache
 
 
+class Casts:
+    """Slices of gradients in the type that is stepped, one at a time, in memory that is used again: new memory costs as much as
+    the cast."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def of(self, gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The slice in a type: itself, or its cast, until the next one is asked for."""
+        if gradient.dtype == dtype:
+            return gradient
+        if self._memory.dtype != dtype or self._memory.numel() < gradient.numel():
+            self._memory = torch.empty(gradient.numel(), dtype=dtype, device=gradient.device)
+        return self._memory[:gradient.numel()].copy_(gradient)
+
+
 def elements_at_once() -> int:
     """Of a slice."""
     return _ELEMENTS * torch.get_num_threads()
@@ -27,8 +43,8 @@ def can_be_sliced(stepped: nn.Parameter, gradient: torch.Tensor, state: dict[str
         one.is_contiguous() and one.numel() == size for one in (stepped, gradient, *(state[name] for name in kept)))
 
 
-def slices(stepped: nn.Parameter, gradient: torch.Tensor, state: dict[str, Any],
-           kept: Collection[str]) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+def slices(stepped: nn.Parameter, gradient: torch.Tensor, state: dict[str, Any], kept: Collection[str],
+           casts: Casts) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
     """What is stepped in a parameter's place, each with a state of its own; the next one is taken once the step is over with the
     one before. Then nothing shows its memory, though the step has it in lists yet. What the step has made of the rest of the
     state is in it at the end.
@@ -39,7 +55,7 @@ def slices(stepped: nn.Parameter, gradient: torch.Tensor, state: dict[str, Any],
     others = {name: value for name, value in state.items() if name not in kept}
     for at in range(0, stepped.numel(), size):
         piece = nn.Parameter(stepped.detach().view(-1)[at:at + size])
-        piece.grad = gradient.view(-1)[at:at + size].to(piece.dtype)
+        piece.grad = casts.of(gradient.view(-1)[at:at + size], piece.dtype)
         its = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in others.items()}
         its |= {name: state[name].view(-1)[at:at + size] for name in kept}
         try:
