@@ -132,6 +132,14 @@ Result<void> fill(const std::string& path, int fd, const std::string& text) {
   return {};
 }
 
+// rename(2) takes the place of anything but a folder: of a device file, too, as of /dev/null.
+Result<void> check_replaceable(const std::string& path) {
+  struct stat status{};
+  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return {};
+  return fail(ErrorCode::kFailedPrecondition,
+              fmt::format("{} is no regular file, and --force replaces nothing else; name the file itself", path));
+}
+
 }  // namespace
 
 std::string to_toml(const Proposal& proposal) {
@@ -140,6 +148,8 @@ std::string to_toml(const Proposal& proposal) {
 }
 
 Result<void> write_file(const std::string& path, const std::string& text, bool replaces) {
+  if (replaces)
+    if (const auto good = check_replaceable(path); !good) return std::unexpected(good.error());
   std::string beside = path + ".XXXXXX";
   const Fd file(::mkostemp(beside.data(), O_CLOEXEC));
   if (!file) return std::unexpected(failed(path, "cannot be made", errno));

@@ -13,7 +13,8 @@ namespace terrace::proposal {
 std::string to_toml(const Proposal& proposal);
 
 // Puts the text into a file at `path`, whole or not at all, readable by all. AlreadyExists if something is there and
-// `replaces` is false; else PermissionDenied, NotFound or Internal, with system_error.
+// `replaces` is false; FailedPrecondition if it is true and what is there is no regular file, as a folder, a link or a
+// device; else PermissionDenied, NotFound or Internal, with system_error.
 Result<void> write_file(const std::string& path, const std::string& text, bool replaces);
 
 }  // namespace terrace::proposal

@@ -144,5 +144,21 @@ TEST(Proposal, AFileIsWrittenWholeAndNobodysIsReplacedUnasked) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1) << "and nothing is left";
 }
 
+TEST(Proposal, NothingButAFileIsReplaced) {
+  topology::FakeRoot folder;
+  const std::string path = folder.path() + "/terraced.toml";
+  fs::create_symlink("elsewhere", path);
+  const auto refused = write_file(path, "two", true);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(refused.error().message, HasSubstr("is no regular file"));
+  EXPECT_TRUE(fs::is_symlink(path)) << "it is as it was";
+  fs::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_FALSE(write_file(path, "two", true)) << "nor what is not a file, as a device";
+  EXPECT_TRUE(fs::is_fifo(path));
+  EXPECT_FALSE(write_file(folder.path(), "two", true));
+}
+
 }  // namespace
 }  // namespace terrace::proposal
