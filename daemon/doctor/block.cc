@@ -20,7 +20,6 @@ namespace {
 // A file system that is fuller than this finds room in pieces, and slowly.
 constexpr std::uint64_t kRoomLeftPercent = 5;
 
-constexpr const char* kNoBlockTier = "there is no block tier";
 constexpr const char* kOtherPlace = "name a path on a local drive with ext4 or xfs in `paths` of the block tier";
 
 Finding refused_path(const Node& node, const std::string& path, const Error& error) {
@@ -28,7 +27,9 @@ Finding refused_path(const Node& node, const std::string& path, const Error& err
     return warning(fmt::format("this user may not look at it, and the daemon's user perhaps may: {}", error.message),
                    with_more_rights(node), path);
   const std::string folder = std::filesystem::path(path).parent_path().string();
-  if (error.code == ErrorCode::kNotFound || error.code == ErrorCode::kPermissionDenied)
+  std::error_code unknown;
+  // Of a folder that is there it would change the owner, be it /dev.
+  if (!std::filesystem::exists(folder, unknown))
     return failure(error.message, fmt::format("install -d -o terrace -g terrace -m 0700 {}", folder), path);
   return failure(error.message, kOtherPlace, path);
 }
@@ -97,11 +98,15 @@ Finding judge(const Demand& demand) {
   return ok(figures, demand.path);
 }
 
+Findings without_block_tier(const Node& node) {
+  return {not_applicable(node.refusal ? kTiersUnknown : "there is no block tier")};
+}
+
 }  // namespace
 
 Findings check_block_path(const Node& node) {
   const config::TierConfig* block = block_tier(node.config);
-  if (block == nullptr || block->paths.empty()) return {not_applicable(kNoBlockTier)};
+  if (block == nullptr || block->paths.empty()) return without_block_tier(node);
   Findings found;
   for (const std::string& path : block->paths) found.push_back(look_at_path(node, path));
   return found;
@@ -109,8 +114,8 @@ Findings check_block_path(const Node& node) {
 
 Findings check_block_room(const Node& node) {
   const config::TierConfig* block = block_tier(node.config);
-  if (block == nullptr || block->paths.empty()) return {not_applicable(kNoBlockTier)};
-  if (block->capacity.bytes == 0) return {not_applicable(kSizesUnknown)};
+  if (block == nullptr || block->paths.empty()) return without_block_tier(node);
+  if (block->capacity.bytes == 0) return {not_applicable(kTiersUnknown)};
   Findings found;
   std::map<std::uint64_t, Demand> demands;  // by file system
   for (const std::string& path : block->paths) {

@@ -43,7 +43,7 @@ bool may_too_little(const Node& node) {
 
 std::string check_command(const Node& node) {
   if (!node.silent_paths.empty()) return kResetDrive;
-  return node.config_file.empty() ? "terracectl init --output terraced.toml"
+  return node.config_file.empty() ? "terraced --check-config"
                                   : fmt::format("terraced --check-config --config {}", node.config_file);
 }
 
@@ -71,13 +71,14 @@ Findings check_config(const Node& node) {
 Findings check_sockets(const Node& node) {
   Findings found;
   const std::vector<std::string> paths = socket_paths(node.config);
+  if (paths.empty() && !config::default_runtime_dir().empty())
+    return {not_applicable("where they are to lie is unknown, since the configuration is refused")};
   if (paths.empty())
     return {failure("no socket has a path: neither a configuration nor XDG_RUNTIME_DIR names a folder for them",
                     "export XDG_RUNTIME_DIR=/run/user/$(id -u)")};
   for (const std::string& path : paths) {
     const auto tried = config::check_socket(path);
     if (tried) continue;
-    const std::string folder = std::filesystem::path(path).parent_path().string();
     if (is_for_want_of_rights(node, tried.error())) {
       found.push_back(warning(
           fmt::format("this user may not make it, and the daemon's user perhaps may: {}", tried.error().message),
@@ -86,7 +87,7 @@ Findings check_sockets(const Node& node) {
       const bool is_taken = tried.error().code == ErrorCode::kFailedPrecondition;
       found.push_back(failure(fmt::format("the daemon cannot listen there: {}", tried.error().message),
                               is_taken ? fmt::format("ls -l {}; remove it, or name another path", path)
-                                       : fmt::format("install -d -o terrace -g terrace {}", folder),
+                                       : "name a path under [sockets] in a folder that can be written",
                               path));
     }
   }

@@ -61,7 +61,7 @@ Findings check_huge_pages(const Node& node) {
     bytes += tier.capacity.bytes;
     must = must || tier.huge_pages == config::HugePages::k2MiB;
   }
-  if (bytes == 0 && node.refusal) return {not_applicable(kSizesUnknown)};
+  if (bytes == 0 && node.refusal) return {not_applicable(kTiersUnknown)};
   if (bytes == 0) return {not_applicable("no tier asks for them")};
   const std::uint64_t wanted = (bytes + kHugePageBytes - 1) / kHugePageBytes;
   const std::uint64_t reserved = node.machine.huge_pages();

@@ -69,7 +69,7 @@ Quota least_quota(const Node& node) {
 }
 
 Findings without_memory_tiers(const Node& node) {
-  return {not_applicable(node.refusal ? kSizesUnknown : "no tier lies in the machine's memory")};
+  return {not_applicable(node.refusal ? kTiersUnknown : "no tier lies in the machine's memory")};
 }
 
 std::uint64_t processor_count(const topology::Machine& machine) {
@@ -82,6 +82,7 @@ std::uint64_t processor_count(const topology::Machine& machine) {
 
 Findings check_memlock(const Node& node) {
   const bool is_known = node.config_file.empty() || block_tier(node.config) != nullptr;
+  if (!is_known && node.refusal) return {not_applicable(kTiersUnknown)};
   if (!is_known) return {not_applicable("without a block tier nothing is registered with io_uring")};
   const std::uint64_t wanted = memory_tiers_bytes(node.config);
   if (wanted == 0) return without_memory_tiers(node);
@@ -95,7 +96,7 @@ Findings check_memlock(const Node& node) {
 }
 
 Findings check_open_files(const Node& node) {
-  if (node.refusal) return {not_applicable(kSizesUnknown)};
+  if (node.refusal) return {not_applicable(kTiersUnknown)};
   config::Config asked = node.config;
   asked.limits = node.limits;
   const std::uint64_t wanted = config::descriptors_at_most(asked);

@@ -46,8 +46,8 @@ bool is_silent(const Node& node, const std::string& path);
 // refused.
 std::uint64_t memory_tiers_bytes(const config::Config& config);
 
-// What is said where it is not known what tiers come to.
-inline constexpr const char* kSizesUnknown = "what the tiers come to is unknown, since the configuration is refused";
+// What is said where it is not known what tiers there are, or what they come to.
+inline constexpr const char* kTiersUnknown = "the tiers are unknown, since the configuration is refused";
 
 // The configuration's block tier; none: null.
 const config::TierConfig* block_tier(const config::Config& config);

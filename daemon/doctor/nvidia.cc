@@ -77,6 +77,9 @@ Findings check_nvidia_driver(const Node& node) {
   const bool is_loaded = is_there(node, kVersion);
   const std::size_t gpus = node.machine.gpus.size();
   if (gpus == 0 && !is_loaded && !must_have_gpus(node)) return {not_applicable("there is no NVIDIA GPU")};
+  if (gpus == 0 && !is_loaded)
+    return {failure("the configuration names GPUs, and this machine shows none of NVIDIA's",
+                    "lspci -d 10de: shows what is there; device = \"auto\" in the tier does without")};
   if (!is_loaded)
     return {lacks(node, fmt::format("of {} NVIDIA GPUs none can be used: the driver is not loaded", gpus),
                   "modprobe nvidia (installed with your distribution's NVIDIA driver)")};

@@ -41,6 +41,20 @@ TEST_F(Block, WithoutABlockTierThereIsNothingToTry) {
   EXPECT_THAT(check_block_room(node_), ElementsAre(is(kNotApplicable, "no block tier")));
 }
 
+TEST_F(Block, OfARefusedConfigurationNoTierIsMissed) {
+  node_.refusal = Error{ErrorCode::kInvalidArgument, "no TOML", 0};
+  EXPECT_THAT(check_block_path(node_), ElementsAre(is(kNotApplicable, "the tiers are unknown")));
+  EXPECT_THAT(check_block_room(node_), ElementsAre(is(kNotApplicable, "the tiers are unknown")));
+}
+
+TEST_F(Block, NoFolderThatIsThereIsToBeMadeAnothersOwn) {
+  add_block("/sys/terrace.block");
+  for (const Finding& found : check_block_path(node_)) {
+    EXPECT_THAT(found, is(kFailure, "/sys", "local drive"));
+    EXPECT_THAT(found.mend, testing::Not(testing::HasSubstr("install")));
+  }
+}
+
 TEST_F(Block, ABlockIsWrittenAndReadBackAndNothingIsLeft) {
   call_file_system("ext4");
   add_block(disk_ / "block");
