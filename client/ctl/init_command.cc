@@ -28,6 +28,7 @@ Result<std::optional<std::uint64_t>> wished_size(const char* option, const std::
 
 // An empty name is a variable that was not set.
 std::string is_named(const std::string& path) { return path.empty() ? "is empty; name a path, or leave it out" : ""; }
+std::string is_given(const std::string& size) { return size.empty() ? "is empty; name a size, or leave it out" : ""; }
 
 // What cannot be of the options shows as it does to the daemon.
 Result<void> check(const std::string& text) {
@@ -43,12 +44,17 @@ Result<void> check(const std::string& text) {
 InitCommand::InitCommand(CLI::App& command) : command_(command) {
   command.add_option("--output", output_, "Write it into this file (default: to standard output)")->check(is_named);
   command.add_flag("--force", force_, "Replace the file if it is there");
-  command.add_option("--memory", memory_, "Capacity of the memory tier, such as 64GiB (default: half of the memory)");
-  command.add_option("--block", block_,
-                     "A folder for a block file, or a formatted block device; once for each drive (default: the local "
-                     "drives that are found)");
-  command.add_option("--block-capacity", block_capacity_,
-                     "Capacity of the block tier, such as 2TiB (default: 80 % of what is free)");
+  command.add_option("--memory", memory_, "Capacity of the memory tier, such as 64GiB (default: half of the memory)")
+      ->check(is_given);
+  command
+      .add_option("--block", block_,
+                  "A folder for a block file, or a formatted block device; once for each drive (default: the local "
+                  "drives that are found)")
+      ->check(is_named);
+  command
+      .add_option("--block-capacity", block_capacity_,
+                  "Capacity of the block tier, such as 2TiB (default: 80 % of what is free)")
+      ->check(is_given);
   command.add_option("--sockets", sockets_, "The folder of the sockets (default: the daemon's)")->check(is_named);
   command.add_option("--metrics", metrics_, "HOST:PORT of /metrics; \"\" for none (default: 127.0.0.1:9464)");
 }

@@ -127,7 +127,8 @@ def test_init_names_what_cannot_be(arguments, says):
     assert done.returncode == 1 and says in done.stderr, done
 
 
-@pytest.mark.parametrize("arguments", [("doctor", "--config", ""), ("init", "--output", ""), ("init", "--sockets", "")])
+@pytest.mark.parametrize("arguments", [("doctor", "--config", ""), ("init", "--output", ""), ("init", "--sockets", ""),
+                                       ("init", "--block", ""), ("init", "--memory", "")])
 def test_an_empty_name_is_no_path(arguments):
     done = terracectl(*arguments)
     assert done.returncode > 100 and "is empty; name a" in done.stderr, done
