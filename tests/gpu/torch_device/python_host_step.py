@@ -29,13 +29,14 @@ from terrace.torch._device.link import Link
 from terrace.torch._leased.slot import Slot
 from terrace.torch._offload import auto, stepping
 from terrace.torch._offload.precision import Precision
-from terrace.torch._optimizer import later_batch
+from terrace.torch._optimizer import later_batch, slices
 from terrace.torch._parameters.masters import Masters
 from torch import nn
 
 PATIENCE_SECONDS = 0.002
 LONG_PATIENCE_SECONDS = 0.05  # nothing runs that nobody waits for, though the machine is busy
 FLOAT = torch.float32
+SLICE = 64  # elements: whole lines of the cache
 SGD = torch.optim.SGD
 
 
@@ -86,6 +87,28 @@ def test_the_bits_of_the_cpus_optimizer(small, way, offloaded):
         model, optimizer = on_host(small, WAYS[way], **offloaded)
         assert train(model, optimizer, WAYS[way]) == said
         assert_same(weights(model), there)
+    assert_ended(small)
+
+
+@pytest.mark.parametrize("way", ["bf16, checkpointing", "the CPU's own loop", "fused", "momentum"])
+def test_slices_have_the_bits_of_the_whole(small, monkeypatch, way):
+    """What one kernel steps is stepped whole: its weight is made on the device, of all of the master."""
+    monkeypatch.setattr(slices, "_ELEMENTS", SLICE)
+    sizes, shown = [], later_batch.LaterBatch.shown
+    monkeypatch.setattr(later_batch.LaterBatch, "shown", lambda *args: (
+        sizes.extend(one.numel() for one in each[0]) or each for each in shown(*args)))
+    said, there, _ = plain(WAYS[way])
+    model, optimizer = on_host(small, WAYS[way])
+    assert train(model, optimizer, WAYS[way]) == said
+    assert_same(weights(model), there)
+    assert (max(sizes) <= SLICE * torch.get_num_threads()) == (way != "fused")
+    assert_ended(small)
+
+
+def test_slices_of_masters(small, monkeypatch):
+    """Each slice's gradient is cast."""
+    monkeypatch.setattr(slices, "_ELEMENTS", SLICE)
+    under_seeds(lambda: loop(small), PATIENCE_SECONDS)
     assert_ended(small)
 
 

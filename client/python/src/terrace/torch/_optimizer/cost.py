@@ -46,7 +46,7 @@ def _seconds(kind: type[optim.Optimizer], options: dict[str, Any], dtype: torch.
         weight = torch.full((_ELEMENTS,), 0.5, dtype=dtype, device="cpu")
         gradient = torch.full((_ELEMENTS,), 1e-3, dtype=dtype, device="cpu")
         master = torch.full((_ELEMENTS,), 0.5, dtype=stepped_in, device="cpu")
-        size = _ELEMENTS if options.get("fused") and stepped_in is dtype else elements_at_once()
+        size = _ELEMENTS if options.get("fused") else elements_at_once()
         stepped = [nn.Parameter(piece) for piece in master.split(size)]
         made: Any = kind([{**options, "params": stepped}])
         best = float("inf")

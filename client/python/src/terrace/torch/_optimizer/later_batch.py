@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..._errors import Error, FailedPrecondition
-from .._device.streams import wait_for_stream
+from .._device.streams import copied_down, wait_for_stream
 from .._leased.slot import Slot
 from .._leased.updates import Update
 from .._parameters.casts import write_casts_of
@@ -162,26 +162,28 @@ class LaterBatch:
 
         by_element: the step treats each element by itself: it is given large ones in slices, where memory is passed over more
             than once.
-        fused: it is one kernel. A master's is the second of three, after the gradient's cast and before the weight's.
+        fused: it is one kernel. It is followed by the weight's, where that is made of a master beside it.
         casts: of slices of gradients.
         """
         whole: list[nn.Parameter] = []
         for one, stepped, held in zip(self.members, self._stepped, self._gradients, strict=True):
             state = self._states.get(stepped, {})
             apart = one.master is not None and held.device != stepped.device
-            if by_element and not (apart or (fused and one.master is None)) and can_be_sliced(stepped, held, state, one.kept):
-                yield from self._sliced(one, stepped, held, state, casts)
+            given = copied_down(held) if apart else held
+            weight = one.managed.slot if one.master is not None and not apart else None
+            if by_element and not (fused and weight is None) and can_be_sliced(stepped, given, state, one.kept):
+                yield from self._sliced(one, weight, stepped, given, state, casts)
             else:
-                stepped.grad = held if one.master is None else one.master.made_for_step(held)
+                stepped.grad = given if one.master is None else one.master.made_for_step(given)
                 self._versions.append((stepped, stepped.grad, stepped.grad._version))
                 whole.append(stepped)
         if whole:
             yield whole, self._states
 
-    def _sliced(self, one: Member, stepped: nn.Parameter, held: torch.Tensor, state: dict[str, Any],
+    def _sliced(self, one: Member, made: Slot | None, stepped: nn.Parameter, held: torch.Tensor, state: dict[str, Any],
                 casts: Casts) -> Iterator[tuple[list[nn.Parameter], MutableMapping[Any, Any]]]:
-        """One of them, in slices. Its weight is made anew of each slice of the master while that is in the cache."""
-        weight = None if one.master is None else self._weights.lease([one.managed.slot], "overwrite", noted=False)[0].view(-1)
+        """One of them, in slices. made: its weight, if each slice of that is made of the master's while this is in the cache."""
+        weight = None if made is None else self._weights.lease([made], "overwrite", noted=False)[0].view(-1)
         at = 0
         try:
             for piece, its in slices(stepped, held, state, one.kept, casts):

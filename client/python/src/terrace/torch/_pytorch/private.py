@@ -63,7 +63,6 @@ foreach_zero: Callable[[list[torch.Tensor]], None] = torch._foreach_zero_
 may_have_data_of: Callable[[torch.Tensor, torch.Tensor], bool] = torch._has_compatible_shallow_copy_type
 
 
-
 def split_alike(whole: Any, local: torch.Tensor) -> Any:
     """A DTensor that is split as another one is, over a local tensor of any type and on any device. DTensor.from_local() would
     move it to the mesh's device; fully_shard() does not either, with a CPUOffloadPolicy."""
