@@ -25,8 +25,12 @@ std::vector<std::string> socket_paths(const config::Config& config) {
   return paths;
 }
 
+// Whether there is a configuration, and nothing of it is known.
+bool is_unread(const Node& node) { return !node.config_file.empty() && node.config.source.empty(); }
+
 bool may_too_little(const Node& node) {
   if (!node.silent_paths.empty()) return false;
+  if (is_unread(node) && is_for_want_of_rights(node, *node.refusal)) return true;
   const auto refuses = [&node](const Result<void>& tried) {
     return !tried && is_for_want_of_rights(node, tried.error());
   };
@@ -71,7 +75,7 @@ Findings check_config(const Node& node) {
 Findings check_sockets(const Node& node) {
   Findings found;
   const std::vector<std::string> paths = socket_paths(node.config);
-  if (paths.empty() && !config::default_runtime_dir().empty())
+  if (paths.empty() && is_unread(node))
     return {not_applicable("where they are to lie is unknown, since the configuration is refused")};
   if (paths.empty())
     return {failure("no socket has a path: neither a configuration nor XDG_RUNTIME_DIR names a folder for them",

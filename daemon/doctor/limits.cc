@@ -138,7 +138,7 @@ Findings check_cgroup_cpu(const Node& node) {
   const Quota quota = least_quota(node);
   const auto all = static_cast<double>(processor_count(node.machine));
   if (quota.processors >= all) return {not_applicable("no cgroup of this process limits its processors")};
-  const std::string figures = fmt::format("{} allows {:.2g} of {} processors", quota.path, quota.processors, all);
+  const std::string figures = fmt::format("{} allows {:.4g} of {} processors", quota.path, quota.processors, all);
   if (quota.processors >= std::min(kProcessorsMin, all)) return {ok(figures)};
   return {warning(fmt::format("{}: a daemon that has used them up stands still for the rest of each period", figures),
                   "systemctl set-property terraced CPUQuota=")};

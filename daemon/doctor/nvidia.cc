@@ -90,7 +90,7 @@ Findings check_nvidia_driver(const Node& node) {
                     "modprobe nvidia-uvm && nvidia-modprobe -c 0 -u")};
     if (::access((node.root + file).c_str(), R_OK | W_OK) != 0)
       return {lacks(node, fmt::format("this user may not open {}", file),
-                    fmt::format("usermod -a -G $(stat -c %G {}) terrace", file))};
+                    fmt::format("ls -l {} names its group; usermod -a -G GROUP terrace, unless that is root", file))};
   }
   if (Findings failing = failing_gpus(node); !failing.empty()) return failing;
   const std::string version = topology::read_text(node.root + kVersion).value_or("");

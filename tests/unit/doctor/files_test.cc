@@ -3,10 +3,10 @@
 // examination says; and that this machine can be looked at.
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <fstream>
 #include <set>
 
-#include "config/parse.h"
 #include "unit/doctor/made_node.h"
 
 namespace terrace::doctor {
@@ -69,9 +69,16 @@ TEST_F(Files, SocketsThatCannotBe) {
 
 TEST_F(Files, SocketsWithoutAPath) {
   node_.config.sockets.admin.clear();
-  const bool has_default = !config::default_runtime_dir().empty();  // so that a configuration was not read
-  EXPECT_THAT(check_sockets(node_), ElementsAre(has_default ? is(kNotApplicable, "since the configuration is refused")
-                                                            : is(kFailure, "no socket has a path", "XDG_RUNTIME_DIR")));
+  EXPECT_THAT(check_sockets(node_), ElementsAre(is(kNotApplicable, "since the configuration is refused")));
+  node_.config.source = "terraced.toml";  // which was read
+  EXPECT_THAT(check_sockets(node_), ElementsAre(is(kFailure, "no socket has a path", "XDG_RUNTIME_DIR")));
+}
+
+TEST_F(Files, AConfigurationThatThisUserMayNotRead) {
+  node_.refusal = Error{ErrorCode::kPermissionDenied, "terraced.toml: Permission denied", EACCES};
+  EXPECT_THAT(check_config(node_), ElementsAre(is(kFailure, "would not start")));
+  node_.is_root = false;
+  EXPECT_THAT(check_config(node_), ElementsAre(is(kWarning, "this user may not do all", "sudo terracectl doctor")));
 }
 
 TEST_F(Files, EachCheckHasANameOfItsOwnAndSaysSomething) {

@@ -83,6 +83,9 @@ TEST_F(Limits, ProcessorsOfACgroupOfVersionTwo) {
   EXPECT_THAT(check_cgroup_cpu(node_), ElementsAre(is(kWarning, "1.5 of 8 processors", "CPUQuota=")));
   write("/sys/fs/cgroup/train/cpu.max", "600000 100000\n");
   EXPECT_THAT(check_cgroup_cpu(node_), ElementsAre(is(kOk, "6 of 8 processors")));
+  node_.machine.numa_nodes[0].cpus.resize(224);
+  write("/sys/fs/cgroup/train/cpu.max", "11250000 100000\n");
+  EXPECT_THAT(check_cgroup_cpu(node_), ElementsAre(is(kOk, "112.5 of 224 processors")));
 }
 
 TEST_F(Limits, ProcessorsOfACgroupOfVersionOne) {
