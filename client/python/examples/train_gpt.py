@@ -67,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--debug-corrupt", action="store_true",
                         help="flip bits of one byte of one released tensor after the first step: the losses differ")
     arguments = parser.parse_args()
-    if arguments.steps < 1 or arguments.batch < 1 or arguments.threads < 1:
+    if min(arguments.steps, arguments.blocks, arguments.batch, arguments.threads) < 1:
         parser.error("--steps, --blocks, --batch and --threads are 1 or more")
     if arguments.way == "offload" and arguments.gpu.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--way offload trains where the memory is, and this PyTorch has no CUDA: leave out --gpu "

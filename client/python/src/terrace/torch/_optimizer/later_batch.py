@@ -229,8 +229,7 @@ class LaterBatch:
                 if one.master is None:
                     write_casts_of(one.managed, value)
                 else:
-                    if id(one) not in self._made:
-                        target = of.pop(id(one))
+                    if (target := of.pop(id(one), None)) is not None:
                         target.copy_(value if value.device == target.device else value.to(target.dtype))
                     one.master.note_same()
                     one.master.note_written()
