@@ -16,6 +16,7 @@ inline constexpr std::uint64_t kGiB = 1024 * kMiB;
 
 // Every extent begins and ends on this boundary: what O_DIRECT and mmap both accept.
 inline constexpr std::uint64_t kPageBytes = 4 * kKiB;
+inline constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 
 // `unit` is a power of two. align_up's caller has made sure that the sum does not overflow.
 constexpr std::uint64_t align_down(std::uint64_t value, std::uint64_t unit) { return value & ~(unit - 1); }

@@ -16,7 +16,6 @@
 namespace terrace::config {
 namespace {
 
-constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 // Without a configuration, the daemon takes this part of the memory at most.
 constexpr std::uint64_t kDefaultMemoryPart = 4;
 // As many as there are places for.

@@ -16,7 +16,6 @@
 namespace terrace::doctor {
 namespace {
 
-constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 constexpr const char* kClockFolder = "/sys/devices/system/clocksource/clocksource0/";
 constexpr const char* kHugeFolder = "/sys/kernel/mm/transparent_hugepage/";
 constexpr topology::CgroupLimit kSwapMax{"memory.swap.max", "", ""};  // of version 2 alone

@@ -10,6 +10,7 @@
 #include "config/resolve.h"
 #include "doctor/checks.h"
 #include "topology/cgroup.h"
+#include "topology/report.h"
 #include "topology/text_file.h"
 
 namespace terrace::doctor {
@@ -21,10 +22,6 @@ constexpr topology::CgroupLimit kCpuQuota{"cpu.max", "cpu", "cpu.cfs_quota_us"};
 constexpr double kProcessorsMin = 4;
 // What the daemon takes beside its tiers: code, tables, regions of sessions, the kernel's share. Of a limit, as a part.
 constexpr std::uint64_t kBesideTiersPercent = 10;
-
-std::string limit_text(std::uint64_t bytes) {
-  return bytes == topology::kUnlimited ? "unlimited" : format_bytes(bytes);
-}
 
 // The least of what these files say, and which says it.
 struct Least {
@@ -88,10 +85,11 @@ Findings check_memlock(const Node& node) {
   if (wanted == 0) return without_memory_tiers(node);
   const std::uint64_t may = node.machine.memlock_bytes;
   if (may >= wanted)
-    return {ok(fmt::format("memlock is {}, and the memory tiers have {}", limit_text(may), limit_text(wanted)))};
+    return {ok(fmt::format("memlock is {}, and the memory tiers have {}", topology::limit_text(may),
+                           topology::limit_text(wanted)))};
   return {warning(fmt::format("memlock is {}, and the memory tiers have {}: with a block tier, the kernel looks up and "
                               "pins what is not registered anew for every transfer",
-                              limit_text(may), limit_text(wanted)),
+                              topology::limit_text(may), topology::limit_text(wanted)),
                   "ulimit -l unlimited; of a service, LimitMEMLOCK=infinity by `systemctl edit terraced`")};
 }
 

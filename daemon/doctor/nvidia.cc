@@ -10,6 +10,7 @@
 
 #include "config/resolve.h"
 #include "doctor/checks.h"
+#include "topology/cuda_probe.h"
 #include "topology/text_file.h"
 
 namespace terrace::doctor {
@@ -17,7 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kVersion = "/proc/driver/nvidia/version";
 // The kernel keeps fifteen letters of a program's name.
 constexpr const char* kPersistenceName = "nvidia-persiste";
 
@@ -74,7 +74,7 @@ Findings failing_gpus(const Node& node) {
 }  // namespace
 
 Findings check_nvidia_driver(const Node& node) {
-  const bool is_loaded = is_there(node, kVersion);
+  const bool is_loaded = is_there(node, topology::kNvidiaDriver);
   const std::size_t gpus = node.machine.gpus.size();
   if (gpus == 0 && !is_loaded && !must_have_gpus(node)) return {not_applicable("there is no NVIDIA GPU")};
   if (gpus == 0 && !is_loaded)
@@ -93,12 +93,12 @@ Findings check_nvidia_driver(const Node& node) {
                     fmt::format("ls -l {} names its group; usermod -a -G GROUP terrace, unless that is root", file))};
   }
   if (Findings failing = failing_gpus(node); !failing.empty()) return failing;
-  const std::string version = topology::read_text(node.root + kVersion).value_or("");
+  const std::string version = topology::read_text(node.root + topology::kNvidiaDriver).value_or("");
   return {ok(fmt::format("it is loaded, with {}: {}", fmt::join(files, ", "), version.substr(0, version.find('\n'))))};
 }
 
 Findings check_nvidia_persistence(const Node& node) {
-  if (!is_there(node, kVersion)) return {not_applicable("there is no NVIDIA driver")};
+  if (!is_there(node, topology::kNvidiaDriver)) return {not_applicable("there is no NVIDIA driver")};
   if (persistence_runs(node)) return {ok("nvidia-persistenced runs")};
   return {
       warning("nvidia-persistenced does not run: while nobody uses a GPU the driver lets it go, and the next start "

@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
-#include <sstream>
 #include <string_view>
 
 #include "tier/block/raw_device.h"
+#include "topology/mounts.h"
 #include "topology/text_file.h"
 
 namespace terrace::proposal {
@@ -24,32 +24,12 @@ constexpr const char* kFileName = "terrace.block";
 constexpr std::array<std::string_view, 12> kNotOurs = {"/boot", "/dev",  "/etc", "/home", "/proc", "/root",
                                                        "/run",  "/snap", "/sys", "/tmp",  "/usr",  "/var/lib/docker"};
 
-struct Mount {
-  unsigned major = 0;
-  unsigned minor = 0;
-  std::string point;
-};
-
 struct Candidate {
   Place place;
-  Mount mount;
+  topology::Mount mount;
   int speed = 0;
   bool is_the_systems = false;
 };
-
-// mountinfo writes blanks and backslashes as three octal digits: proc(5).
-std::string unescaped(std::string_view text) {
-  std::string plain;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '\\' || i + 3 >= text.size()) {
-      plain += text[i];
-      continue;
-    }
-    plain += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0'));
-    i += 3;
-  }
-  return plain;
-}
 
 bool is_ours(const std::string& point) {
   return std::ranges::none_of(kNotOurs, [&](std::string_view theirs) {
@@ -57,27 +37,14 @@ bool is_ours(const std::string& point) {
   });
 }
 
-// What can be written, on ext4 or xfs: proc(5), /proc/pid/mountinfo.
-std::vector<Mount> mounts(const std::string& root) {
-  std::vector<Mount> found;
-  std::istringstream lines(topology::read_text(root + "/proc/self/mountinfo").value_or(""));
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream fields(line);
-    std::string id, parent, device, inside, point, options;
-    fields >> id >> parent >> device >> inside >> point >> options;
-    const std::size_t dash = line.find(" - ");
-    const std::size_t colon = device.find(':');
-    if (dash == std::string::npos || colon == std::string::npos || !options.starts_with("rw")) continue;
-    std::istringstream rest(line.substr(dash + 3));
-    std::string file_system;
-    rest >> file_system;
-    if (file_system != "ext4" && file_system != "xfs") continue;
-    Mount mount{static_cast<unsigned>(topology::leading_number(device).value_or(0)),
-                static_cast<unsigned>(topology::leading_number(std::string_view(device).substr(colon + 1)).value_or(0)),
-                unescaped(point)};
+// What can be written, on ext4 or xfs, and is nobody's.
+std::vector<topology::Mount> usable_mounts(const std::string& root) {
+  std::vector<topology::Mount> found = topology::mounts(root);
+  std::erase_if(found, [&root](const topology::Mount& mount) {
     std::error_code error;
-    if (is_ours(mount.point) && fs::is_directory(root + mount.point, error)) found.push_back(std::move(mount));
-  }
+    return !mount.is_writable || (mount.file_system != "ext4" && mount.file_system != "xfs") || !is_ours(mount.point) ||
+           !fs::is_directory(root + mount.point, error);
+  });
   return found;
 }
 
@@ -98,7 +65,7 @@ bool holds_service_folder(const std::string& point) {
 
 std::vector<Candidate> candidates(const std::string& root, const RoomAt& room_at) {
   std::vector<Candidate> found;
-  for (const Mount& mount : mounts(root)) {
+  for (const topology::Mount& mount : usable_mounts(root)) {
     Candidate candidate;
     candidate.mount = mount;
     candidate.is_the_systems = holds_service_folder(mount.point) && mount.point != kServiceFolder;

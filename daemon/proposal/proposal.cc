@@ -8,11 +8,11 @@
 
 #include "base/bytes.h"
 #include "config/capacity.h"
+#include "topology/cuda_probe.h"
 
 namespace terrace::proposal {
 namespace {
 
-constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 // A machine with less has little to spare beside its system.
 constexpr std::uint64_t kSmallMachineBytes = 16 * kGiB;
 // As the daemon does without a configuration.
@@ -146,7 +146,7 @@ Result<Proposal> propose(const topology::Machine& machine, bool has_driver, cons
 
 bool has_nvidia_driver(const std::string& root) {
   std::error_code error;
-  return std::filesystem::exists(root + "/proc/driver/nvidia/version", error);
+  return std::filesystem::exists(root + topology::kNvidiaDriver, error);
 }
 
 }  // namespace terrace::proposal

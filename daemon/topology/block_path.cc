@@ -17,11 +17,11 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <sstream>
 
 #include "base/bytes.h"
 #include "base/fd.h"
 #include "base/nameless_file.h"
+#include "topology/mounts.h"
 #include "topology/text_file.h"
 
 namespace terrace::topology {
@@ -65,25 +65,11 @@ void collect_disks(const fs::path& link, int depth, std::vector<BlockDevice>& di
   disks.push_back({name, node_above(folder)});
 }
 
-struct Mount {
-  std::string file_system;
-  std::string source;
-};
-
-// The mount that holds device `major`:`minor`, from mountinfo: proc(5). The last line wins, as the last mount does.
+// The mount that holds device `major`:`minor`; empty: none. The last one wins, as the last mount does.
 Mount mount_of(const std::string& root, unsigned major, unsigned minor) {
   Mount found;
-  std::istringstream lines(read_text(root + "/proc/self/mountinfo").value_or(""));
-  const std::string device = fmt::format("{}:{}", major, minor);
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream fields(line);
-    std::string id, parent, numbers;
-    fields >> id >> parent >> numbers;
-    const std::size_t dash = line.find(" - ");
-    if (numbers != device || dash == std::string::npos) continue;
-    std::istringstream rest(line.substr(dash + 3));
-    rest >> found.file_system >> found.source;
-  }
+  for (Mount& mount : mounts(root))
+    if (mount.major == major && mount.minor == minor) found = std::move(mount);
   return found;
 }
 

@@ -12,6 +12,9 @@
 
 namespace terrace::topology {
 
+// Is there while the kernel's driver is loaded, and says which it is.
+inline constexpr const char* kNvidiaDriver = "/proc/driver/nvidia/version";
+
 // The identity of a GPU that does not say who it is.
 inline constexpr std::uint64_t kUnknownGpu = 1;
 

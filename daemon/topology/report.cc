@@ -11,10 +11,6 @@
 namespace terrace::topology {
 namespace {
 
-constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
-
-std::string limit_text(std::uint64_t bytes) { return bytes == kUnlimited ? "unlimited" : format_bytes(bytes); }
-
 std::string node_text(std::optional<unsigned> node) { return node ? fmt::format("node {}", *node) : "node unknown"; }
 
 // "0-3,8": runs of consecutive numbers.
@@ -88,6 +84,8 @@ void add_path_lacks(const BlockPath& block, bool several_nodes, std::vector<Lack
 }
 
 }  // namespace
+
+std::string limit_text(std::uint64_t bytes) { return bytes == kUnlimited ? "unlimited" : format_bytes(bytes); }
 
 std::vector<Lack> lacks(const Machine& machine, const Taken& taken) {
   std::vector<Lack> result;

@@ -13,6 +13,9 @@
 
 namespace terrace::topology {
 
+// "8 MiB", or "unlimited" for kUnlimited.
+std::string limit_text(std::uint64_t bytes);
+
 // What the daemon means to take of the machine.
 struct Taken {
   std::vector<std::string> tiers;     // a line each, fastest first

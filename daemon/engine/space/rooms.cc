@@ -137,10 +137,11 @@ Room Rooms::make_room_by_bytes(Course& session, Demand& demand, std::uint64_t mi
         evictions_.evict(session, victim, tiers_[tier].level, reason, {demand.write_back_class(), demand.deadline});
     changed |= done == Eviction::kDropped || done == Eviction::kRefused;
   }
+  if (!changed) return Room::kWait;
   // Room below, for one of the victims, may come by a slide of what the set is fetched from.
   const bool slides = std::ranges::any_of(
       demand.tensors, [&](const Handle& handle) { return session.at(handle.slot).activity == Activity::kSliding; });
-  return changed && !slides ? Room::kReady : Room::kWait;
+  return slides ? Room::kWait : Room::kReady;
 }
 
 // The bytes are there, but not side by side.
